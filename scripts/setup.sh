@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Make .venv at the root: uv, every dependency at its pin, both distributions in editable form, generated proto code.
+# Runs again only when a file that it depends on has changed (see Makefile).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ -x .venv/bin/uv ] || {
+    echo "setup: creating .venv"
+    python3 -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+}
+echo "setup: installing packages (torch is large; the first time takes a minute)"
+.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt -r requirements-dev.txt -e operator[local] -e worker
+scripts/proto.sh

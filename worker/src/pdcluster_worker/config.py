@@ -1,0 +1,180 @@
+"""The worker's two files and its identity, parsed and checked once.
+
+The engine file is immutable for a revision; the policy file is hot-reloaded
+(`load_policy` raises ConfigError and the caller keeps the last good one).
+Unknown fields are refused by path.  Keys are camelCase in YAML.  The operator
+writes both files from the PDCluster object; `tests/contract` holds the two
+sides to the same names.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+import yaml
+
+from pdcluster_worker.errors import ConfigError
+
+Role = Literal["prefill", "decode", "mixed"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Weight = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class _Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections: frozen, camelCase, no unknown field."""
+
+
+SectionT = TypeVar("SectionT", bound=_Section)
+
+
+class ModelConfig(_Section):
+    """Which model.  dtype: auto = bfloat16 where this CPU computes it natively, else float32."""
+
+    name: str
+    path: str
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+class EngineConfig(_Section):
+    """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
+
+    max_model_len:       longest prompt + output in tokens; None = the model's own limit.
+    kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
+    threads:             CPU threads of the model; 0 = from the cgroup limit.
+    transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
+    fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
+    """
+
+    block_size: Positive = 16
+    max_batched_tokens: Positive = 256
+    max_sequences: Positive = 64
+    max_model_len: Positive | None = None
+    scheduler: Literal["continuous"] = "continuous"
+    prefix_caching: bool = True
+    kv_cache_dtype: Literal["auto"] = "auto"
+    kv_cache_memory: Positive = 1 << 30
+    num_blocks: Positive | None = None
+    threads: Natural = 0
+    transport: Literal["tcp"] = "tcp"
+    transfer_bandwidth: Natural = 0
+    verify_transfers: bool = False
+    fence_timeout_seconds: float = 30.0
+
+
+class ListenConfig(_Section):
+    """Where to listen; port 0 = any free port, announced in etcd."""
+
+    host: str = "0.0.0.0"
+    http: Port = 8000
+    grpc: Port = 9000
+    kv: Port = 9100
+
+
+class DiscoveryConfig(_Section):
+    """etcd endpoints as host:port, and the lease of this worker's record."""
+
+    endpoints: Annotated[list[str], msgspec.Meta(min_length=1)]
+    lease_seconds: Positive = 10
+
+
+class TLSConfig(_Section):
+    """PEM files: the cluster's CA, this worker's certificate and key."""
+
+    ca: str
+    certificate: str
+    key: str
+
+
+class WorkerConfig(_Section):
+    """The engine file."""
+
+    cluster: str
+    revision: str
+    role: Role
+    pool: str
+    model: ModelConfig
+    discovery: DiscoveryConfig
+    tls: TLSConfig
+    gpu: str = "cpu"
+    tensor_parallel: Literal[1] = 1
+    engine: EngineConfig = EngineConfig()
+    listen: ListenConfig = ListenConfig()
+
+
+class OffloadPolicy(_Section):
+    """Numbers of the offload decision [O1]."""
+
+    prefill_length_threshold: Natural = 256
+    prefill_queue_max: Natural = 10
+    decode_load_threshold: Natural = 8
+    min_offload_length: Natural = 64
+
+
+class PrefillScorePolicy(_Section):
+    """Choice among prefill workers with credit: lowest load_weight * queued tokens - prefix_weight * matched tokens."""
+
+    prefix_weight: Weight = 1.0
+    load_weight: Weight = 1.0
+
+
+class CreditPolicy(_Section):
+    """How far ahead of its engine a prefill worker accepts work: tokens = batches_ahead * maxBatchedTokens."""
+
+    batches_ahead: Annotated[float, msgspec.Meta(gt=0.0)] = 2.0
+
+
+class AdmissionPolicy(_Section):
+    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body)."""
+
+    max_queued_requests: Positive = 1024
+    max_body_bytes: Positive = 4 << 20
+
+
+class PolicyConfig(_Section):
+    """The policy file."""
+
+    offload: OffloadPolicy = OffloadPolicy()
+    prefill_score: PrefillScorePolicy = PrefillScorePolicy()
+    credits: CreditPolicy = CreditPolicy()
+    admission: AdmissionPolicy = AdmissionPolicy()
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who this worker is, from the downward API (or `pdctl`)."""
+
+    pod: str
+    namespace: str
+    address: str  # what peers connect to
+
+    @classmethod
+    def from_env(cls) -> "Identity":
+        """Read POD_NAME, POD_NAMESPACE and POD_IP; raises ConfigError naming the missing one."""
+        values = {name: os.environ.get(name, "") for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")}
+        missing = [name for name, value in values.items() if not value]
+        if missing:
+            raise ConfigError(f"environment variable {missing[0]} is not set: set it from the downward API, or start the worker with pdctl")
+        return cls(pod=values["POD_NAME"], namespace=values["POD_NAMESPACE"], address=values["POD_IP"])
+
+
+def load_worker_config(path: Path) -> WorkerConfig:
+    """Read the engine file.  Raises ConfigError with the file, the field's path and the reason."""
+    return _load(path, WorkerConfig)
+
+
+def load_policy(path: Path) -> PolicyConfig:
+    """Read the policy file.  Raises ConfigError with the file, the field's path and the reason."""
+    return _load(path, PolicyConfig)
+
+
+def _load(path: Path, kind: type[SectionT]) -> SectionT:
+    try:
+        return msgspec.convert(yaml.safe_load(path.read_bytes()) or {}, kind)
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{path}: not YAML: {e}") from e
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{path}: {e}") from e

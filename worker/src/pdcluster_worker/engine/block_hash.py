@@ -1,0 +1,23 @@
+"""Chained hashes of full blocks of tokens [V14], [V15]: the engine's prefix cache and the router's index share them."""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+ROOT = hashlib.sha256(b"pdcluster block chain").digest()
+"""Parent of the first block's hash; a fixed value, so that every worker computes the same chain."""
+
+
+def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int) -> None:
+    """Append to `hashes` until every full block of `tokens` has one; 32 bytes each, chained from the parent's."""
+    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
+        parent = hashes[-1] if hashes else ROOT
+        block = array("i", tokens[start : start + block_size]).tobytes()
+        hashes.append(hashlib.sha256(parent + block).digest())
+
+
+def block_hashes(tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Hashes of all full blocks of `tokens`, in order."""
+    hashes: list[bytes] = []
+    extend_hashes(hashes, tokens, block_size)
+    return hashes

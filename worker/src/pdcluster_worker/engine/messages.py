@@ -1,0 +1,276 @@
+"""The wall of messages between the server process and the engine process.
+
+Both sides import this module and nothing else of one another.  Every struct is
+msgpack on a ZMQ ipc socket, one list of messages a frame, decoded strictly.
+Nothing here holds a clock value: monotonic clocks do not cross processes, so
+only durations (in seconds) travel.  What happens to a message inside the
+engine is `engine.core`'s business.
+"""
+
+from typing import Literal
+
+import msgspec
+
+EPOCH_BYTES = 16
+"""Length of an epoch: a 128-bit capability that names one transfer (design: 'A request's life', 5)."""
+
+FinishReason = Literal["stop", "length"]
+
+
+class KVGeometry(msgspec.Struct, frozen=True):
+    """What two workers must share, field for field, before KV blocks may move between them.
+
+    The cache is `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    block_size: int
+    dtype: str
+    kind: str = "dense"
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are chosen and when a request ends; the whole sampling state, so any worker can go on with it.
+
+    Randomness is counter-based: the token at `position` (prompt and output
+    together) is drawn from (seed, position) alone.  The ingress draws `seed`
+    when the client gives none.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # None = off; n = the chosen token's and the n most likely ones'
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    eos_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: Sampling
+    output: list[int] = []
+    priority: int = 0  # lower goes first
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a prefill worker writes KV: the decode engine's private blocks, under one epoch.
+
+    block_ids: the decode side's blocks for the tokens from `cached_tokens` on, in order;
+               `cached_tokens` is a multiple of the block size.
+    """
+
+    epoch: bytes
+    engine_id: str
+    address: str
+    cached_tokens: int
+    block_ids: list[int]
+
+
+class Token(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sampled token of one request, with what the client may have asked to see of it."""
+
+    request_id: str
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: list[tuple[int, float]] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id that ended it, if one did
+    cached_tokens: int = 0  # prefix hit at admission, for usage
+    queue_seconds: float | None = None  # set on the first token that this engine made for the request
+    prefill_seconds: float | None = None
+
+
+# --- server -> engine -------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Prefill and decode this request here."""
+
+    spec: RequestSpec
+
+
+class Receive(msgspec.Struct, frozen=True, tag=True):
+    """Make room for a request whose prefill another worker will compute.
+
+    Answered by `ReceiveReady`, or by `ReceiveRefused` when blocks are short; a refused request leaves no trace.
+    """
+
+    spec: RequestSpec
+
+
+class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
+    """The prefill worker has its last write acknowledged: take the blocks and decode on from `first`.
+
+    checksum: of the written blocks (`transfer.layout`), None when verification is off.
+    """
+
+    request_id: str
+    epoch: bytes
+    first: Token
+    checksum: int | None = None
+
+
+class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
+    """The remote prefill will not end well: quarantine and fence the blocks, prefill here.
+
+    first: the token that the client already has, which is kept; None if none was made.
+    """
+
+    request_id: str
+    epoch: bytes
+    first: Token | None = None
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    """Compute this prompt, sample one token, write the KV to `target`.  Answered by a Token, then PrefillDone or PrefillFailed.
+
+    A first token that ends the request is answered by the Token alone and writes nothing more.
+    """
+
+    spec: RequestSpec
+    target: Target
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Forget the request, whatever its state; unknown ids are a no-op [V12].  Not answered."""
+
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the engine process once this message is read."""
+
+
+EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | Stop
+
+
+# --- engine -> server -------------------------------------------------------------------------
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """First message of an engine process: weights are loaded, the KV port listens."""
+
+    engine_id: str
+    kv_port: int
+    geometry: KVGeometry
+    weights: str  # fingerprint of the weights
+    dtype: str
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    """What one step made, at most one token a request."""
+
+    tokens: list[Token]
+
+
+class ReceiveReady(msgspec.Struct, frozen=True, tag=True):
+    """Blocks are held for this request under `epoch`; see `Target` for the other fields."""
+
+    request_id: str
+    epoch: bytes
+    cached_tokens: int
+    block_ids: list[int]
+
+
+class ReceiveRefused(msgspec.Struct, frozen=True, tag=True):
+    """No room now.  Try again when `EngineStats.free_blocks` has reached `needed_blocks`."""
+
+    request_id: str
+    needed_blocks: int
+
+
+class PrefillDone(msgspec.Struct, frozen=True, tag=True):
+    """Every write of the request is acknowledged; the engine no longer reads its blocks."""
+
+    request_id: str
+    num_bytes: int
+    seconds: float  # from the first write to the last acknowledgement
+    checksum: int | None = None
+
+
+class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
+    """The write to the target failed; the prefill side has released its blocks."""
+
+    request_id: str
+    reason: str
+
+
+class RequestFailed(msgspec.Struct, frozen=True, tag=True):
+    """This request alone failed in the engine; it holds nothing any more (or what it holds is quarantined)."""
+
+    request_id: str
+    message: str
+
+
+class BlockEvents(msgspec.Struct, frozen=True, tag=True):
+    """Changes of the prefix cache, in order: hashes that became reusable here, and that no longer are [V19]."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class EngineStats(msgspec.Struct, frozen=True, tag=True):
+    """Gauges as of now and counters since the engine started; sent while it works (at most every 0.1 s) and once when it goes idle."""
+
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int  # tokens still to be computed of requests that wait for prefill
+    num_receiving: int
+    blocks: dict[str, int]  # by state: free, cached, in_use, receiving, quarantined
+    free_blocks: int  # what an allocation could take now: free + cached
+    fences_overdue: int
+    busy_seconds: float
+    overhead_seconds: float  # part of busy_seconds outside the model
+    num_steps: int
+    steps: list[tuple[str, float]]  # (kind, seconds) of each step since the last report; kind: prefill, decode, mixed
+    prompt_tokens: int
+    prefill_tokens: int
+    generation_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    bytes_sent: int
+    bytes_received: int
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on; the process ends after this message."""
+
+    message: str
+
+
+EngineOutput = (
+    EngineReady
+    | Tokens
+    | ReceiveReady
+    | ReceiveRefused
+    | PrefillDone
+    | PrefillFailed
+    | RequestFailed
+    | BlockEvents
+    | EngineStats
+    | EngineFailed
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_inputs = msgspec.msgpack.Decoder(list[EngineInput]).decode
+decode_outputs = msgspec.msgpack.Decoder(list[EngineOutput]).decode

@@ -1,0 +1,142 @@
+"""What the pure engine needs of the world: a model to run and a transport for KV blocks.
+
+`model` and `transfer` implement these protocols; `engine` never imports them.
+Every call is made from the engine's one thread and returns without waiting for
+a peer; what happens later comes back through `Transport.poll`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdcluster_worker.engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The token chosen after the last scheduled position of one request."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class ModelRunner(Protocol):
+    """Runs one step of the model over the paged KV cache that it owns."""
+
+    def execute(self, batch: Batch) -> list[Sample | None]:
+        """Compute the scheduled tokens and write their KV; one entry per item of the batch, in order.
+
+        An entry is a Sample when the item reaches the end of its known tokens
+        (`item.samples`), else None.  Running the same items again gives the same
+        result (writes are idempotent), so a failed batch may be retried in parts.
+        Raises whatever the model raises; the core isolates the request at fault.
+        """
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drop whatever is kept for this request; unknown ids are a no-op."""
+        ...
+
+
+class KVMemory(Protocol):
+    """The bytes of the KV cache, as a transport sees them."""
+
+    block_bytes: int
+    num_blocks: int
+
+    def block(self, block_id: int) -> memoryview:
+        """The writable bytes of one block (`block_bytes` long, contiguous, host memory)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSent:
+    """The peer acknowledged these source blocks of this epoch: they are no longer read."""
+
+    epoch: bytes
+    block_ids: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendEnded:
+    """No source block of this epoch is or will be read any more; the answer to `cancel` and to a failed write.
+
+    reason: why, in words for a log ("cancelled", "connection reset by peer", "refused: dead epoch").
+    """
+
+    epoch: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """No write of this epoch is under way into a block, and none will be accepted.
+
+    received: target blocks that arrived whole before the fence.
+    checksum: over all target blocks in their order, None when verification is off or a block is missing.
+    """
+
+    epoch: bytes
+    received: frozenset[int]
+    num_bytes: int
+    checksum: int | None = None
+
+
+TransferEvent = BlocksSent | SendEnded | Fenced
+
+
+class Transport(Protocol):
+    """Moves KV blocks: a writer pushes into blocks that the receiver has opened under an epoch.
+
+    Receiving side: `open` -> (writes land) -> `fence` -> `Fenced`.
+    Sending side:   `write`* -> `BlocksSent`* ; or `cancel` / a failure -> `SendEnded`, once per epoch.
+    """
+
+    port: int
+    """TCP port that peers connect to; 0 when there is none (in-process)."""
+
+    def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:
+        """Accept writes of this epoch into exactly these blocks, each once."""
+        ...
+
+    def fence(self, epoch: bytes) -> None:
+        """Close the epoch for good; `Fenced` follows from `poll`, at once for an epoch with nothing in flight.
+
+        Unknown or already fenced epochs answer Fenced with an empty set.
+        """
+        ...
+
+    def write(
+        self,
+        epoch: bytes,
+        engine_id: str,
+        address: str,
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        """Queue writes of (source block here, target block there); writes of an epoch keep their order.
+
+        The caller keeps every source block alive until `BlocksSent` or `SendEnded` names it.
+        """
+        ...
+
+    def checksum(self, epoch: bytes) -> int | None:
+        """Of all blocks written so far under this epoch, in write order (see `transfer.layout`); None when verification is off."""
+        ...
+
+    def forget(self, epoch: bytes) -> None:
+        """Drop the sending side's record of a finished epoch."""
+        ...
+
+    def cancel(self, epoch: bytes) -> None:
+        """Stop sending; `SendEnded` follows when no source block is read any more.  Unknown epochs answer it too."""
+        ...
+
+    def poll(self) -> list[TransferEvent]:
+        """What happened since the last call, in order; never waits."""
+        ...
+
+    def close(self) -> None:
+        """Stop all threads and sockets; outstanding epochs are abandoned."""
+        ...

@@ -1,0 +1,65 @@
+"""A request inside the engine: a few counters are state, everything else is derived from them."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pdcluster_worker.engine.messages import RequestSpec, Sampling, Target
+
+
+class Status(Enum):
+    """Where a request stands.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
+
+    WAITING = "waiting"
+    RECEIVING = "receiving"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    SENDING = "sending"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request, its tokens and the blocks that it holds.
+
+    tokens:               prompt and output together; `num_prompt_tokens` divides them.
+    num_computed_tokens:  tokens whose KV is in `block_table`.
+    num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
+    block_table:          block ids in order; slot of position p is block_table[p // block_size] * block_size + p % block_size.
+    block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
+    """
+
+    request_id: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    sampling: Sampling
+    priority: int = 0
+    arrival_seconds: float = 0.0
+    target: Target | None = None
+    status: Status = Status.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def from_spec(cls, spec: RequestSpec, now: float, target: Target | None = None) -> "Request":
+        """Build from the wire form; `now` is the engine's clock, in seconds."""
+        return cls(
+            request_id=spec.request_id,
+            tokens=[*spec.prompt, *spec.output],
+            num_prompt_tokens=len(spec.prompt),
+            sampling=spec.sampling,
+            priority=spec.priority,
+            arrival_seconds=now,
+            target=target,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens known so far, those made elsewhere included."""
+        return len(self.tokens) - self.num_prompt_tokens

@@ -1,0 +1,63 @@
+"""The worker's Prometheus metrics, each defined once; names are the contract of design.md (`tests/contract`).
+
+Attribute names are metric names without the `pdcluster_` prefix and the
+`_total` suffix.  Engine counters arrive as cumulative values in EngineStats
+and are moved forward by their difference (`server.engine_metrics`).
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+
+
+class Metrics:
+    """One registry and everything in it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.time_to_first_token_seconds = self._histogram("time_to_first_token_seconds", "arrival of the request to its first token, at the ingress")
+        self.ttft_phase_seconds = self._histogram("ttft_phase_seconds", "parts of the time to first token", "phase")
+        self.time_per_output_token_seconds = self._histogram(
+            "time_per_output_token_seconds", "per request: (end - first token) / (output tokens - 1)"
+        )
+        self.inter_token_latency_seconds = self._histogram("inter_token_latency_seconds", "each gap between two tokens")
+        self.e2e_request_latency_seconds = self._histogram("e2e_request_latency_seconds", "arrival of the request to its last token")
+        self.engine_step_seconds = self._histogram("engine_step_seconds", "one engine step", "kind")
+        self.kv_transfer_seconds = self._histogram("kv_transfer_seconds", "first write to last acknowledgement of one request's KV")
+        self.num_requests_running = self._gauge("num_requests_running", "requests in the engine's running set")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "requests that wait: in the engine, and for a credit")
+        self.prefill_queue_requests = self._gauge("prefill_queue_requests", "this worker's part of the prefill queue")
+        self.prefill_queue_tokens = self._gauge("prefill_queue_tokens", "this worker's part of the prefill queue, in tokens")
+        self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
+        self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
+        self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
+        self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
+        self.peers = self._gauge("peers", "known peers by role and state", "role", "state")
+        self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of admitted requests")
+        self.prefill_tokens = self._counter("prefill_tokens", "prompt tokens computed here")
+        self.generation_tokens = self._counter("generation_tokens", "tokens sampled here")
+        self.prefill_seconds = self._counter("prefill_seconds", "engine time spent on prefill tokens")
+        self.decode_seconds = self._counter("decode_seconds", "engine time spent on decode tokens")
+        self.engine_overhead_seconds = self._counter("engine_overhead_seconds", "engine time spent outside the model")
+        self.engine_steps = self._counter("engine_steps", "engine steps")
+        self.prefix_cache_query_tokens = self._counter("prefix_cache_query_tokens", "tokens looked up in the prefix cache")
+        self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
+        self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
+        self.kv_transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes moved", "direction")
+        self.preemptions = self._counter("preemptions", "requests preempted to recompute")
+        self.request_rejected = self._counter("request_rejected", "requests refused before any work", "reason")
+        self.request_success = self._counter("request_success", "requests that ended well", "finish_reason")
+        self.peer_refused = self._counter("peer_refused", "pairs refused by the handshake", "reason")
+        for direction in ("sent", "received"):
+            self.kv_transfer_bytes.labels(direction)
+        for outcome in ("ok", "failed", "cancelled"):
+            self.remote_prefill.labels(outcome)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"pdcluster_{name}", text, labels, registry=self.registry, buckets=_SECONDS)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"pdcluster_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"pdcluster_{name}", text, labels, registry=self.registry)

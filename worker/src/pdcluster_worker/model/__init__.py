@@ -1,0 +1,1 @@
+"""The only room with torch: loading, the paged KV cache, attention, sampling."""

@@ -1,0 +1,1 @@
+"""Other workers: etcd discovery, gRPC clients and services, mutual TLS."""

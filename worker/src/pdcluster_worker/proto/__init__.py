@@ -1,0 +1,1 @@
+"""Generated from worker/proto by 'make proto'; never edited."""

@@ -1,0 +1,1 @@
+"""Pure policy: offload decision, credits, scores, prefix index."""

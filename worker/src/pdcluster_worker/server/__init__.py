@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API: schemas, tokenizing, streaming, health, metrics."""

@@ -1,0 +1,1 @@
+"""Moves KV blocks between engines; implements engine.ports.Transport."""
