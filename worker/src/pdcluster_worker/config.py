@@ -30,7 +30,7 @@ class _Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 SectionT = TypeVar("SectionT", bound=_Section)
 
 
-class ModelConfig(_Section):
+class ModelConfig(_Section, frozen=True):
     """Which model.  dtype: auto = bfloat16 where this CPU computes it natively, else float32."""
 
     name: str
@@ -38,7 +38,7 @@ class ModelConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
-class EngineConfig(_Section):
+class EngineConfig(_Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
     max_model_len:       longest prompt + output in tokens; None = the model's own limit.
@@ -64,7 +64,7 @@ class EngineConfig(_Section):
     fence_timeout_seconds: float = 30.0
 
 
-class ListenConfig(_Section):
+class ListenConfig(_Section, frozen=True):
     """Where to listen; port 0 = any free port, announced in etcd."""
 
     host: str = "0.0.0.0"
@@ -73,14 +73,14 @@ class ListenConfig(_Section):
     kv: Port = 9100
 
 
-class DiscoveryConfig(_Section):
+class DiscoveryConfig(_Section, frozen=True):
     """etcd endpoints as host:port, and the lease of this worker's record."""
 
     endpoints: Annotated[list[str], msgspec.Meta(min_length=1)]
     lease_seconds: Positive = 10
 
 
-class TLSConfig(_Section):
+class TLSConfig(_Section, frozen=True):
     """PEM files: the cluster's CA, this worker's certificate and key."""
 
     ca: str
@@ -88,7 +88,7 @@ class TLSConfig(_Section):
     key: str
 
 
-class WorkerConfig(_Section):
+class WorkerConfig(_Section, frozen=True):
     """The engine file."""
 
     cluster: str
@@ -104,7 +104,7 @@ class WorkerConfig(_Section):
     listen: ListenConfig = ListenConfig()
 
 
-class OffloadPolicy(_Section):
+class OffloadPolicy(_Section, frozen=True):
     """Numbers of the offload decision [O1]."""
 
     prefill_length_threshold: Natural = 256
@@ -113,27 +113,27 @@ class OffloadPolicy(_Section):
     min_offload_length: Natural = 64
 
 
-class PrefillScorePolicy(_Section):
+class PrefillScorePolicy(_Section, frozen=True):
     """Choice among prefill workers with credit: lowest load_weight * queued tokens - prefix_weight * matched tokens."""
 
     prefix_weight: Weight = 1.0
     load_weight: Weight = 1.0
 
 
-class CreditPolicy(_Section):
+class CreditPolicy(_Section, frozen=True):
     """How far ahead of its engine a prefill worker accepts work: tokens = batches_ahead * maxBatchedTokens."""
 
     batches_ahead: Annotated[float, msgspec.Meta(gt=0.0)] = 2.0
 
 
-class AdmissionPolicy(_Section):
+class AdmissionPolicy(_Section, frozen=True):
     """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body)."""
 
     max_queued_requests: Positive = 1024
     max_body_bytes: Positive = 4 << 20
 
 
-class PolicyConfig(_Section):
+class PolicyConfig(_Section, frozen=True):
     """The policy file."""
 
     offload: OffloadPolicy = OffloadPolicy()

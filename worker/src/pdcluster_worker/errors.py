@@ -1,10 +1,10 @@
 """Every error that this package raises on purpose.
 
-    WorkerError
-    ├── ConfigError          a config file or an environment value is wrong; the process ends with 2
-    ├── ModelError           the model folder is missing, unsupported or does not fit; the process ends with 2
-    ├── RequestError         a request cannot be served; carries the HTTP status and OpenAI's error fields
-    └── PeerError            another worker failed us: unreachable, refused, or broke off
+WorkerError
+├── ConfigError          a config file or an environment value is wrong; the process ends with 2
+├── ModelError           the model folder is missing, unsupported or does not fit; the process ends with 2
+├── RequestError         a request cannot be served; carries the HTTP status and OpenAI's error fields
+└── PeerError            another worker failed us: unreachable, refused, or broke off
 """
 
 

@@ -15,7 +15,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.time_to_first_token_seconds = self._histogram("time_to_first_token_seconds", "arrival of the request to its first token, at the ingress")
+        self.time_to_first_token_seconds = self._histogram("time_to_first_token_seconds", "arrival to first token, at the ingress")
         self.ttft_phase_seconds = self._histogram("ttft_phase_seconds", "parts of the time to first token", "phase")
         self.time_per_output_token_seconds = self._histogram(
             "time_per_output_token_seconds", "per request: (end - first token) / (output tokens - 1)"

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Format, lint, types, import directions, sizes and duplicates.  Runs them all, then says which failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+failed=()
+
+run() { # run NAME COMMAND...
+    local name=$1
+    shift
+    echo "== $name"
+    "$@" || failed+=("$name")
+}
+
+run format .venv/bin/ruff format --check .
+run lint .venv/bin/ruff check .
+run types .venv/bin/mypy worker/src operator/src
+run imports .venv/bin/lint-imports
+run sizes .venv/bin/python scripts/check_sizes.py
+run duplicates .venv/bin/python scripts/check_duplicates.py
+
+if [ "${#failed[@]}" -gt 0 ]; then
+    echo "check: failed: ${failed[*]}"
+    exit 1
+fi
+echo "check: all passed"

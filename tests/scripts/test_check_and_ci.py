@@ -1,0 +1,137 @@
+"""`make check`'s script and `.ci/run` in a copied tree, with stand-ins for the tools that they call.
+
+What is under test is the order, the closing line and the exit status; the
+tools themselves are not.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLOSING = "====== 3 passed in 0.12s ======"
+
+
+def write_script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def run_ci(tree: Path, *, test: str, check: str = "echo checked") -> tuple[int, list[str]]:
+    """Run .ci/run with a `make` whose two targets run the given lines; returns exit status and output lines."""
+    (tree / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tree / ".ci" / "run")
+    write_script(tree / "bin" / "make", f"case $1 in\ntest) {test} ;;\ncheck) {check} ;;\nesac")
+    environment = {"PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "CI": "true"}
+    result = subprocess.run(
+        [tree / ".ci" / "run"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    return result.returncode, result.stdout.splitlines()
+
+
+def run_check(tree: Path, failing: str = "no tool") -> tuple[int, list[str]]:
+    """Run check.sh with tools that print their name and fail when it is `failing`."""
+    (tree / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "check.sh", tree / "scripts" / "check.sh")
+    for tool in ("ruff", "mypy", "lint-imports", "python"):
+        write_script(tree / ".venv" / "bin" / tool, f'echo "{tool} $*"\n[[ ! "{tool} $*" == "{failing}"* ]]')
+    result = subprocess.run([tree / "scripts" / "check.sh"], capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, result.stdout.splitlines()
+
+
+def test_ci_ends_with_closing_line_of_pytest(tmp_path: Path) -> None:
+    status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'")
+
+    assert status == 0
+    assert lines == [CLOSING, "checked", CLOSING]
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "3 passed in 0.12s",
+        "===== 2 failed, 31 passed, 1 skipped, 4 warnings in 83.21s (0:01:23) =====",
+        "===== no tests ran in 0.01s =====",
+        "===== 1 error in 0.50s =====",
+    ],
+)
+def test_ci_knows_each_form_of_closing_line(tmp_path: Path, closing: str) -> None:
+    _, lines = run_ci(tmp_path, test=f"echo '{closing}'")
+
+    assert lines[-1] == closing
+
+
+def test_ci_failed_tests_fail_it_and_checks_still_run(tmp_path: Path) -> None:
+    status, lines = run_ci(tmp_path, test="echo '1 failed, 2 passed in 0.12s'; exit 1")
+
+    assert status == 1
+    assert lines[-2:] == ["checked", "1 failed, 2 passed in 0.12s"]
+
+
+def test_ci_failed_checks_fail_it(tmp_path: Path) -> None:
+    status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'", check="exit 2")
+
+    assert status == 1
+    assert lines[-1] == CLOSING
+
+
+def test_ci_without_closing_line_fails_and_says_so(tmp_path: Path) -> None:
+    status, lines = run_ci(tmp_path, test="echo no setup")
+
+    assert status == 1
+    assert "without pytest's closing line" in lines[-1]
+
+
+@pytest.mark.parametrize(("e2e_status", "expected"), [(0, 0), (1, 1)])
+def test_ci_runs_e2e_where_there_is_one(tmp_path: Path, e2e_status: int, expected: int) -> None:
+    (tmp_path / "e2e").mkdir()
+    write_script(tmp_path / ".venv" / "bin" / "python", f'echo "python $*"; exit {e2e_status}')
+
+    status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'")
+
+    assert status == expected
+    assert lines[-2:] == ["python -m pytest e2e", CLOSING]
+
+
+def test_check_runs_every_tool(tmp_path: Path) -> None:
+    status, lines = run_check(tmp_path)
+
+    assert status == 0
+    assert lines == [
+        "== format",
+        "ruff format --check .",
+        "== lint",
+        "ruff check .",
+        "== types",
+        "mypy worker/src operator/src",
+        "== imports",
+        "lint-imports ",
+        "== sizes",
+        "python scripts/check_sizes.py",
+        "== duplicates",
+        "python scripts/check_duplicates.py",
+        "check: all passed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failing", "name"),
+    [
+        ("ruff format", "format"),
+        ("ruff check", "lint"),
+        ("mypy", "types"),
+        ("lint-imports", "imports"),
+        ("python scripts/check_sizes", "sizes"),
+        ("python scripts/check_duplicates", "duplicates"),
+    ],
+)
+def test_check_names_what_failed_after_running_all(tmp_path: Path, failing: str, name: str) -> None:
+    status, lines = run_check(tmp_path, failing)
+
+    assert status == 1
+    assert lines[-1] == f"check: failed: {name}"
+    assert "python scripts/check_duplicates.py" in lines

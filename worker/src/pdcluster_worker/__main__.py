@@ -1,0 +1,41 @@
+"""`python -m pdcluster_worker`: one worker.  The parent is the server process; it starts the engine process by the same module.
+
+Exit status: 0 after a drain, 2 when a setting or the model is wrong (one line
+`error: ...` on stderr says what), 1 for anything else.
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from pdcluster_worker.errors import ConfigError, ModelError
+
+
+def main() -> int:
+    """Parse the command line and run this process's side."""
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        if arguments.engine is not None:
+            from pdcluster_worker import engine_process  # torch is for the engine process only
+
+            return engine_process.run(arguments.engine_config, arguments.engine)
+        from pdcluster_worker import server_process
+
+        return server_process.run(arguments.engine_config, arguments.policy)
+    except (ConfigError, ModelError) as e:
+        sys.stderr.write(f"error: {e}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pdcluster_worker", description="One prefill, decode or mixed worker of a PDCluster.")
+    parser.add_argument("--engine-config", type=Path, required=True, metavar="FILE", help="engine file, immutable while the worker runs")
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="policy file, watched for changes")
+    parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)  # run the engine process against this ZMQ address
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

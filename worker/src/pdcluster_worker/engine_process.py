@@ -1,0 +1,159 @@
+"""The engine process: wires model, transfer and the pure core, and runs schedule -> execute -> update until told to stop.
+
+The loop never waits for the server process: it takes what has arrived, steps,
+and sends what came of it.  With nothing to do it sleeps in the kernel until a
+message or a transfer event arrives.  It dies with its parent.
+"""
+
+import ctypes
+import gc
+import logging
+import math
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from pdcluster_worker.config import WorkerConfig, load_worker_config
+from pdcluster_worker.engine import messages
+from pdcluster_worker.engine.core import EngineCore
+from pdcluster_worker.engine.messages import EngineFailed, EngineInput, EngineOutput, EngineReady, Stop
+from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.errors import WorkerError
+from pdcluster_worker.model.loader import ModelInfo
+from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.transfer.tcp import TcpTransport
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Mailbox:
+    """The engine's end of the ZMQ pair, and the bell that transfer threads ring."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # neither side may block or drop: requests are bounded at the ingress
+        self._socket.connect(address)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._bell, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """End the present or next wait; safe from any thread."""
+        os.eventfd_write(self._bell, 1)
+
+    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
+        """All messages that have arrived; waits for the first, or for the bell, at most that long (None: without limit)."""
+        events = dict(self._poller.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)))
+        if self._bell in events:
+            os.eventfd_read(self._bell)
+        received: list[EngineInput] = []
+        while self._socket.poll(0):
+            received.extend(messages.decode_inputs(self._socket.recv()))
+        return received
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        """Hand over to the server process; never waits."""
+        self._socket.send(messages.encode(outputs))
+
+    def close(self) -> None:
+        """Deliver what is queued, then close."""
+        self._socket.close(linger=1000)
+        self._context.term()
+
+
+def run(config_path: Path, address: str) -> int:
+    """Run one engine; returns the exit status: 0 stopped, 2 wrong configuration or model, 1 anything else."""
+    _die_with_parent()
+    mailbox = Mailbox(address)
+    try:
+        _serve(load_worker_config(config_path), mailbox)
+    except WorkerError as e:
+        mailbox.send([EngineFailed(str(e))])
+        return 2
+    except Exception as e:
+        logger.exception("engine failed")
+        mailbox.send([EngineFailed(f"{type(e).__name__}: {e}")])
+        return 1
+    finally:
+        mailbox.close()
+    return 0
+
+
+def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
+    runner, memory, info = open_runner(config.model, config.engine)
+    engine_id = uuid.uuid4().hex
+    transport = TcpTransport(
+        memory,
+        engine_id,
+        config.listen.host,
+        config.listen.kv,
+        mailbox.wake,
+        verify=config.engine.verify_transfers,
+        bandwidth=config.engine.transfer_bandwidth,
+    )
+    core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
+    mailbox.send([_ready(engine_id, transport.port, info, memory.num_blocks)])
+    gc.collect()
+    gc.freeze()  # what was loaded stays: later collections need not look at it
+    try:
+        loop(core, mailbox)
+    finally:
+        transport.close()
+
+
+def loop(core: EngineCore, mailbox: Mailbox) -> None:
+    """Until a Stop is read."""
+    while True:
+        for message in mailbox.receive(0.0 if core.has_work else core.next_wake_seconds()):
+            if isinstance(message, Stop):
+                return
+            core.handle(message)
+        outputs = core.step()
+        if outputs:
+            mailbox.send(outputs)
+
+
+def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineSettings:
+    engine = config.engine
+    return EngineSettings(
+        block_size=engine.block_size,
+        num_blocks=num_blocks,
+        max_batched_tokens=engine.max_batched_tokens,
+        max_sequences=engine.max_sequences,
+        max_model_len=info.max_model_len,
+        prefix_caching=engine.prefix_caching,
+        fence_timeout_seconds=engine.fence_timeout_seconds,
+    )
+
+
+def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int) -> EngineReady:
+    return EngineReady(
+        engine_id=engine_id,
+        kv_port=kv_port,
+        geometry=info.geometry,
+        weights=info.weights,
+        dtype=info.dtype,
+        num_blocks=num_blocks,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+    )
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, and leave Ctrl-C to the parent."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        sys.exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,51 @@
+"""May KV blocks move between two workers?  The pair check of the handshake, as a pure function.
+
+KV geometry, the fingerprint of the weights and the revision must be equal;
+tensor-parallel size is exchanged, not compared (design: 'KV layout and
+handshake').  Both sides come to the same verdict.  A mismatch refuses the pair
+only: it says nothing about either worker's health.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pdcluster_worker.engine.messages import KVGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFacts:
+    """What one worker tells of itself in the handshake; weights is a fingerprint."""
+
+    geometry: KVGeometry
+    weights: str
+    revision: str
+
+
+def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
+    """Why the pair is refused, naming each field with both values and the fix; None when the two match."""
+    label = reason_label(mine, theirs)
+    if label is None:
+        return None
+    if label == "kv_geometry":
+        differences = ", ".join(_geometry_differences(mine.geometry, theirs.geometry))
+        return f"KV geometry differs: {differences}; give both workers the same model and the same engine sizes"
+    if label == "weights":
+        return f"weights fingerprint is {mine.weights} here and {theirs.weights} at the peer; load the same model files on both workers"
+    return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
+
+
+def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
+    """The first thing that differs, as the label of pdcluster_peer_refused_total: kv_geometry, weights, revision or None."""
+    if mine.geometry != theirs.geometry:
+        return "kv_geometry"
+    if mine.weights != theirs.weights:
+        return "weights"
+    if mine.revision != theirs.revision:
+        return "revision"
+    return None
+
+
+def _geometry_differences(mine: KVGeometry, theirs: KVGeometry) -> list[str]:
+    ours, others = msgspec.structs.asdict(mine), msgspec.structs.asdict(theirs)
+    return [f"{name} is {ours[name]} here and {others[name]} at the peer" for name in ours if ours[name] != others[name]]

@@ -1,0 +1,123 @@
+"""The server process: starts the engine process, wires server, dispatch and peers for its role, and ends with either.
+
+Order: HTTP first (so that a taken port is said at once and probes answer while
+weights load), then the engine, then gRPC, then etcd.  It ends when told by
+SIGTERM or SIGINT and the last request is done (status 0; a second signal does
+not wait), or at once when the engine dies (1, or 2 if its settings were wrong).
+The lease is revoked either way.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from pdcluster_worker.config import Identity, WorkerConfig, load_worker_config
+from pdcluster_worker.dispatch.backend import WorkerBackend
+from pdcluster_worker.dispatch.engine_child import EngineChild
+from pdcluster_worker.dispatch.engine_client import EngineDiedError
+from pdcluster_worker.dispatch.node import Node, join_address
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.tls import Credentials, load_credentials
+from pdcluster_worker.policy_file import PolicyFile
+from pdcluster_worker.server.app import create_app, create_prefill_app
+from pdcluster_worker.server.engine_metrics import EngineMetrics
+from pdcluster_worker.server.run import HttpServer, serve
+from pdcluster_worker.server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+HTTP_DRAIN_SECONDS = 5.0
+"""For answers whose tokens are all made but whose last bytes are still on their way to a slow client."""
+
+
+def run(config_path: Path, policy_path: Path | None) -> int:
+    """Run one worker until it has drained or its engine has died; returns the exit status.  Raises ConfigError, ModelError."""
+    config = load_worker_config(config_path)
+    process = ServerProcess(config_path, config, Identity.from_env(), load_credentials(config.tls), PolicyFile(policy_path))
+    return uvloop.run(process.run())
+
+
+class ServerProcess:
+    """One run of one worker."""
+
+    def __init__(self, config_path: Path, config: WorkerConfig, identity: Identity, credentials: Credentials, policy: PolicyFile) -> None:
+        self._config_path = config_path
+        self._config = config
+        self._identity = identity
+        self._credentials = credentials
+        self._policy = policy
+        self._metrics = Metrics()
+
+    async def run(self) -> int:
+        """Serve; see the module."""
+        engine = EngineChild(self._config_path)
+        backend = WorkerBackend(self._config.model.name, engine.client)
+        stop, hurry = _signals()
+        http = await self._serve_http(backend)
+        try:
+            await engine.start()
+            life = asyncio.create_task(self._live(engine, backend, http, stop))
+            ends: set[asyncio.Future[Any]] = {life, engine.exit_status, asyncio.create_task(hurry.wait())}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            # Whichever ended first, life closes its node on the way out: the lease is revoked.
+            life.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EngineDiedError):
+                await life
+            return _exit_status(engine, drained=stop.is_set())
+        finally:
+            await http.close()
+            await engine.stop()
+
+    async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
+        listen = self._config.listen
+        if self._config.role == "prefill":
+            app = create_prefill_app(backend, self._metrics, lambda: self._policy.current)
+        else:
+            tokenizer = Tokenizer.load(Path(self._config.model.path))
+            app = create_app(backend, tokenizer, self._metrics, lambda: self._policy.current)
+        return await serve(app, listen.host, listen.http)
+
+    async def _live(self, engine: EngineChild, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
+        """From the engine's loading to the end of the last request."""
+        engine.client.on_stats.append(EngineMetrics(self._metrics, time.monotonic).update)
+        facts = await engine.client.ready()
+        backend.engine_is_ready(facts)
+        kv_address = join_address(self._identity.address, facts.kv_port)
+        worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._policy.current)
+        node = Node(self._config, self._identity, self._credentials, worker)
+        watching = asyncio.create_task(self._policy.watch(node.set_policy), name="policy file")
+        try:
+            await node.join(http.port)
+            backend.serve(node)
+            await stop.wait()
+            await node.drain()
+            await http.drain(HTTP_DRAIN_SECONDS)
+        finally:
+            watching.cancel()
+            await node.close()
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """(stop, hurry): set by the first and the second SIGTERM or SIGINT."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop, hurry
+
+
+def _exit_status(engine: EngineChild, *, drained: bool) -> int:
+    if engine.exit_status.done():
+        return engine.exit_status.result() or 1
+    return 0 if drained else 1
