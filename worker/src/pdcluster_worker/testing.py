@@ -72,6 +72,7 @@ class FakeRunner:
         samples: list[Sample | None] = []
         for item in batch.items:
             tokens, block_table = item.request.tokens, item.request.block_table
+            assert item.num_tokens > 0, "a model computes at least one token"
             for position in range(item.start, item.end):
                 self.on_write(block_table[position // self._block_size])
                 self._slots[self._slot(block_table, position)] = _kv(tokens[position], position)
@@ -157,7 +158,7 @@ class FakeTransport:
         self.forgotten: list[bytes] = []
         self._network = network
         self._memory = memory
-        self._verify = verify
+        self.verify = verify
         self._opened: dict[bytes, _Opened] = {}
         self._sending: dict[bytes, _Sending] = {}
         self._held: list[Callable[[], None]] = []
@@ -182,7 +183,7 @@ class FakeTransport:
 
     def checksum(self, epoch: bytes) -> int | None:
         """See ports.Transport."""
-        return self._sending[epoch].checksum if self._verify else None
+        return self._sending[epoch].checksum if self.verify else None
 
     def forget(self, epoch: bytes) -> None:
         """See ports.Transport."""
@@ -254,7 +255,7 @@ class FakeTransport:
     def _close_epoch(self, epoch: bytes) -> None:
         opened = self._opened.pop(epoch, _Opened([]))
         checksum: int | None = None
-        if self._verify and opened.received == opened.block_ids:
+        if self.verify and opened.received == opened.block_ids:
             checksum = 0
             for block_id in opened.block_ids:
                 checksum = zlib.crc32(self._memory.block(block_id), checksum)

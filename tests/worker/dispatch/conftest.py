@@ -1,0 +1,28 @@
+"""A worker whose engine is a script; see doubles.py for what is played and what is real."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
+
+from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.metrics import Metrics
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def worker(engine: ScriptedEngine) -> AsyncIterator[Worker]:
+    client = EngineClient(engine)
+    task = asyncio.create_task(client.run())
+    worker = Worker("decode", client, FACTS, "127.0.0.1:9100", Metrics(), PolicyConfig())
+    worker.state = "ready"
+    yield worker
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,82 @@
+"""The two walls of dispatch, played by tests: an engine that answers from a script, and prefill workers that record what they are asked.
+
+Not replaced: EngineClient, CreditBroker, RemotePrefill, DecodeDispatcher and the pure routing under them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from pdcluster_worker.engine import messages
+from pdcluster_worker.engine.messages import (
+    EngineInput,
+    EngineOutput,
+    EngineReady,
+    EngineStats,
+    KVGeometry,
+    PrefillDone,
+    RequestSpec,
+    Target,
+    Token,
+)
+from pdcluster_worker.peers.types import Load
+
+FACTS = EngineReady("engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32", num_blocks=64, max_model_len=256, vocab_size=100)
+
+
+def stats(free_blocks: int) -> EngineStats:
+    """Statistics of an engine with that many free blocks and nothing else to say."""
+    return EngineStats(0, 0, 0, 0, {"free": free_blocks}, free_blocks, *([0] * 4), [], *([0] * 10))
+
+
+class ScriptedEngine:
+    """The engine process: collects inputs; `answer` maps an input to its outputs."""
+
+    def __init__(self) -> None:
+        self.inputs: list[EngineInput] = []
+        self.answer: Callable[[EngineInput], Sequence[EngineOutput]] = lambda _: ()
+        self._arriving: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def recv(self) -> bytes:
+        return await self._arriving.get()
+
+    async def send(self, data: bytes) -> None:
+        for message in messages.decode_inputs(data):
+            self.inputs.append(message)
+            self.say(*self.answer(message))
+
+    def say(self, *outputs: EngineOutput) -> None:
+        if outputs:
+            self._arriving.put_nowait(messages.encode(list(outputs)))
+
+
+class RecordingPeer:
+    """A prefill worker: records wants and releases, and plays `replies` to a prefill."""
+
+    def __init__(self, key: str, matched_blocks: int = 0, waiting_tokens: int = 0) -> None:
+        self.key = key
+        self.load = Load(waiting_tokens=waiting_tokens)
+        self.matched_blocks = matched_blocks
+        self.wants: list[tuple[str, int]] = []
+        self.released: list[str] = []
+        self.targets: list[Target] = []
+        self.replies: list[Token | PrefillDone | Exception] = []
+        self.closed = False
+
+    def prefix_match(self, hashes: Sequence[bytes]) -> int:
+        return self.matched_blocks
+
+    def want(self, request_id: str, tokens: int, priority: int) -> None:
+        self.wants.append((request_id, tokens))
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+    async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+        self.targets.append(target)
+        try:
+            for reply in self.replies:
+                if isinstance(reply, Exception):
+                    raise reply
+                yield reply
+        finally:
+            self.closed = True

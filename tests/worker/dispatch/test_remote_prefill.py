@@ -1,0 +1,223 @@
+"""The remote leg: what the engine, the peer and the client see when it works, when it fails and when the client leaves."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, stats
+
+from pdcluster_worker.config import PrefillScorePolicy
+from pdcluster_worker.dispatch.broker import CreditBroker
+from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import (
+    Abort,
+    EngineInput,
+    EngineOutput,
+    PrefillDone,
+    Receive,
+    ReceiveDone,
+    ReceiveFailed,
+    ReceiveReady,
+    ReceiveRefused,
+    RequestSpec,
+    Sampling,
+    Submit,
+    Token,
+    Tokens,
+)
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.peers.types import Generated, PrefillMode
+
+EPOCH = b"e" * 16
+SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
+FIRST = Token("r", 7)
+DONE = PrefillDone("r", num_bytes=64, seconds=0.01)
+
+
+class GrantingPeer(RecordingPeer):
+    """Grants every want."""
+
+    broker: CreditBroker
+
+    def want(self, request_id: str, tokens: int, priority: int) -> None:
+        super().want(request_id, tokens, priority)
+        asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
+
+
+def serve(message: EngineInput) -> Sequence[EngineOutput]:
+    """An engine with room that makes one more token and ends."""
+    match message:
+        case Receive(spec=spec):
+            return [ReceiveReady(spec.request_id, EPOCH, 4, [5, 6])]
+        case Submit() | ReceiveFailed(first=None):
+            return [Tokens([Token("r", 7)]), Tokens([Token("r", 8, finish_reason="length")])]
+        case ReceiveDone() | ReceiveFailed():
+            return [Tokens([Token("r", 8, finish_reason="length")])]
+    return []
+
+
+@pytest.fixture
+def peer() -> GrantingPeer:
+    return GrantingPeer("p")
+
+
+@pytest.fixture
+def peers(peer: GrantingPeer) -> list[RecordingPeer]:
+    return [peer]
+
+
+@pytest.fixture
+def dispatcher(worker: Worker, engine: ScriptedEngine, peer: GrantingPeer, peers: list[RecordingPeer]) -> DecodeDispatcher:
+    engine.answer = serve
+    peer.broker = CreditBroker(worker.credit_queue, lambda: peers, PrefillScorePolicy, worker.block_size)
+    return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: peers, list)
+
+
+async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode = "remote") -> list[Generated]:
+    return [generated async for generated in dispatcher.run(SPEC, prefill)]
+
+
+def outcomes(worker: Worker) -> dict[str, float]:
+    samples = worker.metrics.remote_prefill.collect()[0].samples
+    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
+
+
+async def test_remote_prefill_streams_the_peers_token_then_the_engines(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    tokens = await collect(dispatcher)
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "remote"), (8, None)]
+    assert (peer.targets[0].epoch, peer.targets[0].block_ids, peer.targets[0].cached_tokens) == (EPOCH, [5, 6], 4)
+    assert [type(m) for m in engine.inputs] == [Receive, ReceiveDone]
+    assert (outcomes(worker), worker.credit_queue.num_requests, peer.released) == ({"ok": 1.0}, 0, [])
+
+
+async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    worker.policy = type(worker.policy)(offload=type(worker.policy.offload)(prefill_length_threshold=0))
+    peer.replies = [PeerError("gone")]
+    tokens = await collect(dispatcher, "auto")
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "local"), (8, None)]
+    assert engine.inputs[1] == ReceiveFailed("r", EPOCH, None)
+    assert (outcomes(worker), peer.released) == ({"failed": 1.0}, ["r"])
+
+
+async def test_remote_prefill_failure_after_the_first_token_keeps_it(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
+) -> None:
+    peer.replies = [FIRST, PeerError("gone")]
+    tokens = await collect(dispatcher)
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "remote"), (8, None)]
+    failed = engine.inputs[1]
+    assert isinstance(failed, ReceiveFailed)
+    assert failed.first is not None
+    assert failed.first.token_id == 7
+
+
+async def test_remote_prefill_stream_that_ends_without_done_is_a_failure(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST]
+    await collect(dispatcher)
+
+    assert outcomes(worker) == {"failed": 1.0}
+
+
+async def test_remote_prefill_forced_fails_clean_when_the_peer_fails_first(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
+) -> None:
+    peer.replies = [PeerError("gone")]
+    with pytest.raises(RequestError, match="the prefill worker failed") as caught:
+        await collect(dispatcher)
+
+    assert caught.value.status == 503
+    engine.say()
+    await asyncio.sleep(0)
+    assert engine.inputs[-1] == Abort("r")
+
+
+async def test_remote_prefill_forced_without_a_prefill_worker_is_a_503(
+    dispatcher: DecodeDispatcher, peers: list[RecordingPeer], worker: Worker
+) -> None:
+    peers.clear()
+    with pytest.raises(RequestError, match="no prefill worker is ready") as caught:
+        await collect(dispatcher)
+
+    assert caught.value.status == 503
+    assert worker.credit_queue.num_requests == 0
+
+
+async def test_remote_prefill_first_token_that_ends_the_request_moves_nothing(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [Token("r", 2, finish_reason="stop")]
+    tokens = await collect(dispatcher)
+    await asyncio.sleep(0)
+
+    assert [(g.token.token_id, g.token.finish_reason) for g in tokens] == [(2, "stop")]
+    assert engine.inputs[-1] == Abort("r")  # gives the reserved blocks back
+    assert outcomes(worker) == {"ok": 1.0}
+
+
+async def test_remote_prefill_out_of_blocks_returns_the_credit_and_waits_for_room(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    answers = iter([[ReceiveRefused("r", needed_blocks=3)], serve(Receive(SPEC))])
+    engine.answer = lambda m: next(answers) if isinstance(m, Receive) else serve(m)
+    peer.replies = [FIRST, DONE]
+    task = asyncio.create_task(collect(dispatcher))
+    while not peer.released:
+        await asyncio.sleep(0)
+    assert worker.credit_queue.num_requests == 1  # it waits in the queue, visibly, without a credit
+    engine.say(stats(free_blocks=2))
+    await asyncio.sleep(0)
+    assert not task.done()
+    engine.say(stats(free_blocks=3))
+
+    assert [g.token.token_id for g in await task] == [7, 8]
+    assert len(peer.wants) == 2
+
+
+async def test_remote_prefill_client_gone_ends_both_legs(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    async with aclosing(dispatcher.run(SPEC, "remote")) as tokens:
+        await anext(tokens)
+    await asyncio.sleep(0)
+
+    assert peer.closed
+    assert engine.inputs[-1] == Abort("r")
+    assert (outcomes(worker), dispatcher.num_requests) == ({"cancelled": 1.0}, 0)
+
+
+async def test_decoding_auto_prefills_short_prompts_locally(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
+) -> None:
+    tokens = await collect(dispatcher, "auto")
+
+    assert tokens[0].prefill == "local"
+    assert engine.inputs == [Submit(SPEC)]
+    assert not peer.wants
+
+
+async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+    engine.answer = lambda _: ()
+    worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
+    waiting = asyncio.create_task(collect(dispatcher, "local"))
+    while not engine.inputs:
+        await asyncio.sleep(0)
+    with pytest.raises(RequestError, match="maxQueuedRequests is 1") as caught:
+        await collect(dispatcher, "local")
+
+    assert (caught.value.status, caught.value.code) == (503, "queue_full")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

@@ -1,0 +1,74 @@
+"""A worker's own state: counting requests, reports to peers, policy reload."""
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from pdcluster_worker.dispatch import worker as worker_module
+from pdcluster_worker.dispatch.worker import Worker, merge
+from pdcluster_worker.engine.messages import BlockEvents
+from pdcluster_worker.errors import ConfigError, RequestError
+from pdcluster_worker.policy_file import PolicyFile
+
+
+async def test_worker_draining_refuses_new_requests_and_waits_for_the_last(worker: Worker) -> None:
+    with worker.request():
+        worker.state = "draining"
+        with pytest.raises(RequestError, match="draining") as caught, worker.request():
+            pass
+        assert worker.active == 1
+
+    await worker.idle()
+    assert (caught.value.status, worker.active) == (503, 0)
+
+
+async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
+    worker._on_blocks(BlockEvents([b"a", b"b"], []))
+    async with aclosing(worker.reports()) as reports:
+        first = await anext(reports)
+        worker._on_blocks(BlockEvents([b"c"], [b"a"]))
+        second = await anext(reports)
+
+    assert (first.snapshot, set(first.stored)) == (True, {b"a", b"b"})
+    assert (second.snapshot, second.stored, second.removed) == (False, (b"c",), (b"a",))
+
+
+def test_merge_names_each_hash_once() -> None:
+    events = [BlockEvents([b"a", b"b"], []), BlockEvents([], [b"a"]), BlockEvents([b"a"], [b"b"])]
+
+    assert merge(events) == ([b"a"], [b"b"])
+
+
+async def test_worker_cached_tokens_leaves_one_token_to_compute(worker: Worker) -> None:
+    worker._on_blocks(BlockEvents([b"0", b"1"], []))
+
+    assert worker.cached_tokens([b"0", b"1"], 8) == 4  # block-aligned: the last block is computed again
+    assert worker.cached_tokens([b"0", b"1"], 9) == 8
+    assert worker.cached_tokens([b"x", b"1"], 9) == 0
+
+
+def test_policy_file_takes_good_changes_and_keeps_the_last_good_one(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("offload: {prefillLengthThreshold: 100}\n")
+    policy = PolicyFile(path)
+    assert policy.current.offload.prefill_length_threshold == 100
+
+    path.write_text("offload: {prefillLengthThreshold: 50}\n")
+    assert policy.reload()
+    assert policy.current.offload.prefill_length_threshold == 50
+
+    for bad in ("offload: {prefillLengthThreshold: -1}\n", "offload: {tpyo: 1}\n", "offload: [\n"):
+        path.write_text(bad)
+        assert not policy.reload()
+    path.unlink()
+    assert not policy.reload()
+    assert policy.current.offload.prefill_length_threshold == 50
+
+
+def test_policy_file_wrong_at_start_names_file_field_and_reason(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("credits: {batchesAhead: 0}\n")
+    with pytest.raises(ConfigError, match=r"policy\.yaml.*batchesAhead|policy\.yaml.*> 0"):
+        PolicyFile(path)

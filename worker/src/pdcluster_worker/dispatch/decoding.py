@@ -1,0 +1,101 @@
+"""One request on its decode worker: decide where to prefill, then stream the engine's tokens.
+
+Guarantees: closing the iterator ends both legs; in `auto` a missing or failing
+prefill worker means local prefill, never an error; a token that was shown is
+kept whatever fails after it.  The remote leg is `dispatch.remote`.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from pdcluster_worker.dispatch.engine_client import Mailbox
+from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.block_hash import block_hashes
+from pdcluster_worker.engine.messages import RequestSpec, Submit
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing.offload import should_offload
+
+
+class DecodeDispatcher:
+    """Runs requests on this worker, for our own HTTP and for the gRPC `Generate` of a peer's."""
+
+    def __init__(
+        self, worker: Worker, remote: RemotePrefill, prefills: Callable[[], list[Peer]], decodes: Callable[[], list[Peer]]
+    ) -> None:
+        self._worker = worker
+        self._remote = remote
+        self._prefills = prefills
+        self._decodes = decodes
+        self._num_queued = 0  # without a first token yet
+        self._num_decoding = 0  # past their first token
+
+    @property
+    def num_requests(self) -> int:
+        """Requests on this worker now."""
+        return self._num_queued + self._num_decoding
+
+    async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """The request's tokens.  Raises RequestError (queue_full before any work, else what went wrong)."""
+        self._admit()
+        mailbox = self._worker.engine.open(spec.request_id)
+        self._num_queued += 1
+        started = False
+        try:
+            async with aclosing(self._tokens(mailbox, spec, prefill)) as tokens:
+                async for generated in tokens:
+                    if not started:
+                        started = True
+                        self._num_queued -= 1
+                        self._num_decoding += 1
+                    yield generated
+        finally:
+            if started:
+                self._num_decoding -= 1
+            else:
+                self._num_queued -= 1
+            self._worker.engine.close(mailbox)
+
+    def _admit(self) -> None:
+        limit = self._worker.policy.admission.max_queued_requests
+        if self._num_queued >= limit:
+            message = f"{self._num_queued} requests wait for their first token (qos.admission.maxQueuedRequests is {limit}): retry later"
+            raise RequestError(message, status=503, code="queue_full", retry_after_seconds=1)
+
+    async def _tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        started = False
+        if prefill == "remote" or (prefill == "auto" and self._should_offload(spec)):
+            async with aclosing(self._remote.first_token(mailbox, spec, forced=prefill == "remote")) as first:
+                async for generated in first:
+                    started = True
+                    yield generated
+                    if generated.token.finish_reason is not None:
+                        return
+        else:
+            self._worker.engine.send(Submit(spec))
+        while True:
+            token = await mailbox.token()
+            yield Generated(token, None if started else "local")
+            started = True
+            if token.finish_reason is not None:
+                return
+
+    def _should_offload(self, spec: RequestSpec) -> bool:
+        prefills = self._prefills()
+        if not prefills:
+            return False
+        tokens = [*spec.prompt, *spec.output]
+        return should_offload(
+            self._worker.policy.offload,
+            prompt_tokens=len(tokens),
+            cached_tokens=self._worker.cached_tokens(block_hashes(tokens, self._worker.block_size), len(tokens)),
+            prefill_queue=self._prefill_queue(prefills),
+            decode_active=self._num_decoding,
+        )
+
+    def _prefill_queue(self, prefills: list[Peer]) -> int:
+        """Requests waiting for a credit over all decode workers plus those queued at prefill workers (design.md)."""
+        elsewhere = sum(peer.load.credit_queue_requests for peer in self._decodes())
+        return self._worker.credit_queue.num_requests + elsewhere + sum(peer.load.num_waiting for peer in prefills)

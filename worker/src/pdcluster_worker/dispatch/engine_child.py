@@ -1,0 +1,77 @@
+"""The engine process as a child of the server process: start it, talk to it, notice its death, stop it."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.engine.messages import Stop
+
+logger = logging.getLogger(__name__)
+
+END_SECONDS = 5.0
+"""How long a stopping engine may take before it is killed; it only has to close sockets."""
+
+LAST_WORDS_SECONDS = 0.5
+"""How long the death of the process waits for its EngineFailed message, which says why."""
+
+
+class EngineChild:
+    """One engine process and the client to it.  `client.died` is set when it ends."""
+
+    def __init__(self, config_path: Path) -> None:
+        self._config_path = config_path
+        self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")  # 0700: the socket is ours alone
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._address = f"ipc://{self._folder.name}/engine"
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[object]] = []
+        self.client = EngineClient(self._socket)
+        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Start the process; `client.ready()` says when it serves."""
+        self._socket.bind(self._address)
+        command = (sys.executable, "-m", "pdcluster_worker", "--engine-config", str(self._config_path), "--engine", self._address)
+        self._process = await asyncio.create_subprocess_exec(*command)
+        self._tasks = [asyncio.create_task(self._talk(), name="engine messages"), asyncio.create_task(self._watch(), name="engine process")]
+
+    async def stop(self) -> None:
+        """End the process: ask, then kill."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(Exception):
+                self.client.send(Stop())
+            try:
+                await asyncio.wait_for(self._process.wait(), END_SECONDS)
+            except TimeoutError:
+                logger.warning("engine did not stop in %.0f s: killed", END_SECONDS)
+                self._process.kill()
+                await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close(linger=0)
+        self._context.term()
+        self._folder.cleanup()
+
+    async def _talk(self) -> None:
+        try:
+            await self.client.run()
+        except Exception as e:
+            logger.exception("messages to the engine failed")
+            self.client.fail(f"messages failed: {e}")
+
+    async def _watch(self) -> None:
+        assert self._process is not None
+        status = await self._process.wait()
+        await asyncio.sleep(0 if self.client.died else LAST_WORDS_SECONDS)
+        self.client.fail(f"its process ended with status {status}")
+        self.exit_status.set_result(status)

@@ -1,0 +1,162 @@
+"""The server process's end of the wall to the engine process.
+
+Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
+statistics and block events to whoever asked for them.  When the engine dies
+every open mailbox says so; nothing waits for an answer that cannot come.  What
+the messages mean for a request is `dispatch.decoding`'s and `dispatch.prefilling`'s business.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from pdcluster_worker.engine import messages
+from pdcluster_worker.engine.messages import BlockEvents, EngineFailed, EngineInput, EngineOutput, EngineReady, EngineStats, Token, Tokens
+from pdcluster_worker.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+
+class FrameSocket(Protocol):
+    """The part of an asyncio ZMQ PAIR socket that is used here."""
+
+    def recv(self) -> Awaitable[bytes]:
+        """Wait for one frame."""
+        ...
+
+    def send(self, data: bytes) -> Awaitable[object]:
+        """Queue one frame."""
+        ...
+
+
+RequestOutput = Token | messages.ReceiveReady | messages.ReceiveRefused | messages.PrefillDone | messages.PrefillFailed
+
+
+class EngineDiedError(RequestError):
+    """The engine process is gone; its requests fail with it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine of this worker stopped: {reason}", status=503, code="engine_dead")
+
+
+class Mailbox:
+    """What the engine says about one request, in order."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.ended = False  # the engine holds nothing of this request any more
+        self._queue: asyncio.Queue[RequestOutput | RequestError] = asyncio.Queue()
+
+    def put(self, item: RequestOutput | RequestError) -> None:
+        """Deliver; `ended` follows from what the item says."""
+        if isinstance(item, Token):
+            self.ended = item.finish_reason is not None
+        elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
+            self.ended = True
+        self._queue.put_nowait(item)
+
+    async def get(self) -> RequestOutput:
+        """Wait for the next output.  Raises RequestError when the request failed in the engine, EngineDiedError when the engine did."""
+        item = await self._queue.get()
+        if isinstance(item, RequestError):
+            raise item
+        return item
+
+    async def token(self) -> Token:
+        """Wait for the next output, which must be a token."""
+        item = await self.get()
+        if not isinstance(item, Token):
+            raise RequestError(f"the engine answered {type(item).__name__} where a token was due", status=500)
+        return item
+
+
+class EngineClient:
+    """One engine process, seen from the server process."""
+
+    def __init__(self, socket: FrameSocket) -> None:
+        self.died: str | None = None
+        self.stats: EngineStats | None = None
+        self.on_stats: list[Callable[[EngineStats], None]] = []
+        self.on_blocks: list[Callable[[BlockEvents], None]] = []
+        self._socket = socket
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._outgoing: asyncio.Queue[EngineInput] = asyncio.Queue()
+        self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
+
+    async def ready(self) -> EngineReady:
+        """Wait until the engine serves.  Raises EngineDiedError if it ends before."""
+        return await asyncio.shield(self._ready)
+
+    def send(self, message: EngineInput) -> None:
+        """Queue one message; order is kept.  Raises EngineDiedError when there is no engine any more."""
+        if self.died is not None:
+            raise EngineDiedError(self.died)
+        self._outgoing.put_nowait(message)
+
+    def open(self, request_id: str) -> Mailbox:
+        """Start to listen for one request.  Raises RequestError if its id is in use [T8]."""
+        if request_id in self._mailboxes:
+            raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
+        mailbox = self._mailboxes[request_id] = Mailbox(request_id)
+        return mailbox
+
+    def close(self, mailbox: Mailbox) -> None:
+        """Stop listening, and abort the request unless the engine has already ended it."""
+        self._mailboxes.pop(mailbox.request_id, None)
+        if not mailbox.ended and self.died is None:
+            self.send(messages.Abort(mailbox.request_id))
+
+    def fail(self, reason: str) -> None:
+        """Note that the engine is gone: every open request fails now and every later one at once."""
+        if self.died is not None:
+            return
+        self.died = reason
+        if not self._ready.done():
+            self._ready.set_exception(EngineDiedError(reason))
+        for mailbox in self._mailboxes.values():
+            mailbox.put(EngineDiedError(reason))
+
+    async def run(self) -> None:
+        """Move messages both ways until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_all())
+            group.create_task(self._receive_all())
+
+    async def _send_all(self) -> None:
+        while True:
+            batch = [await self._outgoing.get()]
+            while not self._outgoing.empty():
+                batch.append(self._outgoing.get_nowait())
+            await self._socket.send(messages.encode(batch))
+
+    async def _receive_all(self) -> None:
+        while True:
+            self._deliver(messages.decode_outputs(await self._socket.recv()))
+
+    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
+        for output in outputs:
+            match output:
+                case Tokens(tokens=tokens):
+                    for token in tokens:
+                        self._put(token.request_id, token)
+                case EngineStats():
+                    self.stats = output
+                    for hear in self.on_stats:
+                        hear(output)
+                case BlockEvents():
+                    for hear_blocks in self.on_blocks:
+                        hear_blocks(output)
+                case EngineReady():
+                    self._ready.set_result(output)
+                case EngineFailed(message=message):
+                    self.fail(message)
+                case messages.RequestFailed(request_id=request_id, message=message):
+                    self._put(request_id, RequestError(message, status=500, code="engine_error"))
+                case _:
+                    self._put(output.request_id, output)
+
+    def _put(self, request_id: str, item: RequestOutput | RequestError) -> None:
+        # An output for a closed mailbox crossed its Abort on the way: nobody waits for it.
+        if (mailbox := self._mailboxes.get(request_id)) is not None:
+            mailbox.put(item)

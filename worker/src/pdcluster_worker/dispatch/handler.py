@@ -1,0 +1,61 @@
+"""What peers may ask of this worker: implements `peers.service.WorkerHandler` for each role."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from pdcluster_worker.config import CreditPolicy
+from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.peers.types import Generated, Hello, PrefillMode, Report
+from pdcluster_worker.routing.credits import CreditLedger
+
+
+def credit_limit(policy: CreditPolicy, max_batched_tokens: int) -> int:
+    """Tokens that a prefill worker has granted or in hand at most."""
+    return max(1, int(policy.batches_ahead * max_batched_tokens))
+
+
+class Handler:
+    """One per worker; `work` is what its role runs."""
+
+    def __init__(self, worker: Worker, hello: Hello, ledger: CreditLedger, work: DecodeDispatcher | PrefillDispatcher) -> None:
+        self._worker = worker
+        self._hello = hello
+        self._ledger = ledger
+        self._work = work
+
+    @property
+    def engine_id(self) -> str:
+        """Identity of this start of the engine."""
+        return self._hello.engine_id
+
+    @property
+    def ledger(self) -> CreditLedger:
+        """Credits of this worker's engine."""
+        return self._ledger
+
+    def hello(self) -> Hello:
+        """This side of a handshake."""
+        return self._hello
+
+    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """Run a whole request here.  Raises RequestError on a prefill worker."""
+        if not isinstance(self._work, DecodeDispatcher):
+            raise RequestError("this is a prefill worker: it decodes nothing")
+        with self._worker.request():
+            async with aclosing(self._work.run(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    yield generated
+
+    def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+        """Prefill for a decode engine.  Raises RequestError on any other worker."""
+        if not isinstance(self._work, PrefillDispatcher):
+            raise RequestError(f"this is a {self._hello.role} worker: it prefills for no peer ({peer})")
+        return self._work.prefill(spec, target)
+
+    def watch(self) -> AsyncGenerator[Report, None]:
+        """Load and prefix cache, until closed."""
+        return self._worker.reports()

@@ -1,0 +1,160 @@
+"""This worker among its peers: the objects of its role, wired once the engine's facts are known, and its state in etcd.
+
+Owns the order in which a worker joins (gRPC, then etcd) and drains (announce,
+take nothing new, wait for the last request, say drained).  What a request does
+on the way is the business of `ingress`, `decoding` and `prefilling`.
+"""
+
+import asyncio
+import logging
+
+import grpc
+import msgspec
+
+from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
+from pdcluster_worker.dispatch.broker import CreditBroker
+from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.handler import Handler, credit_limit
+from pdcluster_worker.dispatch.ingress import Ingress
+from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
+from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.peers.client import Here, PeerEvents
+from pdcluster_worker.peers.directory import Directory
+from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
+from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, workers_prefix
+from pdcluster_worker.peers.refusals import Refusals
+from pdcluster_worker.peers.server import start_grpc
+from pdcluster_worker.peers.service import WorkerService
+from pdcluster_worker.peers.tls import Credentials
+from pdcluster_worker.peers.types import Hello
+from pdcluster_worker.routing.credits import CreditLedger
+
+logger = logging.getLogger(__name__)
+
+GRPC_GRACE_SECONDS = 1.0
+"""After a drain no call of ours is open; this bounds a peer that keeps its streams."""
+
+
+class Node:
+    """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker."""
+
+    def __init__(self, config: WorkerConfig, identity: Identity, credentials: Credentials, worker: Worker) -> None:
+        self.worker = worker
+        self.ingress: Ingress | None = None
+        self._config = config
+        self._identity = identity
+        self._credentials = credentials
+        facts = worker.engine_ready
+        hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.tensor_parallel, config.revision)
+        refusals = Refusals(worker.metrics)
+        here = Here(hello, credentials.channel, refusals, worker.blocks)
+        self._broker = CreditBroker(
+            worker.credit_queue, lambda: self._directory.prefills(), lambda: worker.policy.prefill_score, worker.block_size
+        )
+        events = PeerEvents(self._broker.on_credit, self._broker.on_lost, lambda _: self._broker.ask())
+        self._directory = Directory(identity.pod, here, events, worker.metrics)
+        self._ledger = CreditLedger(self._credit_limit())
+        self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
+        self._discovery = self._make_discovery()
+        self._grpc: grpc.aio.Server | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    def _work(self) -> DecodeDispatcher | PrefillDispatcher:
+        if self._config.role == "prefill":
+            return PrefillDispatcher(self.worker)
+        directory = self._directory
+        decoding = DecodeDispatcher(self.worker, RemotePrefill(self.worker, self._broker), directory.prefills, directory.decodes)
+        self.ingress = Ingress(self.worker, decoding, directory.decodes)
+        return decoding
+
+    def _make_discovery(self) -> Discovery:
+        config, identity = self._config, self._identity
+        prefix = workers_prefix(identity.namespace, config.cluster, config.revision)
+        keys = DiscoveryKeys(prefix, command_key(identity.namespace, config.cluster, identity.pod))
+        return Discovery(config.discovery, keys, DiscoveryEvents(self._directory.set_members, self._on_command, self._directory.probe))
+
+    # --- joining ------------------------------------------------------------------------------
+
+    async def join(self, http_port: int) -> None:
+        """Serve peers and register in etcd; goes on trying when etcd is away.  Raises ConfigError when the gRPC port cannot be used."""
+        listen = self._config.listen
+        self._grpc, port = await start_grpc(self._service, listen.host, listen.grpc, self._credentials)
+        self.worker.state = "ready"
+        self._record = self._make_record(http_port, port)
+        self._discovery.start(self._record)
+
+    def problem(self) -> str | None:
+        """Why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
+        if self.worker.state != "ready":
+            return f"this worker is {self.worker.state}"
+        return None if self._discovery.registered_once else self._discovery.problem
+
+    def _make_record(self, http_port: int, grpc_port: int) -> WorkerRecord:
+        config, facts, address = self._config, self.worker.engine_ready, self._identity.address
+        return WorkerRecord(
+            engine_id=facts.engine_id,
+            pod=self._identity.pod,
+            grpc_address=join_address(address, grpc_port),
+            kv_address=self.worker.kv_address,
+            http_address=join_address(address, http_port),
+            role=config.role,
+            pool=config.pool,
+            gpu=config.gpu,
+            tensor_parallel=config.tensor_parallel,
+            model=config.model.name,
+            state="ready",
+            geometry=facts.geometry,
+            weights=facts.weights,
+            num_blocks=facts.num_blocks,
+            max_sequences=config.engine.max_sequences,
+        )
+
+    # --- policy -------------------------------------------------------------------------------
+
+    def set_policy(self, policy: PolicyConfig) -> None:
+        """Put another policy in force."""
+        self.worker.policy = policy
+        self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
+
+    def _credit_limit(self) -> int:
+        return credit_limit(self.worker.policy.credits, self._config.engine.max_batched_tokens)
+
+    # --- draining -----------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Take nothing new, and return when the last request is done."""
+        self._ledger.stop()
+        self._announce("draining")
+        await self.worker.idle()
+        self._announce("drained")
+
+    def _on_command(self, drain: bool) -> None:
+        """Obey the operator's key: present = drain, absent = serve again."""
+        if drain and self._draining is None:
+            self._draining = asyncio.create_task(self.drain(), name="drain by command")
+        elif not drain and self._draining is not None:
+            self._draining.cancel()
+            self._draining = None
+            self._service.desk.push(self._ledger.resume())
+            self._announce("ready")
+
+    def _announce(self, state: WorkerState) -> None:
+        logger.info("state=%s active=%d", state, self.worker.active)
+        self.worker.state = state
+        self._record = msgspec.structs.replace(self._record, state=state)
+        self._discovery.update(self._record)
+
+    async def close(self) -> None:
+        """Leave etcd, drop peers, stop serving them."""
+        if self._draining is not None:
+            self._draining.cancel()
+        await self._discovery.close()
+        await self._directory.close()
+        if self._grpc is not None:
+            await self._grpc.stop(GRPC_GRACE_SECONDS)
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,37 @@
+"""A request's life on a prefill worker: compute the prompt, hand over the first token, see the KV acknowledged.
+
+The decode worker owns the request; when its call is cancelled, ours ends and
+nothing stays.  Credits are the gRPC service's; blocks and writes the engine's.
+"""
+
+from collections.abc import AsyncGenerator
+
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import Prefill, PrefillDone, PrefillFailed, RequestSpec, Target, Token
+from pdcluster_worker.errors import RequestError
+
+
+class PrefillDispatcher:
+    """Runs prefills for decode peers; implements the gRPC `Prefill`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+        """The first token, then PrefillDone unless that token ended the request.  Raises RequestError when it cannot be done."""
+        worker = self._worker
+        with worker.request():
+            mailbox = worker.engine.open(spec.request_id)
+            try:
+                worker.engine.send(Prefill(spec, target))
+                while True:
+                    output = await mailbox.get()
+                    if isinstance(output, PrefillFailed):
+                        raise RequestError(f"KV transfer to {target.address} failed: {output.reason}", status=503, code="transfer_failed")
+                    if not isinstance(output, Token | PrefillDone):
+                        raise RequestError(f"the engine answered {type(output).__name__} to Prefill", status=500)
+                    yield output
+                    if mailbox.ended:
+                        return
+            finally:
+                worker.engine.close(mailbox)

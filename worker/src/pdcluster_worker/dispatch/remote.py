@@ -1,0 +1,138 @@
+"""The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then its KV.
+
+Whatever happens, the engine is told once how the transfer ended, and the
+credit and the blocks go back.  On failure the engine prefills here, keeping the
+first token if the client has it.  Which requests come here is `dispatch.decoding`'s choice.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from pdcluster_worker.dispatch.broker import CreditBroker
+from pdcluster_worker.dispatch.engine_client import Mailbox
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.block_hash import block_hashes
+from pdcluster_worker.engine.messages import (
+    PrefillDone,
+    Receive,
+    ReceiveDone,
+    ReceiveFailed,
+    ReceiveReady,
+    ReceiveRefused,
+    RequestSpec,
+    Submit,
+    Target,
+    Token,
+)
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.peers.types import Generated
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """A prefill worker that has room, our blocks, and how long both took."""
+
+    peer: Peer
+    blocks: ReceiveReady
+    waited_seconds: float
+
+
+class RemotePrefill:
+    """Prefills elsewhere; one per decode worker."""
+
+    def __init__(self, worker: Worker, broker: CreditBroker) -> None:
+        self._worker = worker
+        self._broker = broker
+
+    async def first_token(self, mailbox: Mailbox, spec: RequestSpec, *, forced: bool) -> AsyncGenerator[Generated, None]:
+        """The first token, if a prefill worker made it; afterwards the engine here goes on, from its KV or by itself.
+
+        Yields nothing when the prefill will be local after all.  Raises
+        RequestError 503 when that happens although the client forced `remote`.
+        """
+        reserved = await self._reserve(mailbox, spec)
+        if reserved is None:
+            if forced:
+                raise RequestError('no prefill worker is ready, and pdcluster.prefill is "remote"', status=503, code="no_prefill_worker")
+            self._worker.engine.send(Submit(spec))
+            return
+        first: Token | None = None
+        done = False
+        outcome = "cancelled"  # unless the code below gets further
+        try:
+            async with aclosing(self._replies(reserved, spec)) as replies:
+                async for reply in replies:
+                    if isinstance(reply, PrefillDone):
+                        done = True
+                        self._finish(spec, reserved, first, reply)
+                        continue
+                    first = msgspec.structs.replace(reply, queue_seconds=(reply.queue_seconds or 0.0) + reserved.waited_seconds)
+                    if first.finish_reason is not None:  # it moves no KV: this is all
+                        done, outcome = True, "ok"
+                    yield Generated(first, "remote")
+            if not done:
+                raise PeerError("the call ended before the KV was acknowledged")
+            outcome = "ok"
+        except (PeerError, RequestError) as e:
+            outcome = "failed"
+            logger.warning("remote prefill failed request=%s peer=%s reason=%s", spec.request_id, reserved.peer.key, e)
+            if forced and first is None:
+                message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
+                raise RequestError(message, status=503, code="prefill_failed") from e
+            self._worker.engine.send(ReceiveFailed(spec.request_id, reserved.blocks.epoch, first))
+        finally:
+            self._worker.metrics.remote_prefill.labels(outcome).inc()
+            if outcome != "ok":
+                reserved.peer.release(spec.request_id)  # in case the call never began
+
+    def _replies(self, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Token | PrefillDone, None]:
+        blocks = reserved.blocks
+        target = Target(blocks.epoch, self._worker.engine_id, self._worker.kv_address, blocks.cached_tokens, blocks.block_ids)
+        return reserved.peer.prefill(spec, target)
+
+    def _finish(self, spec: RequestSpec, reserved: _Reserved, first: Token | None, done: PrefillDone) -> None:
+        if first is None:
+            raise PeerError("the KV came without a first token")
+        metrics = self._worker.metrics
+        metrics.kv_transfer_seconds.observe(done.seconds)
+        metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
+        self._worker.engine.send(ReceiveDone(spec.request_id, reserved.blocks.epoch, first, done.checksum))
+
+    async def _reserve(self, mailbox: Mailbox, spec: RequestSpec) -> _Reserved | None:
+        """A credit first, then blocks, so that a waiting request holds none; None when no prefill worker is left."""
+        clock = asyncio.get_running_loop().time
+        tokens = [*spec.prompt, *spec.output]
+        hashes = block_hashes(tokens, self._worker.block_size)
+        start = clock()
+        self._worker.credit_queue.add(spec.request_id, len(tokens), spec.priority)
+        try:
+            while (peer := await self._broker.acquire(spec.request_id, len(tokens), spec.priority, hashes)) is not None:
+                blocks = await self._receive(mailbox, spec, peer)
+                if isinstance(blocks, ReceiveReady):
+                    return _Reserved(peer, blocks, clock() - start)
+                await self._worker.room(blocks.needed_blocks)
+            return None
+        finally:
+            self._worker.credit_queue.discard(spec.request_id)
+            self._broker.ask()
+
+    async def _receive(self, mailbox: Mailbox, spec: RequestSpec, peer: Peer) -> ReceiveReady | ReceiveRefused:
+        """Ask the engine for blocks; unless it has them the credit goes back."""
+        answer = None
+        try:
+            self._worker.engine.send(Receive(spec))
+            answer = await mailbox.get()
+        finally:
+            if not isinstance(answer, ReceiveReady):
+                peer.release(spec.request_id)
+        if not isinstance(answer, ReceiveReady | ReceiveRefused):
+            raise RequestError(f"the engine answered {type(answer).__name__} to Receive", status=500)
+        return answer
