@@ -1,0 +1,116 @@
+"""Two engines' transports over plain bytearrays: real sockets on 127.0.0.1, or the local fabric; nothing is mocked."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pdcluster_worker.engine.ports import TransferEvent
+from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
+from pdcluster_worker.transfer.tcp import TcpTransport
+
+BLOCK_BYTES = 4096
+NUM_BLOCKS = 16
+DEADLINE_SECONDS = 20.0
+
+
+class ByteMemory:
+    """KVMemory over one bytearray, filled with random bytes."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS) -> None:
+        self.block_bytes = block_bytes
+        self.num_blocks = num_blocks
+        self._data = bytearray(os.urandom(block_bytes * num_blocks))
+
+    def block(self, block_id: int) -> memoryview:
+        start = block_id * self.block_bytes
+        return memoryview(self._data)[start : start + self.block_bytes]
+
+
+class Engine:
+    """A transport, its memory and the events that it has given so far."""
+
+    def __init__(self, engine_id: str, memory: ByteMemory) -> None:
+        self.engine_id = engine_id
+        self.memory = memory
+        self.awake = threading.Event()
+        self.transport: TcpTransport | LocalTransport
+        self.events: list[TransferEvent] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.transport.port}"
+
+    def write(self, epoch: bytes, to: "Engine", pairs: list[tuple[int, int]]) -> None:
+        self.transport.write(epoch, to.engine_id, to.address, pairs)
+
+    def wait(self, is_done: Callable[[list[TransferEvent]], bool]) -> list[TransferEvent]:
+        """Collect events until `is_done(all events)`, as an engine loop does: asleep until woken."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            self.awake.clear()
+            self.events += self.transport.poll()
+            if is_done(self.events):
+                return self.events
+            assert self.awake.wait(deadline - time.monotonic()), f"only {self.events}"
+
+    def wait_for(self, kind: type[TransferEvent], count: int = 1) -> list[TransferEvent]:
+        """The events of this kind once there are `count`."""
+        return [event for event in self.wait(lambda events: sum(isinstance(e, kind) for e in events) >= count) if isinstance(event, kind)]
+
+    def wait_sent(self, count: int) -> None:
+        """Wait until this many blocks have been acknowledged."""
+        self.wait(lambda events: sum(len(getattr(event, "block_ids", ())) for event in events) >= count)
+
+
+@pytest.fixture
+def tcp_engine() -> Iterator[Callable[..., Engine]]:
+    """Makes engines with a TcpTransport; closes them."""
+    engines: list[Engine] = []
+
+    def make(engine_id: str, block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, **options: Any) -> Engine:
+        engine = Engine(engine_id, ByteMemory(block_bytes, num_blocks))
+        host, port = options.pop("host", "127.0.0.1"), options.pop("port", 0)
+        engine.transport = TcpTransport(engine.memory, engine_id, host, port, engine.awake.set, **options)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.transport.close()
+
+
+@pytest.fixture(params=["tcp", "local"])
+def pair(request: pytest.FixtureRequest, tcp_engine: Callable[..., Engine]) -> Iterator[tuple[Engine, Engine]]:
+    """(prefill, decode): a writer and a receiver with verification on, over each transport."""
+    if request.param == "tcp":
+        yield tcp_engine("prefill", verify=True), tcp_engine("decode", verify=True)
+        return
+    fabric = LocalFabric()
+    engines = Engine("prefill", ByteMemory()), Engine("decode", ByteMemory())
+    for engine in engines:
+        engine.transport = LocalTransport(fabric, engine.memory, engine.engine_id, engine.awake.set, verify=True)
+    yield engines
+    for engine in engines:
+        engine.transport.close()
+
+
+@pytest.fixture
+def epoch() -> bytes:
+    return os.urandom(16)
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    """Polls a condition that no event announces, with a deadline."""
+
+    def wait(is_true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not is_true():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    return wait

@@ -1,0 +1,271 @@
+"""One connection to one peer: connect, introduce, send frames, read their acknowledgements.
+
+Runs in a thread of its own (`transfer.tcp_sender`) and waits in `poll` alone:
+for the socket, a wake-up, the cap on bandwidth, or a deadline while the peer
+owes us something.  Frames are pipelined up to a window.  A frame's source
+blocks are read until its last byte is in the kernel, then released.
+"""
+
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.transfer import sockets, wire
+from pdcluster_worker.transfer.address import parse_address
+from pdcluster_worker.transfer.layout import block_crc
+from pdcluster_worker.transfer.outbox import Frame, Outbox, Peer
+from pdcluster_worker.transfer.pacing import TokenBucket
+
+WINDOW_FRAMES = 8
+"""Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure has to end."""
+
+Message = TypeVar("Message", wire.Reply, wire.Ack)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """What all links of an engine share.
+
+    frame_blocks:    most blocks of one frame.
+    connect_seconds: to be connected and accepted.
+    stall_seconds:   without a byte taken or a frame acknowledged while some are under way.
+    """
+
+    bucket: TokenBucket
+    frame_blocks: int
+    verify: bool
+    connect_seconds: float = 5.0
+    stall_seconds: float = 30.0
+
+
+class Stopped(Exception):  # noqa: N818 - a request, not an error
+    """`stop` was called."""
+
+
+class Link:
+    """Serves one peer's part of the outbox.  `run` once; `wake` and `stop` from any thread until `close`."""
+
+    def __init__(self, peer: Peer, outbox: Outbox, memory: KVMemory, settings: LinkSettings) -> None:
+        self.peer = peer
+        self._outbox = outbox
+        self._memory = memory
+        self._settings = settings
+        self._waiter, self._waker = socket.socketpair()
+        self._waiter.setblocking(False)
+        self._waker.setblocking(False)
+        self._is_stopping = False
+        self._inbound = b""
+        self._frame: Frame | None = None
+        self._views: list[memoryview] = []
+        self._unacked: deque[Frame] = deque()
+        self._num_acked = 0
+        self._progress_at = 0.0
+
+    def wake(self) -> None:
+        """There is new work."""
+        with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
+            self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        """Make `run` raise Stopped soon."""
+        self._is_stopping = True
+        self.wake()
+
+    def run(self) -> None:
+        """Serve until the peer closes a connection that has served and is idle.
+
+        Raises OSError, WireError or ValueError (address) on a failure, Stopped after `stop`; no source block is read afterwards.
+        """
+        try:
+            self._num_acked = 0
+            with self._connect() as sock:
+                self._introduce(sock)
+                self._pump(sock)
+        finally:
+            self._abandon()
+
+    def close(self) -> None:
+        """Free the wake-up pair."""
+        self._waiter.close()
+        self._waker.close()
+
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + self._settings.connect_seconds
+        failure: Exception | None = None
+        try:
+            for family, kind, proto, _, address in socket.getaddrinfo(*parse_address(self.peer[1]), type=socket.SOCK_STREAM):
+                with contextlib.ExitStack() as on_failure:
+                    sock = on_failure.enter_context(socket.socket(family, kind, proto))
+                    try:
+                        self._open(sock, address, deadline)
+                    except OSError as e:
+                        failure = e
+                        continue
+                    on_failure.pop_all()
+                    return sock
+        except OSError as e:  # the name does not resolve
+            failure = e
+        reason = sockets.describe(failure) if failure else "no address"
+        raise ConnectionError(f"cannot connect to {self.peer[1]}: {reason}") from failure
+
+    def _open(self, sock: socket.socket, address: tuple[object, ...], deadline: float) -> None:
+        sock.setblocking(False)
+        sockets.tune(sock)
+        code = sock.connect_ex(address)
+        if code == errno.EINPROGRESS:
+            self._await(sock, select.POLLOUT, deadline)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+
+    def _introduce(self, sock: socket.socket) -> None:
+        deadline = time.monotonic() + self._settings.connect_seconds
+        sock.sendall(wire.encode_hello(wire.Hello(self.peer[0])))  # far smaller than an empty socket's buffer
+        while (reply := self._next(sock, wire.decode_reply)) is None:
+            self._await(sock, select.POLLIN, deadline)
+        if reply.refusal is not None:
+            raise wire.WireError(f"refused: {reply.refusal}")
+
+    def _pump(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                self._read_acks(sock)
+            except ConnectionError:
+                if self._num_acked and not self._is_busy:
+                    return  # nothing is lost: the next write connects again
+                raise
+            pause = self._send(sock)  # after the acknowledgements, which open the window
+            self._check_stall()
+            events = select.POLLIN | (select.POLLOUT if self._frame is not None else 0)
+            self._wait(sock, events, self._deadline(pause))
+
+    def _send(self, sock: socket.socket) -> float:
+        """Send until the socket, the window or the outbox says stop; returns the seconds to wait for bandwidth, 0.0 = none."""
+        while self._frame is not None or len(self._unacked) < WINDOW_FRAMES:
+            if self._frame is None:
+                pause = self._settings.bucket.delay(time.monotonic())
+                if pause or not self._take():
+                    return pause
+            if not self._push(sock):
+                break
+        return 0.0
+
+    def _take(self) -> bool:
+        frame = self._outbox.take(self.peer, self._settings.frame_blocks)
+        if frame is None:
+            return False
+        self._frame = frame
+        blocks = [self._memory.block(source) for source in frame.sources]
+        num_bytes = len(blocks) * self._memory.block_bytes
+        header = wire.encode_header(wire.Header(frame.send.epoch, frame.targets, num_bytes))
+        self._views = [memoryview(header), *blocks]
+        self._progress_at = time.monotonic()
+        self._settings.bucket.spend(num_bytes, self._progress_at)
+        return True
+
+    def _push(self, sock: socket.socket) -> bool:
+        """Hand bytes of the frame to the kernel; False when it has no room."""
+        try:
+            num_bytes = sock.sendmsg(self._views)
+        except BlockingIOError:
+            return False
+        self._progress_at = time.monotonic()
+        self._views = _skip(self._views, num_bytes)
+        if not self._views and self._frame is not None:
+            self._finish_frame(self._frame)
+        return True
+
+    def _finish_frame(self, frame: Frame) -> None:
+        crcs = [block_crc(self._memory.block(source)) for source in frame.sources] if self._settings.verify else ()
+        self._unacked.append(frame)
+        self._frame = None
+        self._outbox.release(frame, crcs)
+
+    def _read_acks(self, sock: socket.socket) -> None:
+        while (ack := self._next(sock, wire.decode_ack)) is not None:
+            if not self._unacked or self._unacked[0].send.epoch != ack.epoch:
+                raise wire.WireError("the peer acknowledged a frame that was not sent")
+            frame = self._unacked.popleft()
+            self._progress_at = time.monotonic()
+            self._num_acked += 1
+            if ack.refusal is None:
+                self._outbox.acknowledge(frame)
+            else:
+                self._outbox.refuse(frame, ack.refusal)
+
+    def _next(self, sock: socket.socket, decode: Callable[[bytes], Message | int]) -> Message | None:
+        """The next message; None when it has not arrived whole.  Raises ConnectionError when the peer has closed."""
+        while isinstance(message := decode(self._inbound), int):
+            try:
+                chunk = sock.recv(message)
+            except BlockingIOError:
+                return None
+            if not chunk:
+                raise ConnectionResetError("connection closed by peer")
+            self._inbound += chunk
+        self._inbound = b""
+        return message
+
+    def _deadline(self, pause: float) -> float | None:
+        """When to look again without being woken: never while idle."""
+        deadlines = []
+        if pause:
+            deadlines.append(time.monotonic() + pause)
+        if self._is_busy:
+            deadlines.append(self._progress_at + self._settings.stall_seconds)
+        return min(deadlines, default=None)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._frame is not None or bool(self._unacked)
+
+    def _check_stall(self) -> None:
+        if self._is_busy and time.monotonic() >= self._progress_at + self._settings.stall_seconds:
+            raise TimeoutError(f"stalled: no progress for {self._settings.stall_seconds:g} s")
+
+    def _await(self, sock: socket.socket, events: int, deadline: float) -> None:
+        while not self._wait(sock, events, deadline):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"no answer in {self._settings.connect_seconds:g} s")
+
+    def _wait(self, sock: socket.socket, events: int, deadline: float | None) -> bool:
+        """Wait for the socket, a wake-up or the deadline; True if the socket is ready.  Raises Stopped."""
+        poll = select.poll()
+        poll.register(sock, events)
+        poll.register(self._waiter, select.POLLIN)
+        timeout_ms = None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
+        ready = {fd for fd, _ in poll.poll(timeout_ms)}
+        if self._waiter.fileno() in ready:
+            self._waiter.recv(4096)
+        if self._is_stopping:
+            raise Stopped
+        return sock.fileno() in ready
+
+    def _abandon(self) -> None:
+        """Let go of a frame that will not be finished, so that its epoch can end."""
+        frame, self._frame, self._views = self._frame, None, []
+        self._unacked.clear()
+        self._inbound = b""
+        if frame is not None:
+            self._outbox.release(frame)
+
+
+def _skip(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What remains of `views` after their first `num_bytes`."""
+    index = 0
+    while index < len(views) and num_bytes >= len(views[index]):
+        num_bytes -= len(views[index])
+        index += 1
+    rest = views[index:]
+    if num_bytes:
+        rest[0] = rest[0][num_bytes:]
+    return rest

@@ -1,0 +1,183 @@
+"""Framing of the KV port, version 1: pure encode and decode, big-endian; no object is ever unpickled.
+
+    sender -> receiver   hello    magic, version, engine_id it is meant for        once
+    receiver -> sender   reply    magic, version, accepted or why not              once
+    sender -> receiver   header   magic, epoch, payload bytes, target block ids    per frame, then the blocks' bytes
+    receiver -> sender   ack      magic, epoch, accepted or why not                per frame, in order
+
+A decoder takes the bytes read so far and returns the message, or how many more
+bytes to read: a reader never takes bytes of what follows.  Every size is checked
+against its limit before it is asked for.  Bad bytes raise WireError, nothing else.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from pdcluster_worker.engine.messages import EPOCH_BYTES
+from pdcluster_worker.errors import PeerError
+
+VERSION = 1
+MAX_ENGINE_ID_BYTES = 256
+MAX_REASON_BYTES = 512
+MAX_FRAME_BLOCKS = 256
+"""Bounds a header to about 1 KB."""
+MAX_PAYLOAD_BYTES = 1 << 28
+"""What a receiver would have to drain, at worst, to refuse a frame and keep the connection."""
+
+_MAGIC = b"PDCKV\r\n\x00"
+_FRAME = b"KVFR"
+_ACK = b"KVAK"
+_HELLO_HEAD = struct.Struct("!8sHH")
+_REPLY_HEAD = struct.Struct("!8sHBH")
+_FRAME_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sQI")
+_ACK_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sBH")
+
+
+class WireError(PeerError):
+    """The peer sent bytes that are not this protocol, or broke off within a message: close this connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens a connection; engine_id: the engine that the sender means to reach."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answers Hello; refusal: why not, None when accepted."""
+
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Comes before a frame's payload: whole blocks, in the order of `block_ids` (the receiver's ids)."""
+
+    epoch: bytes
+    block_ids: tuple[int, ...]
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Answers a frame; refusal: why not, None when its blocks are whole in their places."""
+
+    epoch: bytes
+    refusal: str | None = None
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """Raises WireError if the engine_id is too long."""
+    engine_id = hello.engine_id.encode()
+    _check("engine_id bytes", len(engine_id), MAX_ENGINE_ID_BYTES)
+    return _HELLO_HEAD.pack(_MAGIC, VERSION, len(engine_id)) + engine_id
+
+
+def decode_hello(data: bytes) -> Hello | int:
+    """The message, or the number of bytes still missing."""
+    if (missing := _HELLO_HEAD.size - len(data)) > 0:
+        return missing
+    magic, version, length = _HELLO_HEAD.unpack_from(data)
+    _check_opening(magic, version)
+    _check("engine_id bytes", length, MAX_ENGINE_ID_BYTES)
+    text = _text(data, _HELLO_HEAD.size, length)
+    return text if isinstance(text, int) else Hello(text)
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """A long refusal is cut."""
+    reason = _cut(reply.refusal)
+    return _REPLY_HEAD.pack(_MAGIC, VERSION, reply.refusal is not None, len(reason)) + reason
+
+
+def decode_reply(data: bytes) -> Reply | int:
+    """The message, or the number of bytes still missing."""
+    if (missing := _REPLY_HEAD.size - len(data)) > 0:
+        return missing
+    magic, version, status, length = _REPLY_HEAD.unpack_from(data)
+    _check_opening(magic, version)
+    _check("reason bytes", length, MAX_REASON_BYTES)
+    text = _text(data, _REPLY_HEAD.size, length)
+    return text if isinstance(text, int) else Reply(_refusal(status, text))
+
+
+def encode_header(header: Header) -> bytes:
+    """Raises WireError if the frame is over a limit or the epoch malformed."""
+    _check("epoch bytes", len(header.epoch), EPOCH_BYTES)
+    _check_frame(len(header.block_ids), header.payload_bytes)
+    head = _FRAME_HEAD.pack(_FRAME, header.epoch, header.payload_bytes, len(header.block_ids))
+    return head + _block_ids(len(header.block_ids)).pack(*header.block_ids)
+
+
+def decode_header(data: bytes) -> Header | int:
+    """The message, or the number of bytes still missing.  Ids are any 32-bit numbers: whether they may be written is not known here."""
+    if (missing := _FRAME_HEAD.size - len(data)) > 0:
+        return missing
+    magic, epoch, payload_bytes, count = _FRAME_HEAD.unpack_from(data)
+    if magic != _FRAME:
+        raise WireError(f"not a frame header: {magic!r}")
+    _check_frame(count, payload_bytes)
+    ids = _block_ids(count)
+    if (missing := _FRAME_HEAD.size + ids.size - len(data)) > 0:
+        return missing
+    return Header(epoch, ids.unpack_from(data, _FRAME_HEAD.size), payload_bytes)
+
+
+def encode_ack(ack: Ack) -> bytes:
+    """A long refusal is cut.  Raises WireError if the epoch is malformed."""
+    _check("epoch bytes", len(ack.epoch), EPOCH_BYTES)
+    reason = _cut(ack.refusal)
+    return _ACK_HEAD.pack(_ACK, ack.epoch, ack.refusal is not None, len(reason)) + reason
+
+
+def decode_ack(data: bytes) -> Ack | int:
+    """The message, or the number of bytes still missing."""
+    if (missing := _ACK_HEAD.size - len(data)) > 0:
+        return missing
+    magic, epoch, status, length = _ACK_HEAD.unpack_from(data)
+    if magic != _ACK:
+        raise WireError(f"not an acknowledgement: {magic!r}")
+    _check("reason bytes", length, MAX_REASON_BYTES)
+    text = _text(data, _ACK_HEAD.size, length)
+    return text if isinstance(text, int) else Ack(epoch, _refusal(status, text))
+
+
+def _check(what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise WireError(f"{what}: {value} is over the limit of {limit}")
+
+
+def _check_frame(num_blocks: int, payload_bytes: int) -> None:
+    if num_blocks == 0 or payload_bytes == 0:
+        raise WireError("a frame has no blocks")
+    _check("blocks of a frame", num_blocks, MAX_FRAME_BLOCKS)
+    _check("payload bytes of a frame", payload_bytes, MAX_PAYLOAD_BYTES)
+
+
+def _check_opening(magic: bytes, version: int) -> None:
+    if magic != _MAGIC:
+        raise WireError(f"not a KV port: the connection opens with {magic!r}")
+    if version != VERSION:
+        raise WireError(f"KV protocol version {version} is not {VERSION}: run the same release on both workers")
+
+
+def _block_ids(count: int) -> struct.Struct:
+    return struct.Struct(f"!{count}I")
+
+
+def _cut(reason: str | None) -> bytes:
+    return (reason or "").encode(errors="replace")[:MAX_REASON_BYTES]
+
+
+def _refusal(status: int, text: str) -> str | None:
+    if status not in (0, 1):
+        raise WireError(f"unknown status {status}")
+    return text if status else None
+
+
+def _text(data: bytes, start: int, length: int) -> str | int:
+    if (missing := start + length - len(data)) > 0:
+        return missing
+    return bytes(data[start : start + length]).decode(errors="replace")
