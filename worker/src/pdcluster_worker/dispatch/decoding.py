@@ -5,6 +5,7 @@ prefill worker means local prefill, never an error; a token that was shown is
 kept whatever fails after it.  The remote leg is `dispatch.remote`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -12,7 +13,7 @@ from pdcluster_worker.dispatch.engine_client import Mailbox
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.block_hash import block_hashes
-from pdcluster_worker.engine.messages import RequestSpec, Submit
+from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
@@ -75,12 +76,23 @@ class DecodeDispatcher:
                         return
         else:
             self._worker.engine.send(Submit(spec))
-        while True:
+        if started:
+            token = await self._first_step(mailbox)
+            yield Generated(token)
+        else:
             token = await mailbox.token()
-            yield Generated(token, None if started else "local")
-            started = True
-            if token.finish_reason is not None:
-                return
+            yield Generated(token, "local")
+        while token.finish_reason is None:
+            token = await mailbox.token()
+            yield Generated(token)
+
+    async def _first_step(self, mailbox: Mailbox) -> Token:
+        """The first token decoded here after a remote prefill, timed from the hand-over of its KV."""
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        token = await mailbox.token()
+        self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
+        return token
 
     def _should_offload(self, spec: RequestSpec) -> bool:
         prefills = self._prefills()

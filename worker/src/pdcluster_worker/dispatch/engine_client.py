@@ -14,6 +14,7 @@ from typing import Protocol
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.messages import BlockEvents, EngineFailed, EngineInput, EngineOutput, EngineReady, EngineStats, Token, Tokens
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.peers.parts import run_until_first_ends
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +120,7 @@ class EngineClient:
 
     async def run(self) -> None:
         """Move messages both ways until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._send_all())
-            group.create_task(self._receive_all())
+        await run_until_first_ends(self._send_all(), self._receive_all())
 
     async def _send_all(self) -> None:
         while True:

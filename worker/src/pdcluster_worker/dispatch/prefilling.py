@@ -31,7 +31,7 @@ class PrefillDispatcher:
                     if not isinstance(output, Token | PrefillDone):
                         raise RequestError(f"the engine answered {type(output).__name__} to Prefill", status=500)
                     yield output
-                    if mailbox.ended:
+                    if isinstance(output, PrefillDone) or output.finish_reason is not None:
                         return
             finally:
                 worker.engine.close(mailbox)

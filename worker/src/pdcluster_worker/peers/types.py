@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pdcluster_worker.engine.messages import Token
+from pdcluster_worker.engine.messages import KVGeometry, Token
+from pdcluster_worker.routing.geometry import PeerFacts
 
 PrefillMode = Literal["auto", "local", "remote"]
 """Where a client wants the prefill: its extension field `pdcluster.prefill`."""
@@ -19,3 +20,44 @@ class Generated:
     token: Token
     prefill: PrefillPlace | None = None
     index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker tells its peers about itself about once a second; fields as in worker.proto."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    credit_queue_requests: int = 0
+    credit_queue_tokens: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    state: str = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One message of a Watch: load, and changes of the prefix cache; a snapshot's `stored` is the whole cache."""
+
+    load: Load
+    stored: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what must match."""
+
+    engine_id: str
+    role: str
+    geometry: KVGeometry
+    weights: str
+    tensor_parallel: int
+    revision: str
+
+    @property
+    def facts(self) -> PeerFacts:
+        """The part that two workers compare."""
+        return PeerFacts(self.geometry, self.weights, self.revision)

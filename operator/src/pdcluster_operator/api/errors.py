@@ -1,0 +1,51 @@
+"""Every error that this package raises on purpose.
+
+OperatorError
+├── InvalidObjectError    a PDCluster object is refused; carries every fault with its path, reason and fix
+├── EtcdUnreachableError  no etcd endpoint answers
+└── StartError            a cluster cannot start or go on here; carries the exit code (2 = the user's input, 1 = the rest)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OperatorError(Exception):
+    """Root of the tree."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in an object.
+
+    path:   where, as in `spec.roles.decode.pools[0].replicas`; empty for the document as a whole
+    reason: what is wrong, with the value that was found
+    fix:    what to write instead
+    """
+
+    path: str
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}; {self.fix}" if self.path else f"{self.reason}; {self.fix}"
+
+
+class InvalidObjectError(OperatorError):
+    """A PDCluster object that is refused; `faults` names everything that is wrong, one line each in the message."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
+
+
+class EtcdUnreachableError(OperatorError):
+    """No endpoint answered in time; the message names them all."""
+
+
+class StartError(OperatorError):
+    """The cluster cannot start, or cannot go on; `exit_code` is what the process ends with."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

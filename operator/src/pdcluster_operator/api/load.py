@@ -1,0 +1,87 @@
+"""Read a PDCluster from YAML: every fault at once, each with path, reason and fix.
+
+A file may hold other objects beside one PDCluster.  An object as the API
+server returns it is accepted too: what the server owns is left out.
+"""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pdcluster_operator.api.errors import Fault, InvalidObjectError
+from pdcluster_operator.api.faults import faults_of
+from pdcluster_operator.api.pdcluster import KIND, PDCluster
+
+_SERVER_METADATA = frozenset(
+    {
+        "creationTimestamp",
+        "deletionGracePeriodSeconds",
+        "deletionTimestamp",
+        "finalizers",
+        "generation",
+        "managedFields",
+        "ownerReferences",
+        "resourceVersion",
+        "selfLink",
+        "uid",
+    }
+)
+
+
+def load(path: Path) -> PDCluster:
+    """Read the one PDCluster of a YAML file.  Raises InvalidObjectError with every fault."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = (e.strerror or str(e)) if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise InvalidObjectError([Fault("", f"cannot be read: {reason}", "give the path of a PDCluster YAML file")]) from e
+    return parse(_find(text))
+
+
+def parse(document: dict[str, Any]) -> PDCluster:
+    """Validate one object.  Raises InvalidObjectError with every fault."""
+    try:
+        return PDCluster.model_validate(_without_server_fields(document))
+    except ValidationError as e:
+        raise InvalidObjectError(faults_of(e, PDCluster)) from e
+
+
+def _find(text: str) -> dict[str, Any]:
+    try:
+        documents = [document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None]
+    except yaml.YAMLError as e:
+        raise InvalidObjectError([_yaml_fault(e)]) from e
+    clusters = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
+    if len(clusters) != 1:
+        found = ", ".join(str(document.get("kind")) if isinstance(document, dict) else "no object" for document in documents) or "nothing"
+        raise InvalidObjectError([Fault("", f"must hold one object of kind {KIND}, not {found}", f"write one with `kind: {KIND}`")])
+    return clusters[0]
+
+
+def _yaml_fault(error: yaml.YAMLError) -> Fault:
+    mark = getattr(error, "problem_mark", None)
+    where = f" in line {mark.line + 1}" if mark else ""
+    return Fault("", f"not YAML{where}: {getattr(error, 'problem', None) or error}", "correct that line")
+
+
+def _without_server_fields(document: dict[str, Any]) -> dict[str, Any]:
+    cleaned = {key: value for key, value in document.items() if key != "status"}
+    if isinstance(cleaned.get("metadata"), dict):
+        cleaned["metadata"] = {key: value for key, value in cleaned["metadata"].items() if key not in _SERVER_METADATA}
+    return cleaned
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, where YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)

@@ -1,0 +1,1 @@
+"""pdctl: arguments in, exit codes out; the work is in `local` and `api`."""

@@ -1,0 +1,41 @@
+"""What this machine gives us: CPU cores by affinity and cgroup limit, and whether a port is free."""
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_cores(cgroup: Path = _CGROUP) -> int:
+    """Cores that this process may use, at least one; a cgroup's quota counts in whole cores."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cgroup_cores(cgroup)
+    return max(1, min(cores, int(quota))) if quota is not None else cores
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now; 0 = any.  Raises OSError for ports that are not ours to use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection's remains are no obstacle
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as e:
+            if e.errno == errno.EADDRINUSE:
+                return False
+            raise
+        return True
+
+
+def _cgroup_cores(cgroup: Path) -> float | None:
+    """CPU quota in cores, of version 2 or 1; None = no limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)

@@ -1,0 +1,90 @@
+"""Policy edits while a cluster runs: the PDCluster file is looked at once a second.
+
+A valid edit of the policy part (routing, qos) reaches the workers through the
+policy file.  Any other edit, and any invalid one, is refused with the reason
+and the last good policy stays.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pdcluster_operator.api.errors import InvalidObjectError
+from pdcluster_operator.api.load import load
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.local.run_directory import write_yaml
+from pdcluster_operator.manifests.worker_config import policy_file
+
+_LOOK_SECONDS = 1.0
+_POLICY_SECTIONS = ("routing", "qos")
+_Stamp = tuple[int, int, int]
+
+
+class PolicyWatcher:
+    """Carries policy edits from the PDCluster file to the workers' policy file."""
+
+    def __init__(self, source: Path, cluster: PDCluster, target: Path, report: Callable[[str], None]) -> None:
+        self._source = source
+        self._cluster = cluster
+        self._target = target
+        self._report = report
+        self._seen: _Stamp | None = None  # so that the first look finds an edit made since the cluster was loaded
+
+    async def run(self) -> None:
+        """Look once a second, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Take in an edit, if there is one."""
+        stamp = _stamp(self._source)
+        if stamp is None or stamp == self._seen:  # missing: an editor may be putting the new one in place
+            return
+        self._seen = stamp
+        try:
+            edited = load(self._source)
+        except InvalidObjectError as e:
+            self._report("\n    ".join(["edit refused, the last good policy stays:", *map(str, e.faults)]))
+            return
+        self._take(edited)
+
+    def _take(self, edited: PDCluster) -> None:
+        fixed = restart_fields(self._cluster, edited)
+        if fixed:
+            self._report(f"edit refused, the last good policy stays: {', '.join(fixed)} changed; restart to apply")
+        elif policy_file(edited) != policy_file(self._cluster):
+            write_yaml(self._target, policy_file(edited))
+            self._cluster = edited
+            self._report("policy updated")
+
+
+def restart_fields(running: PDCluster, edited: PDCluster) -> list[str]:
+    """Paths of the fields that differ and that a running cluster cannot take in."""
+    return list(_differences(_fixed_part(running), _fixed_part(edited), ""))
+
+
+def _fixed_part(cluster: PDCluster) -> dict[str, Any]:
+    spec = cluster.spec.model_dump(by_alias=True)
+    for name, role in cluster.spec.roles.present().items():  # of a role's engine only what it was given counts
+        spec["roles"][name]["engine"] = role.engine.model_dump(by_alias=True, exclude_unset=True)
+    identity = {"name": cluster.metadata.name, "namespace": cluster.metadata.namespace}
+    return {"metadata": identity, "spec": {key: value for key, value in spec.items() if key not in _POLICY_SECTIONS}}
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Changes whenever the file does; None while there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,90 @@
+"""The plan of one machine: which worker processes a PDCluster becomes.
+
+Pure: the same spec and machine give the same plan.  Paths, certificates and
+etcd endpoints are for `local` to fill in; Kubernetes workloads are planned from
+the same spec elsewhere.
+"""
+
+from dataclasses import dataclass
+
+from pdcluster_operator.api.errors import Fault, InvalidObjectError
+from pdcluster_operator.api.names import process_name
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.sections import EngineSpec, PoolSpec
+
+_INGRESS_ROLES = ("decode", "mixed")
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One worker process.  http_port 0 = any free port; gRPC and KV ports are always any free port."""
+
+    name: str
+    role: str
+    pool: PoolSpec
+    ordinal: int
+    engine: EngineSpec
+    http_port: int
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """Every process of one revision; `ingress` is the one at the service's port."""
+
+    revision: str
+    processes: tuple[ProcessSpec, ...]
+    ingress: ProcessSpec
+
+
+def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
+    """Plan the processes of a cluster on a machine with so many cores.
+
+    port: where the first ingress worker serves; 0 = any free port
+    Raises InvalidObjectError for a spec that is right but cannot run on one machine.
+    """
+    _check_runs_here(cluster)
+    slots = [
+        (role, pool, ordinal)
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+        for ordinal in range(pool.replicas)
+    ]
+    first_ingress = next(slot for slot in slots if slot[0] in _INGRESS_ROLES)
+    threads = max(1, cores // len(slots))
+    processes = {
+        slot: ProcessSpec(
+            name=process_name(cluster.metadata.name, slot[0], slot[1].name, slot[2]),
+            role=slot[0],
+            pool=slot[1],
+            ordinal=slot[2],
+            engine=_with_threads(cluster.spec.engine_of(slot[0]), threads),
+            http_port=port if slot == first_ingress else 0,
+        )
+        for slot in slots
+    }
+    return LocalPlan(revision=revision_of(cluster.spec), processes=tuple(processes.values()), ingress=processes[first_ingress])
+
+
+def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
+    """The engine with its share of the machine's cores, unless the spec says how many threads."""
+    return engine if engine.threads else engine.model_copy(update={"threads": share})
+
+
+def _check_runs_here(cluster: PDCluster) -> None:
+    roles = cluster.spec.roles.present()
+    faults = [
+        Fault(
+            f"spec.roles.{role}.pools[{index}].gpu",
+            f"pdctl runs cpu pools on this machine, not {pool.gpu}",
+            "use gpu: cpu, or apply the file to Kubernetes",
+        )
+        for role, spec in roles.items()
+        for index, pool in enumerate(spec.pools)
+        if pool.gpu != "cpu"
+    ]
+    ingress = next(role for role in _INGRESS_ROLES if role in roles)
+    if not any(pool.replicas for pool in roles[ingress].pools):
+        faults.append(Fault(f"spec.roles.{ingress}.pools", f"no {ingress} worker would answer requests", "set replicas to 1 or more"))
+    if faults:
+        raise InvalidObjectError(faults)

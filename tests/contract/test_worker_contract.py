@@ -1,0 +1,151 @@
+"""What operator and worker share without importing each other: files, etcd keys and records, ports, metric names, TLS."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from pdcluster_operator.api.load import load
+from pdcluster_operator.discovery import etcd, keys
+from pdcluster_operator.local.certificates import WORKER_NAME
+from pdcluster_operator.manifests.worker_config import WorkerSite, engine_file, policy_file
+from pdcluster_worker import config
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers import options, records
+
+ROOT = Path(__file__).parents[2]
+SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
+
+# The table of design.md, 'Contracts'; _total is the counters' suffix.
+METRICS = (
+    "time_to_first_token_seconds",
+    "ttft_phase_seconds",
+    "time_per_output_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "engine_step_seconds",
+    "kv_transfer_seconds",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prefill_queue_requests",
+    "prefill_queue_tokens",
+    "kv_cache_usage_ratio",
+    "kv_blocks",
+    "engine_busy_ratio",
+    "prompt_tokens",
+    "prefill_tokens",
+    "generation_tokens",
+    "prefill_seconds",
+    "decode_seconds",
+    "prefix_cache_hit_tokens",
+    "prefix_cache_query_tokens",
+    "remote_prefill",
+    "kv_transfer_bytes",
+    "preemptions",
+    "request_rejected",
+    "request_success",
+)
+
+
+def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    cluster = load(ROOT / "examples" / example)
+    pool = cluster.spec.roles.present()[role].pools[0]
+    return engine_file(cluster, role, pool, cluster.spec.engine_of(role), SITE), policy_file(cluster)
+
+
+@pytest.mark.parametrize(
+    ("example", "role"), [("laptop.yaml", "prefill"), ("laptop.yaml", "decode"), ("two-by-two.yaml", "prefill"), ("mixed.yaml", "mixed")]
+)
+def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Path) -> None:
+    engine, policy = rendered(example, role)
+    (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
+    loaded = config.load_worker_config(tmp_path / "engine.yaml")
+
+    assert loaded.role == role
+    assert loaded.engine.max_batched_tokens == engine["engine"]["maxBatchedTokens"]
+    assert msgspec.to_builtins(config.load_policy(tmp_path / "policy.yaml")) == policy
+
+
+def test_rendered_files_set_every_field_of_the_worker() -> None:
+    """All but the lease, which is the contract's 10 s on the worker's side."""
+    engine, policy = rendered("laptop.yaml", "decode")
+
+    assert set(paths(engine)) | {"discovery.leaseSeconds"} == set(fields(config.WorkerConfig))
+    assert set(paths(policy)) == set(fields(config.PolicyConfig))
+
+
+def test_defaults_are_equal_on_both_sides() -> None:
+    engine, policy = rendered("mixed.yaml", "mixed")
+    given = {"maxBatchedTokens", "maxModelLen", "kvCacheMemory"}
+    defaults = msgspec.to_builtins(config.EngineConfig())
+
+    assert {key: value for key, value in engine["engine"].items() if key not in given} == {
+        key: value for key, value in defaults.items() if key not in given
+    }
+    assert policy == msgspec.to_builtins(config.PolicyConfig())
+
+
+def test_default_ports_are_equal_on_both_sides() -> None:
+    listen = config.ListenConfig()
+
+    assert (SITE.host, SITE.http_port, SITE.grpc_port, SITE.kv_port) == (listen.host, listen.http, listen.grpc, listen.kv)
+    assert (listen.http, listen.grpc, listen.kv) == (8000, 9000, 9100)
+    assert config.DiscoveryConfig(endpoints=["h:1"]).lease_seconds == 10
+
+
+def test_etcd_keys_are_equal_on_both_sides() -> None:
+    prefix = keys.workers_prefix("default", "chat", "r1")
+
+    assert prefix == records.workers_prefix("default", "chat", "r1")
+    assert keys.worker_key(prefix, "decode", "cpu", "pod-0") == records.worker_key(prefix, "decode", "cpu", "pod-0")
+    assert keys.command_key("default", "chat", "pod-0") == records.command_key("default", "chat", "pod-0")
+
+
+def test_worker_records_are_read_by_the_operator() -> None:
+    record = records.WorkerRecord(
+        engine_id="e1",
+        pod="pod-0",
+        grpc_address="h:2",
+        kv_address="h:3",
+        http_address="h:1",
+        role="decode",
+        pool="cpu",
+        gpu="cpu",
+        tensor_parallel=1,
+        model="m",
+        state="ready",
+    )
+
+    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(record)) == etcd.WorkerRecord(
+        "pod-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"}
+    )
+
+
+def test_metrics_of_the_design_exist() -> None:
+    names = {family.name for family in Metrics().registry.collect()}
+
+    assert {f"pdcluster_{name}" for name in METRICS} <= names
+
+
+def test_certificate_name_is_what_the_worker_expects() -> None:
+    assert WORKER_NAME == options.SERVER_NAME
+
+
+def paths(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from paths(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from fields(field.type, f"{prefix}{field.encode_name}.")
+        else:
+            yield f"{prefix}{field.encode_name}"

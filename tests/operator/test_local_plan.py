@@ -1,0 +1,88 @@
+"""The plan of one machine, and the revision."""
+
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.api.errors import InvalidObjectError
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.plan.local import plan_local
+
+
+def two_by_two(document: dict[str, Any]) -> dict[str, Any]:
+    document["spec"]["roles"] = {
+        "prefill": {"pools": [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}], "engine": {"threads": 3}},
+        "decode": {"pools": [{"name": "cpu", "replicas": 2}]},
+    }
+    return document
+
+
+def test_plan_lists_every_process(document: dict[str, Any]) -> None:
+    plan = plan_local(parse(two_by_two(document)), cores=8, port=8000)
+
+    assert [(p.name, p.role, p.pool.name, p.ordinal, p.engine.threads, p.http_port) for p in plan.processes] == [
+        ("chat-prefill-a-0", "prefill", "a", 0, 3, 0),
+        ("chat-prefill-b-0", "prefill", "b", 0, 3, 0),
+        ("chat-decode-cpu-0", "decode", "cpu", 0, 2, 8000),
+        ("chat-decode-cpu-1", "decode", "cpu", 1, 2, 0),
+    ]
+    assert plan.ingress is plan.processes[2]
+
+
+def test_plan_of_mixed_serves_at_the_first(document: dict[str, Any]) -> None:
+    document["spec"]["roles"] = {"mixed": {"pools": [{"name": "off", "replicas": 0}, {"name": "cpu", "replicas": 1}]}}
+    plan = plan_local(parse(document), cores=2, port=0)
+
+    assert [(p.name, p.engine.threads) for p in plan.processes] == [("chat-mixed-cpu-0", 2)]
+    assert plan.ingress.name == "chat-mixed-cpu-0"
+
+
+def test_plan_gives_every_process_a_thread(document: dict[str, Any]) -> None:
+    plan = plan_local(parse(document), cores=1, port=0)
+
+    assert {p.engine.threads for p in plan.processes} == {1}
+
+
+def test_plan_refuses_gpus_and_a_cluster_without_ingress(document: dict[str, Any]) -> None:
+    document["spec"]["roles"]["prefill"]["pools"][0]["gpu"] = "B200"
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 0
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=1, port=0)
+
+    assert list(map(str, refused.value.faults)) == [
+        "spec.roles.prefill.pools[0].gpu: pdctl runs cpu pools on this machine, not B200; use gpu: cpu, or apply the file to Kubernetes",
+        "spec.roles.decode.pools: no decode worker would answer requests; set replicas to 1 or more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "changes"),
+    [
+        ("routing", {"offload": {"prefillLengthThreshold": 1}}, False),
+        ("qos", {"admission": {"maxQueuedRequests": 1}}, False),
+        ("service", {"port": 9999}, False),
+        ("engine", {"blockSize": 16}, False),  # its default
+        ("engine", {"blockSize": 32}, True),
+        ("engine", {"kvCacheMemory": "1Gi"}, False),  # the default in other words
+        ("model", {"name": "tiny", "path": "/models/tiny", "dtype": "float32"}, True),
+        ("discovery", {"etcd": {"endpoints": ["etcd:2379"]}}, True),
+    ],
+)
+def test_revision_names_what_engine_files_are_made_of(section: str, value: dict[str, Any], changes: bool, document: dict[str, Any]) -> None:
+    before = revision_of(parse(document).spec)
+    document["spec"][section] = value
+
+    assert (revision_of(parse(document).spec) != before) is changes
+
+
+def test_revision_ignores_replicas(document: dict[str, Any]) -> None:
+    before = revision_of(parse(document).spec)
+    document["spec"]["roles"]["decode"]["pools"][0] |= {"replicas": 5, "maxReplicas": 9}
+
+    assert revision_of(parse(document).spec) == before
+
+
+def test_revision_is_stable_between_versions(document: dict[str, Any]) -> None:
+    """A change here means that an upgrade rolls every cluster: it must be on purpose."""
+    assert revision_of(parse(document).spec) == "b627cd25"

@@ -1,0 +1,67 @@
+"""Reading a PDCluster from a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdcluster_operator.api.errors import InvalidObjectError
+from pdcluster_operator.api.load import load, parse
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_valid(path: Path) -> None:
+    assert load(path).kind == "PDCluster"
+
+
+def test_load_finds_the_cluster_beside_other_objects(document: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(yaml.safe_dump_all([{"kind": "Namespace"}, document, None]))
+
+    assert load(path).metadata.name == "chat"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must hold one object of kind PDCluster, not nothing; write one with `kind: PDCluster`"),
+        ("kind: Pod", "must hold one object of kind PDCluster, not Pod"),
+        ("- 1", "must hold one object of kind PDCluster, not no object"),
+        ("kind: PDCluster\n---\nkind: PDCluster", "must hold one object of kind PDCluster, not PDCluster, PDCluster"),
+        ("a: [", "not YAML in line 1: "),
+        ("a: 1\nb: 2\na: 3", "not YAML in line 3: 'a' is given twice; correct that line"),
+        ("a: !!python/object:os.system {}", "not YAML in line 1: could not determine a constructor"),
+    ],
+)
+def test_load_refuses_what_is_no_cluster(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidObjectError) as refused:
+        load(path)
+
+    assert str(refused.value).startswith(message)
+
+
+def test_load_refuses_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidObjectError, match="cannot be read: No such file or directory; give the path of"):
+        load(tmp_path / "missing.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidObjectError, match="cannot be read: it is not UTF-8 text"):
+        load(tmp_path / "binary.yaml")
+
+
+def test_parse_leaves_out_what_the_server_owns(document: dict[str, Any]) -> None:
+    document["metadata"] |= {"uid": "1", "resourceVersion": "2", "managedFields": [], "creationTimestamp": "now"}
+    document["status"] = {"ready": True}
+
+    assert parse(document).metadata.name == "chat"
+
+
+def test_parsed_cluster_is_frozen(document: dict[str, Any], write_document: Callable[[dict[str, Any]], Path]) -> None:
+    cluster = load(write_document(document))
+    with pytest.raises(ValueError, match="frozen"):
+        cluster.spec.service.port = 1  # type: ignore[misc]

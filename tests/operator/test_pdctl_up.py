@@ -1,0 +1,191 @@
+"""`pdctl up` from start to end, with real etcd and stand-in workers."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+_STANDIN = Path(__file__).with_name("standin_worker.py")
+_UP = """
+import functools, sys
+from pdcluster_operator.cli import main
+main.UpRequest = functools.partial(main.UpRequest, command=(sys.executable, {standin!r}))
+main.main()
+"""
+
+
+@dataclass
+class Run:
+    """A pdctl that was started, and what it wrote."""
+
+    process: subprocess.Popen[bytes]
+    state_dir: Path
+    output: Path
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def state(self) -> dict[str, Any] | None:
+        files = list(self.state_dir.glob("chat/run-*/state.json"))
+        return json.loads(files[0].read_text()) if files else None
+
+    def pids(self) -> list[int]:
+        """etcd's and the workers'."""
+        state = self.state() or {}
+        return [state["etcd"]["pid"], *(worker["pid"] for worker in state["workers"])]
+
+    def states(self) -> list[str]:
+        return [worker["state"] for worker in (self.state() or {"workers": []})["workers"]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, document: dict[str, Any], write_document: Callable[[dict[str, Any]], Path]) -> Iterator[Callable[..., Run]]:
+    """Start pdctl up on the document; whatever is left of it afterwards is killed."""
+    (tmp_path / "model").mkdir()
+    document["spec"]["model"]["path"] = "model"
+    started: list[Run] = []
+
+    def begin(*options: str, standin: str = "serve") -> Run:
+        output = tmp_path / "output"
+        with output.open("wb") as file:
+            command = [sys.executable, "-c", _UP.format(standin=str(_STANDIN)), "up", str(write_document(document)), "--no-progress"]
+            process = subprocess.Popen(
+                [*command, "--state-dir", str(tmp_path / "state"), *(options or ("--port", "0"))],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "STANDIN": standin},
+            )
+        started.append(Run(process, tmp_path / "state", output))
+        return started[-1]
+
+    yield begin
+    for run in started:
+        run.process.kill()
+        run.process.wait()
+
+
+def none_alive(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+async def test_up_serves_until_sigterm_and_leaves_no_process(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+    run = start(standin="parent")
+    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    pids = run.pids()
+    children = [child.pid for child in psutil.Process(run.process.pid).children(recursive=True)]
+    assert len(children) == 5  # etcd, two workers, a child of each
+
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(30) == 0
+    assert none_alive([*pids, *children])
+    assert run.text().splitlines()[-1] == "stopped"
+    assert run.states() == ["stopped", "stopped"]
+
+
+async def test_up_killed_leaves_no_process(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+    run = start()
+    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    pids = run.pids()
+
+    run.process.kill()
+    run.process.wait()
+    await wait_until(lambda: none_alive(pids), "the end of every child")
+
+
+async def test_up_restarts_a_killed_worker_and_says_so(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+    run = start()
+    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    first = run.pids()[1]
+
+    os.kill(first, signal.SIGKILL)
+    await wait_until(lambda: "chat-prefill-cpu-0 ended with signal SIGKILL, starts again in 1 s" in run.text(), "the news")
+    await wait_until(lambda: (run.state() or {})["workers"][0]["restarts"] == 1 and run.states() == ["ready", "ready"], "the second life")
+    assert run.pids()[1] != first
+
+
+async def test_up_restarts_etcd_at_its_address(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+    run = start()
+    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    port = int((run.state() or {})["etcd"]["endpoints"][0].partition(":")[2])
+
+    os.kill(run.pids()[0], signal.SIGKILL)
+    await wait_until(lambda: "etcd ended with signal SIGKILL" in run.text(), "the news")
+
+    def answers() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    await wait_until(answers, "etcd again")
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(30) == 0
+
+
+async def test_up_ends_with_2_when_a_worker_refuses_its_input(start: Callable[..., Run]) -> None:
+    run = start(standin="exit 2")
+    assert run.process.wait(30) == 2
+    assert "cpu-0: model kind is not supported (log " in run.text()
+    assert psutil.Process().children() == []
+
+
+async def test_up_second_signal_kills_a_worker_that_does_not_drain(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
+    run = start(standin="stubborn")
+    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    pids = run.pids()
+
+    run.process.send_signal(signal.SIGINT)
+    await wait_until(lambda: "draining" in run.text(), "the drain")
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(30) == 0
+    assert "killing chat-prefill-cpu-0, chat-decode-cpu-0: not drained" in run.text()
+    assert none_alive(pids)
+
+
+async def test_up_takes_a_policy_edit(
+    start: Callable[..., Run],
+    wait_until: Callable[..., Any],
+    document: dict[str, Any],
+    write_document: Callable[[dict[str, Any]], Path],
+) -> None:
+    run = start()
+    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+
+    document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 32}}
+    write_document(document)
+    await wait_until(lambda: "policy updated" in run.text(), "the news")
+    assert yaml.safe_load(Path((run.state() or {})["policy"]).read_text())["offload"]["prefillLengthThreshold"] == 32
+
+
+async def test_up_refuses_a_taken_port(start: Callable[..., Run]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = start("--port", str(port))
+        assert run.process.wait(30) == 2
+    assert run.text() == f"error: port {port} is taken; choose another with --port or PDCLUSTER_PORT\n"
+
+
+async def test_up_refuses_a_missing_model_folder(start: Callable[..., Run], document: dict[str, Any], tmp_path: Path) -> None:
+    document["spec"]["model"]["path"] = "other"
+    run = start()
+    assert run.process.wait(30) == 2
+    expected = f"error: spec.model.path: no folder at {tmp_path}/other; run `make model` for the sample model, or correct the path\n"
+    assert run.text() == expected
+
+
+async def test_up_says_that_a_given_etcd_is_unreachable(start: Callable[..., Run], document: dict[str, Any]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{unused.getsockname()[1]}"
+        document["spec"]["discovery"] = {"etcd": {"endpoints": [endpoint]}}
+        run = start()
+        assert run.process.wait(30) == 1
+    assert f"spec.discovery.etcd.endpoints: etcd does not answer at {endpoint}" in run.text()

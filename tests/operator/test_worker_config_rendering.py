@@ -1,0 +1,65 @@
+"""The worker's two files, written out in full."""
+
+from typing import Any
+
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.manifests.worker_config import WorkerSite, engine_file, policy_file
+
+SITE = WorkerSite(
+    model_path="/abs/tiny",
+    etcd_endpoints=("127.0.0.1:2379",),
+    ca="/c/ca.pem",
+    certificate="/c/worker.pem",
+    key="/c/worker.key",
+    host="127.0.0.1",
+    http_port=8000,
+    grpc_port=0,
+    kv_port=0,
+)
+
+
+def test_engine_file_is_complete(document: dict[str, Any]) -> None:
+    document["spec"]["engine"] = {"kvCacheMemory": "512Mi", "maxModelLen": 4096}
+    cluster = parse(document)
+    pool = cluster.spec.roles.present()["decode"].pools[0]
+
+    assert engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), SITE) == {
+        "cluster": "chat",
+        "revision": revision_of(cluster.spec),
+        "role": "decode",
+        "pool": "cpu",
+        "gpu": "cpu",
+        "tensorParallel": 1,
+        "model": {"name": "tiny", "path": "/abs/tiny", "dtype": "auto"},
+        "engine": {
+            "blockSize": 16,
+            "maxBatchedTokens": 256,
+            "maxSequences": 64,
+            "maxModelLen": 4096,
+            "scheduler": "continuous",
+            "prefixCaching": True,
+            "kvCacheDtype": "auto",
+            "kvCacheMemory": 536870912,
+            "numBlocks": None,
+            "threads": 0,
+            "transport": "tcp",
+            "transferBandwidth": 0,
+            "verifyTransfers": False,
+            "fenceTimeoutSeconds": 30.0,
+        },
+        "discovery": {"endpoints": ["127.0.0.1:2379"]},
+        "tls": {"ca": "/c/ca.pem", "certificate": "/c/worker.pem", "key": "/c/worker.key"},
+        "listen": {"host": "127.0.0.1", "http": 8000, "grpc": 0, "kv": 0},
+    }
+
+
+def test_policy_file_is_complete(document: dict[str, Any]) -> None:
+    document["spec"]["routing"] = {"offload": {"minOffloadLength": 1}}
+
+    assert policy_file(parse(document)) == {
+        "offload": {"prefillLengthThreshold": 256, "prefillQueueMax": 10, "decodeLoadThreshold": 8, "minOffloadLength": 1},
+        "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
+        "credits": {"batchesAhead": 2.0},
+        "admission": {"maxQueuedRequests": 1024, "maxBodyBytes": 4194304},
+    }

@@ -1,0 +1,85 @@
+"""The prefill worker's side of a request: what its engine says becomes what the peer hears."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+
+from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import (
+    Abort,
+    EngineInput,
+    EngineOutput,
+    Prefill,
+    PrefillDone,
+    PrefillFailed,
+    RequestFailed,
+    RequestSpec,
+    Sampling,
+    Target,
+    Token,
+    Tokens,
+)
+from pdcluster_worker.errors import RequestError
+from tests.worker.dispatch.doubles import ScriptedEngine
+
+SPEC = RequestSpec("r", [1, 2, 3], Sampling(max_tokens=4, seed=1))
+TARGET = Target(b"e" * 16, "decode-engine", "127.0.0.1:1", 0, [5])
+DONE = PrefillDone("r", num_bytes=64, seconds=0.01)
+
+
+async def collect(worker: Worker, engine: ScriptedEngine, *outputs: EngineOutput) -> list[Token | PrefillDone]:
+    def answer(message: EngineInput) -> Sequence[EngineOutput]:
+        return outputs if isinstance(message, Prefill) else ()
+
+    engine.answer = answer
+    return [reply async for reply in PrefillDispatcher(worker).prefill(SPEC, TARGET)]
+
+
+async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there_at_once(worker: Worker, engine: ScriptedEngine) -> None:
+    replies = await collect(worker, engine, Tokens([Token("r", 7)]), DONE)
+
+    assert replies == [Token("r", 7), DONE]
+    assert engine.inputs == [Prefill(SPEC, TARGET)]
+    assert worker.active == 0
+
+
+async def test_prefilling_ends_with_a_token_that_ends_the_request(worker: Worker, engine: ScriptedEngine) -> None:
+    token = Token("r", 2, finish_reason="stop")
+
+    assert await collect(worker, engine, Tokens([token])) == [token]
+
+
+@pytest.mark.parametrize(
+    ("output", "reason", "status"),
+    [
+        (PrefillFailed("r", "connection reset by peer"), "KV transfer to 127.0.0.1:1 failed: connection reset", 503),
+        (RequestFailed("r", "logits are not finite"), "logits are not finite", 500),
+    ],
+)
+async def test_prefilling_failure_of_the_engine_is_told(
+    worker: Worker, engine: ScriptedEngine, output: EngineOutput, reason: str, status: int
+) -> None:
+    with pytest.raises(RequestError, match=reason) as caught:
+        await collect(worker, engine, output)
+
+    assert (caught.value.status, worker.active) == (status, 0)
+
+
+async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(worker: Worker, engine: ScriptedEngine) -> None:
+    engine.answer = lambda m: [Tokens([Token("r", 7)])] if isinstance(m, Prefill) else ()
+    async with aclosing(PrefillDispatcher(worker).prefill(SPEC, TARGET)) as replies:
+        await anext(replies)
+    await asyncio.sleep(0)
+
+    assert engine.inputs[-1] == Abort("r")
+
+
+async def test_prefilling_draining_worker_refuses(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.state = "draining"
+    with pytest.raises(RequestError, match="draining"):
+        await collect(worker, engine)
+
+    assert not engine.inputs

@@ -1,0 +1,390 @@
+"""Real parts for the tests of peers: etcd processes, certificates of a real CA, gRPC over real mutual TLS on loopback.
+
+Inputs are WorkerRecords and the handler below, which stands where dispatch will; nothing else is replaced.
+"""
+
+import asyncio
+import datetime
+import itertools
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from pdcluster_worker.config import DiscoveryConfig, TLSConfig
+from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.client import Here, PeerEvents
+from pdcluster_worker.peers.directory import Directory
+from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
+from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key, workers_prefix
+from pdcluster_worker.peers.refusals import Refusals
+from pdcluster_worker.peers.server import start_grpc
+from pdcluster_worker.peers.service import WorkerService
+from pdcluster_worker.peers.tls import Credentials, load_credentials
+from pdcluster_worker.peers.types import Generated, Hello, Load, Report
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.routing.prefix_index import PrefixIndex
+
+GEOMETRY = KVGeometry(num_kv_heads=2, head_dim=4, num_layers=2, block_size=16, dtype="float32")
+DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Poll a condition until it holds; fails at a deadline that only a broken program reaches."""
+
+    async def wait(condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (value := condition()):
+            assert time.monotonic() < deadline, "the condition never held"
+            await asyncio.sleep(0.01)
+        return value
+
+    return wait
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EtcdServer:
+    """One etcd process on fixed ports, so that it can go and come back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._peer_port = free_port()
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, *, empty: bool = False) -> None:
+        """Start and wait until it takes connections; `empty` makes it another cluster without data."""
+        if empty:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        command = [
+            str(Path(sys.executable).with_name("etcd")),
+            *("--data-dir", str(self._folder), "--unsafe-no-fsync", "--log-level", "error"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"),
+            *("--initial-cluster-token", uuid.uuid4().hex, "--heartbeat-interval", "20", "--election-timeout", "200"),
+        ]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise AssertionError("etcd did not start")
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM, as a planned restart."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait()
+            self._process = None
+
+    def ctl(self, *arguments: str) -> str:
+        command = [str(Path(sys.executable).with_name("etcdctl")), "--endpoints", self.endpoint, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """One etcd for the tests that leave it running; each takes a namespace of its own."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd") / "data")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def stopped_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    """An etcd of the test's own, not started."""
+    server = EtcdServer(tmp_path / "etcd")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_etcd(stopped_etcd: EtcdServer) -> EtcdServer:
+    """An etcd of the test's own, started."""
+    stopped_etcd.start()
+    return stopped_etcd
+
+
+@pytest.fixture
+def record() -> Callable[..., WorkerRecord]:
+    """A WorkerRecord with defaults."""
+
+    def make(pod: str, **changes: Any) -> WorkerRecord:
+        values: dict[str, Any] = {
+            "engine_id": f"engine-of-{pod}",
+            "pod": pod,
+            "grpc_address": "127.0.0.1:1",
+            "kv_address": "127.0.0.1:2",
+            "http_address": "127.0.0.1:3",
+            "role": "decode",
+            "pool": "main",
+            "gpu": "cpu",
+            "tensor_parallel": 1,
+            "model": "tiny",
+            "geometry": GEOMETRY,
+            "weights": "w1",
+            "state": "ready",
+        }
+        return WorkerRecord(**(values | changes))
+
+    return make
+
+
+class Watcher:
+    """A Discovery with what it has told; `dead` holds the pods whose probes fail."""
+
+    def __init__(self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int) -> None:
+        self.own = own
+        prefix = workers_prefix(namespace, "chat", "r1")
+        self.command = command_key(namespace, "chat", own.pod)
+        self.own_key = worker_key(prefix, own.role, own.pool, own.pod)
+        self.members: dict[str, WorkerRecord] = {}
+        self.drains: list[bool] = []
+        self.dead: set[str] = set()
+        self.probed: list[str] = []
+        self.discovery = Discovery(
+            DiscoveryConfig(endpoints=endpoints, lease_seconds=lease_seconds),
+            DiscoveryKeys(prefix, self.command),
+            DiscoveryEvents(self._on_members, self.drains.append, self._probe),
+        )
+        self.discovery.start(own)
+
+    @property
+    def pods(self) -> set[str]:
+        return set(self.members)
+
+    def _on_members(self, members: dict[str, WorkerRecord]) -> None:
+        self.members = members
+
+    async def _probe(self, member: WorkerRecord) -> bool:
+        self.probed.append(member.pod)
+        return member.pod not in self.dead
+
+
+@pytest.fixture
+async def watcher(record: Callable[..., WorkerRecord]) -> AsyncIterator[Callable[..., Watcher]]:
+    """Start a Discovery for a pod; ended with the test."""
+    namespace = uuid.uuid4().hex
+    started: list[Watcher] = []
+
+    def start(endpoint: str | list[str], pod: str, *, lease_seconds: int = 2, **changes: Any) -> Watcher:
+        endpoints = [endpoint] if isinstance(endpoint, str) else endpoint
+        started.append(Watcher(endpoints, record(pod, **changes), namespace, lease_seconds))
+        return started[-1]
+
+    yield start
+    await asyncio.gather(*(one.discovery.close() for one in started))
+
+
+class Authority:
+    """A CA that signs worker certificates."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._serial = itertools.count()
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pdcluster ca")])
+        builder = self._builder("pdcluster ca", self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        self.certificate = builder.sign(self._key, hashes.SHA256())
+
+    def _builder(self, name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+        )
+
+    def issue(self, trusted: "Authority | None" = None) -> TLSConfig:
+        """Files of one worker; `trusted` is the CA that it believes in, if not this one."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder("worker", key)
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("worker.pdcluster")]), critical=False)
+        usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        certificate = builder.add_extension(usages, critical=False).sign(self._key, hashes.SHA256())
+        pem = serialization.Encoding.PEM
+        key_pem = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        contents = {
+            "ca": (trusted or self).certificate.public_bytes(pem),
+            "certificate": certificate.public_bytes(pem),
+            "key": key_pem,
+        }
+        folder = self._folder / f"worker-{next(self._serial)}"
+        folder.mkdir()
+        for name, content in contents.items():
+            (folder / f"{name}.pem").write_bytes(content)
+        return TLSConfig(**{name: str(folder / f"{name}.pem") for name in contents})
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The cluster's CA."""
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="session")
+def stranger_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Another cluster's CA."""
+    return Authority(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture(scope="session")
+def credentials(authority: Authority) -> Credentials:
+    """Credentials of a worker of the cluster."""
+    return load_credentials(authority.issue())
+
+
+class Handler:
+    """Stands where dispatch will: echoes prompts, and lets a test hold, fail and watch each call."""
+
+    def __init__(self, hello: Hello, limit_tokens: int) -> None:
+        self.engine_id = hello.engine_id
+        self.ledger = CreditLedger(limit_tokens)
+        self.reports: list[Report] = [Report(Load(num_running=1), snapshot=True)]
+        self.report_added = asyncio.Event()
+        self.error: Exception | None = None
+        self.hold = False  # stop after the first token until closed
+        self.calls: list[tuple[Any, ...]] = []
+        self.closed: list[str] = []
+        self.watches = 0
+        self._hello = hello
+
+    def hello(self) -> Hello:
+        return self._hello
+
+    async def generate(self, spec: RequestSpec, prefill: str) -> AsyncIterator[Generated]:
+        self.calls.append(("generate", spec, prefill))
+        try:
+            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote")
+            await self._maybe_stop()
+            yield Generated(Token(spec.request_id, spec.prompt[-1], finish_reason="length"))
+        finally:
+            self.closed.append(spec.request_id)
+
+    async def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncIterator[Token | PrefillDone]:
+        self.calls.append(("prefill", peer, spec, target))
+        try:
+            ends = spec.sampling.max_tokens == 1
+            yield Token(spec.request_id, spec.prompt[-1], finish_reason="length" if ends else None)
+            await self._maybe_stop()
+            if not ends:
+                yield PrefillDone(spec.request_id, 4096, 0.5, checksum=7)
+        finally:
+            self.closed.append(spec.request_id)
+
+    async def watch(self) -> AsyncIterator[Report]:
+        self.watches += 1
+        for position in itertools.count():
+            while position >= len(self.reports):
+                self.report_added.clear()
+                await self.report_added.wait()
+            yield self.reports[position]
+
+    async def _maybe_stop(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.hold:
+            await asyncio.Event().wait()
+
+
+class Worker:
+    """One worker: service, directory and what the directory told."""
+
+    def __init__(self, record: WorkerRecord, hello: Hello, limit_tokens: int, credentials: Credentials) -> None:
+        self.record = record
+        self.hello = hello
+        self.metrics = Metrics()
+        self.refusals = Refusals(self.metrics)
+        self.index = PrefixIndex()
+        self.handler = Handler(hello, limit_tokens)
+        self.service = WorkerService(self.handler, self.refusals)  # type: ignore[arg-type]
+        self.credits: list[tuple[str, str, bool]] = []
+        self.lost: list[str] = []
+        events = PeerEvents(
+            lambda peer, request_id, granted: self.credits.append((peer.key, request_id, granted)),
+            lambda peer: self.lost.append(peer.key),
+            lambda _: None,
+        )
+        self.directory = Directory(record.pod, Here(hello, credentials.channel, self.refusals, self.index), events, self.metrics)
+        self.server: grpc.aio.Server | None = None
+
+    def sees(self, *others: "Worker") -> None:
+        """Tell it the membership: itself and the others."""
+        self.directory.set_members({worker.record.pod: worker.record for worker in (self, *others)})
+
+
+@pytest.fixture
+async def worker(record: Callable[..., WorkerRecord], credentials: Credentials) -> AsyncIterator[Callable[..., Any]]:
+    """Start a worker: (pod, role, ...) -> Worker with a gRPC server; ended with the test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            pod: str, role: str, *, limit_tokens: int = 100, port: int = 0, creds: Credentials | None = None, **changes: Any
+        ) -> Worker:
+            creds = creds or credentials
+            facts: dict[str, Any] = {"engine_id": f"engine-of-{pod}", "geometry": GEOMETRY, "weights": "w1"} | changes
+            hello = Hello(role=role, tensor_parallel=1, revision="r1", **facts)
+            one = Worker(record(pod, role=role, **facts), hello, limit_tokens, creds)
+            one.server, bound = await start_grpc(one.service, "127.0.0.1", port, creds)
+            one.record = record(pod, role=role, grpc_address=f"127.0.0.1:{bound}", **facts)
+            stack.push_async_callback(one.server.stop, None)
+            stack.push_async_callback(one.directory.close)
+            return one
+
+        yield start
+
+
+@pytest.fixture
+def spec() -> Callable[..., RequestSpec]:
+    """A RequestSpec with defaults."""
+
+    def make(request_id: str = "q1", *, max_tokens: int = 8, prompt: list[int] | None = None) -> RequestSpec:
+        return RequestSpec(request_id, prompt or [5, 6, 7], Sampling(max_tokens=max_tokens, seed=3))
+
+    return make
+
+
+@pytest.fixture
+def target() -> Target:
+    """Blocks of the decode worker `d`."""
+    return Target(bytes(range(16)), "engine-of-d", "127.0.0.1:9", 0, [4, 9])

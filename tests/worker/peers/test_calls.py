@@ -1,0 +1,365 @@
+"""Generate, Prefill, Credits and Watch between two real workers: the answers, the refusals, the ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+
+from pdcluster_worker.engine.messages import PrefillDone, Token
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.calls import open_channel, open_stub
+from pdcluster_worker.peers.service import WorkerService
+from pdcluster_worker.peers.types import Generated, Load, Report
+from pdcluster_worker.proto import worker_pb2 as pb
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture
+async def p(worker: Any) -> Any:
+    """A prefill worker that grants 100 tokens at a time."""
+    return await worker("p", "prefill", limit_tokens=100)
+
+
+@pytest.fixture
+async def d(worker: Any, p: Any, eventually: Eventually) -> Any:
+    """A decode worker that is ready to call `p` and `d2`."""
+    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
+    d.sees(p, d2)
+    d.p = (await eventually(d.directory.prefills))[0]
+    d.d2 = (await eventually(d.directory.decodes))[0]
+    d.other = d2
+    return d
+
+
+@pytest.fixture
+async def stub(p: Any, credentials: Any) -> AsyncIterator[Any]:
+    """Bare calls to `p`, for what no client of ours would send."""
+    channel = open_channel(p.record.grpc_address, credentials.channel)
+    yield open_stub(channel)
+    await channel.close(None)
+
+
+async def collect(iterator: Any) -> list[Any]:
+    return [item async for item in iterator]
+
+
+async def granted(d: Any, eventually: Eventually, request_id: str = "q1", tokens: int = 3) -> None:
+    d.p.want(request_id, tokens, 0)
+    await eventually(lambda: ("p", request_id, True) in d.credits)
+
+
+# --- generate -------------------------------------------------------------------------------------
+
+
+async def test_generate_streams_tokens_as_the_handler_makes_them(d: Any, spec: Any) -> None:
+    answer = await collect(d.d2.generate(spec(), "remote"))
+
+    assert answer == [Generated(Token("q1", 5), "remote"), Generated(Token("q1", 7, finish_reason="length"))]
+    assert d.other.handler.calls == [("generate", spec(), "remote")]
+
+
+async def test_generate_carries_a_prompt_of_128k_tokens(d: Any, spec: Any) -> None:
+    long = spec(prompt=[200_000_000] * 131_072)
+
+    await collect(d.d2.generate(long, "auto"))
+
+    assert d.other.handler.calls[0][1] == long
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("top_k is too large", param="top_k", code="bad_value"),
+        RequestError("no such model", status=404),
+        RequestError("queue is full", status=503, code="overloaded", retry_after_seconds=3),
+        RequestError("the id is in use", status=409),
+        RequestError("broken", status=500),
+    ],
+    ids=lambda error: str(error.status),
+)
+async def test_request_error_arrives_as_it_was_raised(d: Any, spec: Any, error: RequestError) -> None:
+    d.other.handler.error = error
+
+    with pytest.raises(RequestError) as caught:
+        await collect(d.d2.generate(spec(), "auto"))
+
+    assert vars(caught.value) == vars(error)
+
+
+async def test_error_of_any_length_and_script_arrives(d: Any, spec: Any) -> None:
+    d.other.handler.error = RequestError("긴 오류 " * 5000)
+
+    with pytest.raises(RequestError, match="긴 오류"):
+        await collect(d.d2.generate(spec(), "auto"))
+
+
+@pytest.mark.parametrize(("error", "match"), [(PeerError("next hop gone"), "next hop gone"), (KeyError("bug"), "INTERNAL")])
+async def test_other_errors_are_the_peers(d: Any, spec: Any, error: Exception, match: str) -> None:
+    d.other.handler.error = error
+
+    with pytest.raises(PeerError, match=match):
+        await collect(d.d2.generate(spec(), "auto"))
+
+
+async def test_server_that_stops_is_a_peer_error_and_no_cancellation(d: Any, spec: Any) -> None:
+    d.other.handler.hold = True
+    tokens = d.d2.generate(spec(), "auto")
+    await anext(tokens)
+
+    await d.other.server.stop(None)
+
+    with pytest.raises(PeerError):
+        await anext(tokens)
+
+
+async def test_old_engine_id_is_refused_with_both_ids(d: Any, spec: Any) -> None:
+    d.d2.record = msgspec.structs.replace(d.d2.record, engine_id="older")
+
+    with pytest.raises(PeerError, match=r"FAILED_PRECONDITION.*older.*engine-of-d2"):
+        await collect(d.d2.generate(spec(), "auto"))
+    assert d.other.handler.calls == []
+
+
+@pytest.mark.parametrize("close", ["aclose", "cancel"])
+async def test_ending_a_generate_ends_the_handlers_iterator(d: Any, spec: Any, eventually: Eventually, close: str) -> None:
+    d.other.handler.hold = True
+    tokens = d.d2.generate(spec(), "auto")
+    await anext(tokens)
+
+    if close == "aclose":
+        await tokens.aclose()
+    else:
+        waiting = asyncio.create_task(anext(tokens))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    await eventually(lambda: d.other.handler.closed == ["q1"])
+
+
+async def test_unknown_prefill_mode_is_the_requests_fault(d: Any, spec: Any) -> None:
+    with pytest.raises(RequestError, match="must be one of auto, local, remote"):
+        await collect(d.d2.generate(spec(), "sideways"))
+
+
+# --- prefill --------------------------------------------------------------------------------------
+
+
+async def test_prefill_is_a_token_and_done(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+    await granted(d, eventually)
+
+    answer = await collect(d.p.prefill(spec(), target))
+
+    assert answer == [Token("q1", 7), PrefillDone("q1", 4096, 0.5, checksum=7)]
+    assert p.handler.calls == [("prefill", "engine-of-d", spec(), target)]
+    await eventually(lambda: p.handler.ledger.outstanding_tokens == 0)
+
+
+async def test_first_token_that_ends_the_request_is_the_whole_answer(d: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+    await granted(d, eventually)
+
+    answer = await collect(d.p.prefill(spec(max_tokens=1), target))
+
+    assert answer == [Token("q1", 7, finish_reason="length")]
+
+
+async def test_prefill_without_a_credit_is_refused(d: Any, p: Any, spec: Any, target: Any) -> None:
+    with pytest.raises(PeerError, match=r"FAILED_PRECONDITION.*has no credit"):
+        await collect(d.p.prefill(spec(), target))
+    assert p.handler.calls == []
+
+
+async def test_prefill_for_an_old_engine_is_refused_and_keeps_the_credit(
+    d: Any, p: Any, spec: Any, target: Any, eventually: Eventually
+) -> None:
+    await granted(d, eventually)
+    d.p.record = msgspec.structs.replace(d.p.record, engine_id="older")
+
+    with pytest.raises(PeerError, match="older"):
+        await collect(d.p.prefill(spec(), target))
+    assert p.handler.ledger.outstanding_tokens == 3
+
+
+async def test_credit_returns_with_the_first_token(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+    await granted(d, eventually)
+    p.handler.hold = True
+
+    async with aclosing(d.p.prefill(spec(), target)) as replies:
+        await anext(replies)
+
+        assert p.handler.ledger.outstanding_tokens == 0
+    await eventually(lambda: p.handler.closed == ["q1"])
+
+
+async def test_failed_prefill_returns_its_credit_to_the_next(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+    p.handler.error = RequestError("no blocks", status=503)
+    await granted(d, eventually, tokens=100)
+    d.p.want("q2", 100, 0)
+    await eventually(lambda: ("p", "q2", False) in d.credits)
+
+    with pytest.raises(RequestError, match="no blocks"):
+        await collect(d.p.prefill(spec(), target))
+
+    await eventually(lambda: ("p", "q2", True) in d.credits)
+
+
+async def test_impossible_target_is_refused(d: Any, p: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+    await granted(d, eventually)
+
+    with pytest.raises(RequestError, match="epoch has 3 bytes"):
+        await collect(d.p.prefill(spec(), msgspec.structs.replace(target, epoch=b"bad")))
+    assert p.handler.calls == []
+
+
+async def test_refused_pair_cannot_prefill(worker: Any, p: Any, stub: Any, spec: Any, target: Any) -> None:
+    other = await worker("d", "decode", weights="w2")
+    await stub.Handshake(convert.hello_to_proto(other.hello))
+    request = pb.PrefillRequest(
+        request=convert.request_to_proto(spec()), engine_id=p.handler.engine_id, target=convert.target_to_proto(target)
+    )
+
+    with pytest.raises(grpc.aio.AioRpcError, match="is refused: weights"):
+        await collect(stub.Prefill(request))
+    with pytest.raises(grpc.aio.AioRpcError, match="is refused: weights"):
+        await collect(stub.Credits(iter([pb.CreditRequest(engine_id=other.hello.engine_id)])))
+
+
+async def test_empty_messages_are_invalid(stub: Any, p: Any) -> None:
+    ours = p.handler.engine_id
+
+    for call in (
+        stub.Generate(pb.GenerateRequest(engine_id=ours, prefill="auto")),
+        stub.Prefill(pb.PrefillRequest(engine_id=ours)),
+        stub.Credits(iter([pb.CreditRequest()])),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.aio.AioRpcError, match="engine_id is empty"):
+        await stub.Handshake(pb.Hello())
+
+
+# --- credits --------------------------------------------------------------------------------------
+
+
+async def test_want_is_answered_at_once_and_granted_when_room_comes(d: Any, eventually: Eventually) -> None:
+    await granted(d, eventually, "q1", 80)
+    d.p.want("q2", 80, 0)
+    await eventually(lambda: ("p", "q2", False) in d.credits)
+
+    d.p.release("q1")
+
+    await eventually(lambda: ("p", "q2", True) in d.credits)
+
+
+async def test_grant_goes_to_the_peer_that_it_names(worker: Any, d: Any, p: Any, eventually: Eventually) -> None:
+    e = await worker("e", "decode")
+    e.sees(p)
+    from_e = (await eventually(e.directory.prefills))[0]
+    await granted(d, eventually, "q1", 80)
+    from_e.want("q1", 80, 0)
+    await eventually(lambda: e.credits == [("p", "q1", False)])
+
+    d.p.release("q1")
+
+    await eventually(lambda: e.credits == [("p", "q1", False), ("p", "q1", True)])
+    assert d.credits == [("p", "q1", True)]
+
+
+async def test_credits_of_a_peer_that_vanishes_return(worker: Any, d: Any, p: Any, eventually: Eventually) -> None:
+    e = await worker("e", "decode")
+    e.sees(p)
+    from_e = (await eventually(e.directory.prefills))[0]
+    await granted(d, eventually, "q1", 80)
+    from_e.want("q2", 80, 0)
+    await eventually(lambda: e.credits == [("p", "q2", False)])
+
+    await d.directory.close()
+
+    await eventually(lambda: ("p", "q2", True) in e.credits)
+
+
+async def test_new_limit_is_pushed(d: Any, p: Any, eventually: Eventually) -> None:
+    await granted(d, eventually, "q1", 80)
+    d.p.want("q2", 80, 0)
+    await eventually(lambda: ("p", "q2", False) in d.credits)
+
+    p.service.desk.push(p.handler.ledger.set_limit(200))
+
+    await eventually(lambda: ("p", "q2", True) in d.credits)
+
+
+async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(p: Any, stub: Any, eventually: Eventually) -> None:
+    def wants(request_id: str) -> list[pb.CreditRequest]:
+        return [pb.CreditRequest(engine_id="e", want=pb.Want(request_id=request_id, tokens=60))]
+
+    async def requests(request_id: str) -> Any:
+        for message in wants(request_id):
+            yield message
+        await asyncio.Event().wait()
+
+    first = stub.Credits(requests("q1"))
+    assert (await first.read()).granted
+    second = stub.Credits(requests("q2"))
+    assert (await second.read()).granted
+
+    first.cancel()
+    third = stub.Credits(requests("q3"))
+    assert (await third.read()).granted
+    assert p.handler.ledger.outstanding_tokens == 60
+    second.cancel()
+    third.cancel()
+    await eventually(lambda: p.handler.ledger.outstanding_tokens == 0)
+
+
+async def test_impossible_want_ends_the_stream(p: Any, stub: Any) -> None:
+    message = pb.CreditRequest(engine_id="e", want=pb.Want(request_id="q1", tokens=0))
+
+    with pytest.raises(grpc.aio.AioRpcError, match="wants 0 tokens"):
+        await collect(stub.Credits(iter([message])))
+
+
+# --- watch ----------------------------------------------------------------------------------------
+
+
+async def test_watch_numbers_its_reports(p: Any, stub: Any) -> None:
+    p.handler.reports = [Report(Load(), snapshot=True), Report(Load()), Report(Load())]
+    watch = stub.Watch(pb.WatchRequest(engine_id=p.handler.engine_id))
+
+    reports = [await watch.read() for _ in range(3)]
+
+    assert [(report.sequence, report.snapshot) for report in reports] == [(1, True), (2, False), (3, False)]
+    watch.cancel()
+
+
+async def test_watch_of_an_old_engine_is_refused(stub: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="older"):
+        await collect(stub.Watch(pb.WatchRequest(engine_id="older")))
+
+
+async def test_gap_in_the_watch_brings_a_new_snapshot(worker: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches = []
+
+    async def with_gap(_: WorkerService, request: pb.WatchRequest, context: Any) -> None:
+        """A subscription that loses its second report, the first time."""
+        watches.append(request.engine_id)
+        await context.write(pb.WorkerReport(sequence=1, snapshot=True, load=pb.Load(), blocks_stored=[b"a"]))
+        number = 3 if len(watches) == 1 else 2
+        await context.write(pb.WorkerReport(sequence=number, load=pb.Load(num_running=number), blocks_stored=[b"b"]))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WorkerService, "Watch", with_gap)
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+    d.sees(p)
+
+    await eventually(lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2)
+    assert len(watches) == 2
+    assert d.index.match("p", [b"b"]) == 1
+    assert d.lost == []

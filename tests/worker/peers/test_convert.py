@@ -1,0 +1,180 @@
+"""Every value survives the wire, and no impossible one gets in."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.types import Hello, Load
+from pdcluster_worker.proto import worker_pb2 as pb
+
+naturals = st.integers(0, 2**31 - 1)
+longs = st.integers(0, 2**63 - 1)
+reals = st.floats(allow_nan=False, allow_infinity=False)
+positives = st.floats(0, 1e9)
+names = st.text(min_size=1, max_size=8)
+ids = st.lists(naturals, max_size=5)
+
+samplings = st.builds(
+    Sampling,
+    max_tokens=st.integers(1, 2**31 - 1),
+    seed=st.integers(0, 2**64 - 1),
+    temperature=positives,
+    top_p=positives,
+    top_k=naturals,
+    min_p=positives,
+    presence_penalty=reals,
+    frequency_penalty=reals,
+    repetition_penalty=positives,
+    logit_bias=st.dictionaries(naturals, reals, max_size=3),
+    logprobs=st.none() | naturals,
+    min_tokens=naturals,
+    stop_token_ids=ids,
+    eos_token_ids=ids,
+    ignore_eos=st.booleans(),
+)
+specs = st.builds(
+    RequestSpec,
+    request_id=names,
+    prompt=st.lists(naturals, min_size=1, max_size=5),
+    sampling=samplings,
+    output=ids,
+    priority=st.integers(-(2**31), 2**31 - 1),
+)
+targets = st.builds(
+    Target,
+    epoch=st.binary(min_size=16, max_size=16),
+    engine_id=names,
+    address=names,
+    cached_tokens=naturals,
+    block_ids=st.lists(naturals, min_size=1, max_size=5, unique=True),
+)
+tokens = st.builds(
+    Token,
+    request_id=st.just("q"),
+    token_id=naturals,
+    logprob=st.none() | st.floats(allow_nan=False),
+    top_logprobs=st.lists(st.tuples(naturals, st.floats(allow_nan=False)), max_size=3),
+    finish_reason=st.sampled_from([None, "stop", "length"]),
+    stop_reason=st.none() | naturals,
+    cached_tokens=naturals,
+    queue_seconds=st.none() | reals,
+    prefill_seconds=st.none() | reals,
+)
+geometries = st.builds(
+    KVGeometry, num_kv_heads=naturals, head_dim=naturals, num_layers=naturals, block_size=naturals, dtype=st.text(), kind=st.text()
+)
+
+
+@given(specs)
+def test_request_survives_the_wire(spec: RequestSpec) -> None:
+    assert convert.request_from_proto(_sent(convert.request_to_proto(spec))) == spec
+
+
+@given(targets)
+def test_target_survives_the_wire(target: Target) -> None:
+    assert convert.target_from_proto(_sent(convert.target_to_proto(target))) == target
+
+
+@given(tokens)
+def test_token_survives_the_wire(token: Token) -> None:
+    assert convert.token_from_proto("q", _sent(convert.token_to_proto(token))) == token
+
+
+@given(st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1)))
+def test_prefill_done_survives_the_wire(done: PrefillDone) -> None:
+    assert convert.done_from_proto("q", _sent(convert.done_to_proto(done))) == done
+
+
+@given(st.builds(Hello, names, st.text(), geometries, st.text(), naturals, st.text()))
+def test_hello_survives_the_wire(hello: Hello) -> None:
+    assert convert.hello_from_proto(_sent(convert.hello_to_proto(hello))) == hello
+
+
+@given(st.builds(Load, naturals, naturals, longs, naturals, longs, naturals, naturals, st.text()))
+def test_load_survives_the_wire(load: Load) -> None:
+    assert convert.load_from_proto(_sent(convert.load_to_proto(load))) == load
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"request_id": ""}, "request_id is empty"),
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [1, -1]}, "prompt holds a negative"),
+        ({"output": [-1]}, "output holds a negative"),
+    ],
+)
+def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"request_id": "q", "prompt": [1], "sampling": pb.Sampling(max_tokens=1)}
+
+    with pytest.raises(ValueError, match=message):
+        convert.request_from_proto(pb.Request(**(values | change)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": -5},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": float("inf")},
+        {"top_p": -1.0},
+        {"min_p": -1.0},
+        {"repetition_penalty": -1.0},
+        {"presence_penalty": float("nan")},
+        {"top_k": -1},
+        {"min_tokens": -1},
+        {"logprobs": -1},
+        {"logit_bias": {1: float("nan")}},
+        {"logit_bias": {-1: 1.0}},
+        {"stop_token_ids": [-1]},
+        {"eos_token_ids": [-1]},
+    ],
+)
+def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        convert.sampling_from_proto(pb.Sampling(**({"max_tokens": 1} | change)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epoch": b"short"}, "epoch has 5 bytes instead of 16"),
+        ({"engine_id": ""}, "engine_id"),
+        ({"address": ""}, "address"),
+        ({"cached_tokens": -1}, "cached_tokens is negative"),
+        ({"block_ids": []}, "block_ids is empty"),
+        ({"block_ids": [1, -2]}, "block_ids holds a negative"),
+        ({"block_ids": [1, 1]}, "block_ids names a block twice"),
+    ],
+)
+def test_impossible_target_is_refused(change: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"epoch": bytes(16), "engine_id": "e", "address": "h:1", "block_ids": [1]}
+
+    with pytest.raises(ValueError, match=message):
+        convert.target_from_proto(pb.Target(**(values | change)))
+
+
+@pytest.mark.parametrize("message", [pb.Token(token_id=-1), pb.Token(finish_reason="tired")])
+def test_impossible_token_is_refused(message: pb.Token) -> None:
+    with pytest.raises(ValueError, match=r"token_id|finish_reason"):
+        convert.token_from_proto("q", message)
+
+
+def test_impossible_end_of_a_prefill_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_bytes"):
+        convert.done_from_proto("q", pb.PrefillDone(num_bytes=-1))
+
+
+def test_hello_without_an_engine_is_refused() -> None:
+    with pytest.raises(ValueError, match="engine_id"):
+        convert.hello_from_proto(pb.Hello())
+
+
+def _sent(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())

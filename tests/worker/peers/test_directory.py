@@ -1,0 +1,225 @@
+"""Pairs of real gRPC workers over real mutual TLS: who is kept, who is refused, who is lost."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.errors import ConfigError, PeerError
+from pdcluster_worker.peers.server import start_grpc
+from pdcluster_worker.peers.tls import load_credentials
+from pdcluster_worker.peers.types import Load, Report
+
+Eventually = Callable[..., Any]
+
+
+async def pair(worker: Any, eventually: Eventually, **prefill: Any) -> tuple[Any, Any]:
+    """A decode worker `d` with its prefill worker `p`, ready."""
+    d, p = await worker("d", "decode"), await worker("p", "prefill", **prefill)
+    d.sees(p)
+    await eventually(d.directory.prefills)
+    return d, p
+
+
+async def test_decode_worker_keeps_every_role_and_not_itself(worker: Any, eventually: Eventually) -> None:
+    d, d2, m, p = await worker("d", "decode"), await worker("d2", "decode"), await worker("m", "mixed"), await worker("p", "prefill")
+
+    d.sees(d2, m, p)
+
+    await eventually(lambda: {peer.key for peer in d.directory.decodes()} == {"d2", "m"})
+    await eventually(lambda: {peer.key for peer in d.directory.prefills()} == {"p"})
+    assert d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "decode", "state": "ready"}) == 1
+
+
+async def test_prefill_worker_keeps_no_peers(worker: Any) -> None:
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+
+    p.sees(d)
+
+    assert p.directory.decodes() == p.directory.prefills() == []
+    assert list(p.metrics.peers.collect()[0].samples) == []
+
+
+async def test_starting_worker_is_not_a_peer_yet(worker: Any, record: Any) -> None:
+    d = await worker("d", "decode")
+
+    d.directory.set_members({"p": record("p", role="prefill", engine_id="", geometry=None, state="starting")})
+
+    assert list(d.metrics.peers.collect()[0].samples) == []
+
+
+async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(worker: Any, spec: Any, target: Any, eventually: Eventually) -> None:
+    d, p = await pair(worker, eventually)
+    p.handler.hold = True
+    peer = d.directory.prefills()[0]
+    peer.want("q1", 3, 0)
+    await eventually(lambda: d.credits == [("p", "q1", True)])
+    async with aclosing(peer.prefill(spec(), target)) as replies:
+        await anext(replies)
+
+        d.directory.set_members({"p": msgspec.structs.replace(p.record, state="draining")})
+
+        assert d.directory.prefills() == []
+        assert d.lost == []
+        assert p.handler.closed == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "label"),
+    [
+        ({"weights": "w2"}, "weights"),
+        ({"geometry": KVGeometry(num_kv_heads=2, head_dim=4, num_layers=2, block_size=32, dtype="float32")}, "kv_geometry"),
+    ],
+)
+async def test_mismatched_pair_is_refused_and_reported_on_both_sides(
+    worker: Any, eventually: Eventually, facts: dict[str, Any], label: str
+) -> None:
+    d, p, other = await worker("d", "decode"), await worker("p", "prefill", **facts), await worker("p2", "prefill")
+
+    d.sees(p, other)
+    p.sees(d, other)
+
+    await eventually(lambda: "p" in d.directory.refused() and "d" in p.directory.refused())
+    await eventually(lambda: [peer.key for peer in d.directory.prefills()] == ["p2"])
+    for one in (d, p):
+        assert one.metrics.registry.get_sample_value("pdcluster_peer_refused_total", {"reason": label}) == 1
+    assert d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "prefill", "state": "refused"}) == 1
+    assert await d.directory.probe(p.record)  # refused is not dead
+
+
+async def test_refused_peer_is_tried_again_once_it_has_another_engine(worker: Any, eventually: Eventually) -> None:
+    d, p = await worker("d", "decode"), await worker("p", "prefill", weights="w2")
+    d.sees(p)
+    await eventually(d.directory.refused)
+    mended = await worker("p", "prefill", engine_id="e2")
+
+    d.sees(mended)
+
+    await eventually(d.directory.prefills)
+    assert d.directory.refused() == {}
+
+
+async def test_old_engine_id_is_not_connected_to(worker: Any, record: Any, eventually: Eventually) -> None:
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+
+    d.directory.set_members({"p": msgspec.structs.replace(p.record, engine_id="older")})
+
+    await eventually(lambda: d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "prefill", "state": "lost"}) == 1)
+    assert not await d.directory.probe(msgspec.structs.replace(p.record, engine_id="older"))
+    assert d.directory.prefills() == []
+
+
+async def test_peer_outside_the_ca_is_not_served(worker: Any, authority: Any, stranger_authority: Any, eventually: Eventually) -> None:
+    p = await worker("p", "prefill")
+    # It trusts our CA, so only the check of its own certificate can refuse it.
+    stranger = await worker("s", "decode", creds=load_credentials(stranger_authority.issue(trusted=authority)))
+
+    stranger.sees(p)
+
+    await eventually(lambda: stranger.metrics.registry.get_sample_value("pdcluster_peers", {"role": "prefill", "state": "lost"}) == 1)
+    assert not await stranger.directory.probe(p.record)
+    assert p.handler.watches == 0
+
+
+async def test_server_outside_the_ca_is_not_trusted(worker: Any, authority: Any, stranger_authority: Any) -> None:
+    d = await worker("d", "decode")
+    impostor = await worker("p", "prefill", creds=load_credentials(stranger_authority.issue(trusted=authority)))
+
+    assert not await d.directory.probe(impostor.record)
+
+
+async def test_garbage_on_the_port_harms_nobody(worker: Any, eventually: Eventually) -> None:
+    d, p = await pair(worker, eventually)
+    host, port = p.record.grpc_address.split(":")
+    for garbage in (b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"x" * 100, b""):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(garbage)
+        writer.close()
+
+    assert await d.directory.probe(p.record)
+    assert d.lost == []
+
+
+async def test_lost_peer_is_found_again_when_it_is_back(worker: Any, eventually: Eventually, credentials: Any) -> None:
+    d, p = await pair(worker, eventually)
+    port = int(p.record.grpc_address.split(":")[1])
+
+    await p.server.stop(None)
+    await eventually(lambda: d.lost == ["p"])
+    assert d.directory.prefills() == []
+    assert not await d.directory.probe(p.record)
+
+    p.server, _ = await start_grpc(p.service, "127.0.0.1", port, credentials)
+    await eventually(d.directory.prefills)
+    await p.server.stop(None)
+
+
+async def test_peer_that_left_is_dropped(worker: Any, eventually: Eventually) -> None:
+    d, _ = await pair(worker, eventually)
+
+    d.sees()
+
+    await eventually(lambda: d.lost == ["p"])
+    assert d.directory.prefills() == []
+
+
+async def test_calls_to_a_dropped_peer_break_off_as_peer_errors(worker: Any, spec: Any, eventually: Eventually) -> None:
+    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
+    d.sees(d2)
+    peer = (await eventually(d.directory.decodes))[0]
+    d2.handler.hold = True
+    tokens = peer.generate(spec(), "auto")
+    await anext(tokens)
+
+    d.sees()
+
+    with pytest.raises(PeerError):
+        await anext(tokens)
+
+
+async def test_watch_brings_load_and_prefix_cache(worker: Any, eventually: Eventually) -> None:
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+    p.handler.reports = [
+        Report(Load(num_running=1), stored=(b"a", b"b"), snapshot=True),
+        Report(Load(num_running=2, waiting_tokens=7, state="draining"), stored=(b"c",), removed=(b"b",)),
+    ]
+
+    d.sees(p)
+
+    await eventually(lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2)
+    peer = d.directory.prefills()[0]
+    assert peer.load == Load(num_running=2, waiting_tokens=7, state="draining")
+    assert [peer.prefix_match([block]) for block in (b"a", b"b", b"c")] == [1, 0, 1]
+
+
+async def test_lost_peer_has_no_prefix_cache_here(worker: Any, eventually: Eventually) -> None:
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+    p.handler.reports = [Report(Load(), stored=(b"a",), snapshot=True)]
+    d.sees(p)
+    await eventually(lambda: d.index.match("p", [b"a"]))
+
+    await p.server.stop(None)
+
+    await eventually(lambda: d.index.match("p", [b"a"]) == 0)
+
+
+async def test_taken_port_is_refused(worker: Any, credentials: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(ConfigError, match=rf"listen\.grpc: 127\.0\.0\.1:{port} cannot be used"):
+            await worker("p", "prefill", port=port)
+
+
+async def test_two_workers_do_not_share_a_port(worker: Any) -> None:
+    p = await worker("p", "prefill")
+
+    with pytest.raises(ConfigError):
+        await worker("p2", "prefill", port=int(p.record.grpc_address.split(":")[1]))

@@ -1,0 +1,185 @@
+"""A worker's record and its membership on a real etcd that goes, comes back, and comes back empty.
+
+Probes answer as each test says; real ones are tested in test_directory.py.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+Eventually = Callable[..., Any]
+
+
+async def test_workers_find_each_other_and_see_state_changes(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+    assert a.discovery.registered_once
+    assert a.discovery.problem is None
+
+    a.discovery.update(msgspec.structs.replace(a.own, state="draining"))
+
+    await eventually(lambda: b.members["a"].state == "draining")
+
+
+async def test_closed_worker_leaves_at_once_when_it_does_not_answer(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a, b = watcher(shared_etcd.endpoint, "a", lease_seconds=60), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+    b.dead.add("a")
+
+    await a.discovery.close()  # revokes: with a lease of 60 s nothing else could remove it in time
+
+    await eventually(lambda: b.pods == {"b"})
+
+
+async def test_drained_worker_leaves_without_a_probe(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a, b = watcher(shared_etcd.endpoint, "a", lease_seconds=60, state="drained"), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: b.pods == {"a", "b"})
+
+    await a.discovery.close()
+
+    await eventually(lambda: b.pods == {"b"})
+    assert b.probed == []
+
+
+async def test_deleted_member_that_answers_is_kept_until_it_does_not(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+
+    await a.discovery.close()
+    await eventually(lambda: b.probed)
+    assert b.pods == {"a", "b"}
+
+    b.dead.add("a")
+    await eventually(lambda: b.pods == {"b"})
+
+
+async def test_worker_that_stopped_renewing_leaves_when_its_lease_expires(
+    shared_etcd: Any, watcher: Any, record: Any, eventually: Eventually
+) -> None:
+    b = watcher(shared_etcd.endpoint, "b")
+    b.dead.add("a")
+    await eventually(lambda: b.pods == {"b"})
+
+    write_leased(shared_etcd, b, record("a"))
+
+    await eventually(lambda: b.pods == {"a", "b"})
+    await eventually(lambda: b.pods == {"b"})
+
+
+async def test_drain_command_is_seen_and_its_absence_too(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a, other = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "a0")
+    await eventually(lambda: a.discovery.registered_once and other.discovery.registered_once)
+
+    shared_etcd.ctl("put", a.command, "drain")
+    await eventually(lambda: a.drains == [True])
+    shared_etcd.ctl("del", a.command)
+    await eventually(lambda: a.drains == [True, False])
+
+    assert other.drains == []
+
+
+async def test_drain_command_that_was_there_first_is_seen(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    first = watcher(shared_etcd.endpoint, "a")
+    await first.discovery.close()
+    shared_etcd.ctl("put", first.command, "drain")
+
+    again = watcher(shared_etcd.endpoint, "a")
+
+    await eventually(lambda: again.drains == [True])
+
+
+async def test_record_that_someone_deleted_is_written_again(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+
+    shared_etcd.ctl("del", a.own_key)
+
+    await eventually(lambda: a.own_key in shared_etcd.ctl("get", a.own_key))
+    assert b.pods == {"a", "b"}
+
+
+async def test_record_that_is_not_ours_is_ignored(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a = watcher(shared_etcd.endpoint, "a")
+    await eventually(lambda: a.pods == {"a"})
+
+    shared_etcd.ctl("put", f"{a.own_key}-bad", "no json")
+    b = watcher(shared_etcd.endpoint, "b")
+
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+
+
+async def test_unreachable_etcd_is_a_stated_problem_until_it_comes_up(stopped_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a = watcher(stopped_etcd.endpoint, "a")
+    await eventually(lambda: stopped_etcd.endpoint in a.discovery.problem)
+    assert not a.discovery.registered_once
+
+    stopped_etcd.start()
+
+    await asyncio.wait_for(a.discovery.wait_registered(), 20)
+    assert a.discovery.problem is None
+    assert a.pods == {"a"}
+
+
+async def test_second_endpoint_serves_when_the_first_does_not(
+    stopped_etcd: Any, shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
+    a = watcher([stopped_etcd.endpoint, shared_etcd.endpoint], "a")
+
+    await eventually(lambda: a.pods == {"a"})
+
+
+async def test_close_without_etcd_ends(stopped_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a = watcher(stopped_etcd.endpoint, "a")
+    await eventually(lambda: stopped_etcd.endpoint in a.discovery.problem)
+
+    await asyncio.wait_for(a.discovery.close(), 20)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["with its data", "empty"])
+async def test_outage_keeps_members_and_heals_by_itself(own_etcd: Any, watcher: Any, eventually: Eventually, empty: bool) -> None:
+    a, b = watcher(own_etcd.endpoint, "a"), watcher(own_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+
+    own_etcd.kill()
+    await eventually(lambda: a.discovery.problem and b.discovery.problem)
+    # The outage outlasts the lease of 2 s; meanwhile a record changes.
+    a.discovery.update(msgspec.structs.replace(a.own, state="draining"))
+    await asyncio.sleep(4)
+    assert a.pods == b.pods == {"a", "b"}
+    assert a.discovery.registered_once
+
+    own_etcd.start(empty=empty)
+
+    await eventually(lambda: a.discovery.problem is None and b.discovery.problem is None)
+    await eventually(lambda: b.members["a"].state == "draining")
+    assert a.pods == b.pods == {"a", "b"}
+    c = watcher(own_etcd.endpoint, "c")
+    await eventually(lambda: a.pods == b.pods == c.pods == {"a", "b", "c"})
+
+
+async def test_members_that_died_during_an_outage_leave_after_it(own_etcd: Any, watcher: Any, record: Any, eventually: Eventually) -> None:
+    a = watcher(own_etcd.endpoint, "a")
+    write_leased(own_etcd, a, record("b"), seconds=60)
+    write_leased(own_etcd, a, record("c"), seconds=60)
+    await eventually(lambda: a.pods == {"a", "b", "c"})
+    own_etcd.kill()
+    await eventually(lambda: a.discovery.problem)
+    a.dead.add("b")
+    assert a.pods == {"a", "b", "c"}
+
+    own_etcd.start(empty=True)
+
+    # b does not answer: gone.  c does, though this etcd has never heard of it: kept.
+    await eventually(lambda: a.pods == {"a", "c"})
+    a.dead.add("c")
+    await eventually(lambda: a.pods == {"a"})
+
+
+def write_leased(etcd: Any, beside: Any, record: Any, *, seconds: int = 1) -> None:
+    """Write a record under a lease that nobody renews, as a worker that has died since."""
+    lease = etcd.ctl("lease", "grant", str(seconds)).split()[1]
+    key = beside.own_key.removesuffix(beside.own.pod) + record.pod
+    etcd.ctl("put", f"--lease={lease}", key, msgspec.json.encode(record).decode())

@@ -1,0 +1,200 @@
+"""A scripted backend and a byte-level tokenizer behind the real application, on a real uvicorn and a real socket.
+
+Only the backend is a double: it is the wall to `dispatch`.  Its tokens follow a
+fixed script, so every expected text can be written down.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import tokenizers
+from fastapi import FastAPI
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.engine.messages import RequestSpec, Token
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.run import HttpServer, serve
+from pdcluster_worker.server.tokenizer import Tokenizer
+
+TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def build_model_folder(folder: Path) -> Path:
+    """A folder with a tokenizer of 256 bytes, one merge and two control tokens; <|im_end|> (258) ends a generation."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: i for i, character in enumerate(alphabet)} | {"He": 256}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("H", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@dataclass
+class ScriptedBackend:
+    """Makes the tokens of `script(spec)` for every choice, in turn, and records what was asked of it.
+
+    error, error_after:  raised after so many tokens in all.
+    hold_after:          waits for `gate` after so many tokens in all; `holding` is set then.
+    """
+
+    script: Callable[[RequestSpec], list[int]]
+    model_name: str = "tiny"
+    max_model_len: int = 200
+    vocab_size: int = 259
+    place: PrefillPlace = "local"
+    error: Exception | None = None
+    error_after: int = 0
+    hold_after: int | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: list[tuple[list[RequestSpec], PrefillMode]] = field(default_factory=list)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: list[str] = field(default_factory=list)
+    not_ready: str | None = None
+    dead: str | None = None
+
+    def ready(self) -> str | None:
+        return self.not_ready
+
+    def alive(self) -> str | None:
+        return self.dead
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    async def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        self.calls.append((specs, prefill))
+        scripts = [self._tokens(spec) for spec in specs]
+        ended = False
+        made = 0
+        try:
+            for step in range(max(len(tokens) for tokens in scripts)):
+                for index, tokens in enumerate(scripts):
+                    if step >= len(tokens) or specs[index].request_id in self.aborted:
+                        continue
+                    if self.error is not None and made >= self.error_after:
+                        raise self.error
+                    if made == self.hold_after:
+                        self.holding.set()
+                        await self.gate.wait()
+                    await asyncio.sleep(0)
+                    made += 1
+                    yield Generated(tokens[step], self.place if step == 0 else None, index)
+            ended = True
+        finally:
+            if not ended:
+                self.cancelled.set()
+
+    def _tokens(self, spec: RequestSpec) -> list[Token]:
+        ids = self.script(spec)[: spec.sampling.max_tokens]
+        tokens = [self._token(spec, token_id) for token_id in ids]
+        last = tokens[-1]
+        is_stop = last.token_id in {*spec.sampling.eos_token_ids, *spec.sampling.stop_token_ids}
+        reason = "stop" if is_stop else "length"
+        tokens[-1] = Token(spec.request_id, last.token_id, last.logprob, last.top_logprobs, reason, None, last.cached_tokens)
+        tokens[0] = Token(spec.request_id, ids[0], tokens[0].logprob, tokens[0].top_logprobs, tokens[0].finish_reason, None, 16, 0.01, 0.02)
+        return tokens
+
+    def _token(self, spec: RequestSpec, token_id: int) -> Token:
+        count = spec.sampling.logprobs
+        if count is None:
+            return Token(spec.request_id, token_id)
+        return Token(spec.request_id, token_id, -0.5, [(token_id, -0.5), *((other, float("-inf")) for other in range(count - 1))][:count])
+
+
+@dataclass
+class Rig:
+    """One application and what stands around it."""
+
+    backend: ScriptedBackend
+    tokenizer: Tokenizer
+    metrics: Metrics
+    app: FastAPI
+
+    def say(self, text: str, *, end: bool = True) -> None:
+        """Let every choice answer `text`, then <|im_end|> unless `end` is False."""
+        ids = [self.tokenizer._tokenizer.encode(character).ids for character in text]
+        self.backend.script = lambda spec: [i for group in ids for i in group] + ([258] if end else [])
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample of the metrics, 0 when it is not there yet."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def rig(model_folder: Path) -> Rig:
+    tokenizer = Tokenizer.load(model_folder)
+    metrics = Metrics()
+    policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=20_000))
+    backend = ScriptedBackend(lambda spec: [258])
+    rig = Rig(backend, tokenizer, metrics, create_app(backend, tokenizer, metrics, lambda: policy))
+    rig.say("Hello, world!")
+    return rig
+
+
+@pytest.fixture
+async def server(rig: Rig) -> AsyncIterator[HttpServer]:
+    """The application on a real socket."""
+    server = await serve(rig.app, "127.0.0.1", 0)
+    yield server
+    rig.backend.gate.set()
+    await server.close()
+
+
+@pytest.fixture
+def url(server: HttpServer) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+async def http(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that calls the application without a socket."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture
+async def wire(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client over the socket."""
+    async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    transport = httpx.AsyncClient(trust_env=False, timeout=20)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=transport) as client:
+        yield client
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    """Wait for a condition, polling; the caller's asyncio.timeout is the deadline."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    return wait

@@ -1,0 +1,112 @@
+"""Engine reports to Prometheus: differences, gauges, the busy ratio over a window."""
+
+import msgspec
+import pytest
+
+from pdcluster_worker.engine.messages import EngineStats
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.server.engine_metrics import EngineMetrics
+
+STATS = EngineStats(
+    num_running=2,
+    num_waiting=1,
+    waiting_tokens=100,
+    num_receiving=1,
+    blocks={"free": 5, "cached": 3, "in_use": 6, "receiving": 4, "quarantined": 2},
+    free_blocks=8,
+    fences_overdue=1,
+    busy_seconds=1.0,
+    overhead_seconds=0.1,
+    num_steps=10,
+    steps=[("decode", 0.02), ("decode", 0.03), ("prefill", 0.2)],
+    prompt_tokens=50,
+    prefill_tokens=40,
+    generation_tokens=30,
+    prefill_seconds=0.5,
+    decode_seconds=0.4,
+    prefix_query_tokens=60,
+    prefix_hit_tokens=16,
+    preemptions=1,
+    bytes_sent=1000,
+    bytes_received=2000,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"pdcluster_{name}", labels)
+
+
+def test_counters_move_by_the_difference(clock):
+    metrics = Metrics()
+    engine = EngineMetrics(metrics, clock)
+    engine.update(STATS)
+    engine.update(msgspec.structs.replace(STATS, generation_tokens=35, bytes_sent=1500, num_steps=12))
+
+    assert sample(metrics, "generation_tokens_total") == 35
+    assert sample(metrics, "prompt_tokens_total") == 50
+    assert sample(metrics, "prefix_cache_hit_tokens_total") == 16
+    assert sample(metrics, "kv_transfer_bytes_total", direction="sent") == 1500
+    assert sample(metrics, "kv_transfer_bytes_total", direction="received") == 2000
+    assert sample(metrics, "engine_steps_total") == 12
+
+
+def test_steps_and_gauges_are_taken_as_they_are(clock):
+    metrics = Metrics()
+    EngineMetrics(metrics, clock).update(STATS)
+
+    assert sample(metrics, "engine_step_seconds_count", kind="decode") == 2
+    assert sample(metrics, "engine_step_seconds_sum", kind="prefill") == pytest.approx(0.2)
+    assert sample(metrics, "num_requests_running") == 2
+    assert sample(metrics, "kv_blocks", state="quarantined") == 2
+    assert sample(metrics, "kv_cache_usage_ratio") == pytest.approx(12 / 20)
+    assert sample(metrics, "fences_overdue") == 1
+
+
+def test_usage_of_an_engine_without_blocks_is_zero(clock):
+    metrics = Metrics()
+    EngineMetrics(metrics, clock).update(msgspec.structs.replace(STATS, blocks={}))
+
+    assert sample(metrics, "kv_cache_usage_ratio") == 0
+
+
+def test_busy_ratio_is_over_the_last_seconds(clock):
+    metrics = Metrics()
+    engine = EngineMetrics(metrics, clock)
+    ratios = []
+    for seconds, busy in ((2.0, 1.0), (3.0, 4.0), (5.0, 4.0), (60.0, 4.0), (0.1, 4.1)):
+        clock.now += seconds
+        engine.update(msgspec.structs.replace(STATS, busy_seconds=busy))
+        ratios.append(sample(metrics, "engine_busy_ratio"))
+
+    assert ratios == pytest.approx([0.5, 0.8, 0.0, 0.0, 0.02])
+
+
+def test_busy_ratio_falls_while_an_idle_engine_sends_nothing(clock):
+    metrics = Metrics()
+    engine = EngineMetrics(metrics, clock)
+    clock.now += 5
+    engine.update(msgspec.structs.replace(STATS, busy_seconds=5.0))
+    full = sample(metrics, "engine_busy_ratio")
+    clock.now += 6
+
+    assert (full, sample(metrics, "engine_busy_ratio")) == (1.0, 0.0)
+
+
+def test_busy_ratio_before_any_report_is_zero(clock):
+    metrics = Metrics()
+    EngineMetrics(metrics, clock)
+
+    assert sample(metrics, "engine_busy_ratio") == 0

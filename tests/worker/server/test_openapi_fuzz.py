@@ -1,0 +1,47 @@
+"""Schemathesis on the document that the application itself publishes: no 5xx, and every answer as documented."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+POSTS = ["/v1/chat/completions", "/v1/completions"]
+GETS = ["/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/version"]
+BOUNDED = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("path", POSTS)
+def test_no_body_makes_the_api_fail(rig, path, mode):
+    operation = schemathesis.openapi.from_asgi("/openapi.json", rig.app)[path]["POST"]
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @BOUNDED
+    def check(case):
+        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+            case.body["model"] = "tiny"  # any other name is a 404, and goes no further
+        case.call_and_validate(checks=CHECKS)
+
+    check()
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_no_get_makes_the_api_fail(rig, path):
+    operation = schemathesis.openapi.from_asgi("/openapi.json", rig.app)[path]["GET"]
+
+    @given(case=operation.as_strategy())
+    @BOUNDED
+    def check(case):
+        case.call_and_validate(checks=CHECKS)
+
+    check()
+
+
+def test_every_operation_is_fuzzed(rig):
+    schema = schemathesis.openapi.from_asgi("/openapi.json", rig.app)
+    operations = {(result.ok().path, result.ok().method.upper()) for result in schema.get_all_operations()}
+
+    assert operations == {(path, "POST") for path in POSTS} | {(path, "GET") for path in GETS}

@@ -1,0 +1,64 @@
+"""Binding, draining and closing of the HTTP server."""
+
+import asyncio
+import signal
+import socket
+
+import httpx
+import pytest
+
+from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.server.run import serve
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+DEADLINE_SECONDS = 5
+
+
+async def test_a_taken_port_is_a_config_error(rig, server):
+    with pytest.raises(ConfigError, match=f"port {server.port} is taken: .* set listen.http"):
+        await serve(rig.app, "127.0.0.1", server.port)
+
+
+async def test_a_foreign_address_is_a_config_error(rig):
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        await serve(rig.app, "192.0.2.1", 0)
+
+
+async def test_signals_stay_with_the_caller(rig):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    server = await serve(rig.app, "127.0.0.1", 0)
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    await server.close()
+
+    assert before == after
+    assert server.finished.done()
+
+
+async def test_drain_refuses_new_clients_and_lets_open_streams_end(rig, server, wire, until):
+    rig.backend.hold_after = 3
+    asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.backend.holding.wait()
+        draining = asyncio.create_task(server.drain(DEADLINE_SECONDS))
+        await until(lambda: not _connects(server.port))
+        rig.backend.gate.set()
+        answer = await asking
+
+    assert await draining is True
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_drain_cuts_streams_off_after_its_timeout(rig, server, wire):
+    rig.backend.hold_after = 3
+    asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.backend.holding.wait()
+        assert await server.drain(0.3) is False
+        await rig.backend.cancelled.wait()
+        with pytest.raises(httpx.RemoteProtocolError):
+            await asking
+
+
+def _connects(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,124 @@
+"""Health, readiness, metrics, version; the framing of streams; and the application of a prefill worker."""
+
+import json
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdcluster_worker import __version__
+from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.server.app import create_prefill_app
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_health_follows_the_engine(rig, http):
+    assert (await http.get("/health")).json() == {"status": "ok", "reason": None}
+    rig.backend.dead = "engine process ended with 137"
+    response = await http.get("/health")
+
+    assert response.status_code == 503
+    assert response.json() == {"status": "unavailable", "reason": "engine process ended with 137"}
+    assert (await http.get("/ready")).json()["reason"] == "engine process ended with 137"
+
+
+async def test_ready_says_why_not(rig, http):
+    assert (await http.get("/ready")).status_code == 200
+    rig.backend.not_ready = "loading weights"
+    response = await http.get("/ready")
+
+    assert (response.status_code, response.json()["reason"]) == (503, "loading weights")
+    assert (await http.get("/health")).status_code == 200
+
+
+async def test_a_request_before_the_engine_is_ready_is_503(rig, http):
+    rig.backend.not_ready, rig.backend.max_model_len = "the engine is loading the model", 0
+    response = await http.post("/v1/chat/completions", json=BODY)
+
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["message"] == "this worker is not ready: the engine is loading the model"
+    assert response.json()["error"]["code"] == "not_ready"
+
+
+async def test_version_is_the_packages(http):
+    assert (await http.get("/version")).json() == {"version": __version__}
+
+
+async def test_metrics_parse_and_count_a_request(rig, http):
+    await http.post("/v1/chat/completions", json=BODY)
+    families = {family.name: family for family in text_string_to_metric_families((await http.get("/metrics")).text)}
+    counts = {
+        name: sum(sample.value for sample in families[f"pdcluster_{name}"].samples if sample.name.endswith("_count"))
+        for name in (
+            "time_to_first_token_seconds",
+            "inter_token_latency_seconds",
+            "time_per_output_token_seconds",
+            "e2e_request_latency_seconds",
+            "ttft_phase_seconds",
+        )
+    }
+
+    assert counts == {
+        "time_to_first_token_seconds": 1,
+        "inter_token_latency_seconds": 13,
+        "time_per_output_token_seconds": 1,
+        "e2e_request_latency_seconds": 1,
+        "ttft_phase_seconds": 2,
+    }
+    assert rig.value("pdcluster_request_success_total", finish_reason="stop") == 1
+    assert rig.value("pdcluster_ttft_phase_seconds_sum", phase="queue") == pytest.approx(0.01)
+    assert rig.value("pdcluster_ttft_phase_seconds_sum", phase="prefill") == pytest.approx(0.02)
+
+
+async def test_stream_is_framed_as_server_sent_events(rig, http):
+    rig.say("a\nb")
+    response = await http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True})
+    events = response.text.split("\n\n")
+
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert "content-length" not in response.headers
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: ") and "\n" not in event for event in events[:-1])
+    bodies = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert [body["choices"][0]["text"] for body in bodies] == ["a", "\n", "b", ""]
+    assert all("usage" not in body for body in bodies)
+    assert bodies[-1]["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
+
+
+async def test_usage_is_null_until_the_last_chunk(http):
+    asked = {"model": "tiny", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 2}
+    events = (await http.post("/v1/completions", json=asked)).text.split("\n\n")[:-2]
+    bodies = [json.loads(event.removeprefix("data: ")) for event in events]
+
+    assert [body["usage"] and body["usage"]["total_tokens"] for body in bodies] == [None, None, 3]
+    assert bodies[-1]["choices"] == []
+
+
+async def test_chat_deltas_leave_out_what_is_not_there(http):
+    events = (await http.post("/v1/chat/completions", json={**BODY, "stream": True, "max_tokens": 2})).text.split("\n\n")[:-2]
+    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events]
+
+    assert deltas == [{"role": "assistant", "content": "H"}, {"content": "e"}]
+
+
+async def test_answers_carry_an_id_of_ours_and_log_the_clients(rig, http, caplog):
+    rig.backend.error = ZeroDivisionError()
+    first = await http.get("/version", headers={"x-request-id": "mine"})
+    second = await http.post("/v1/chat/completions", json=BODY, headers={"x-request-id": "mine\x7f" + "x" * 99})
+
+    assert first.headers["x-request-id"] not in ("mine", second.headers["x-request-id"])
+    assert "label='mine\\x7fxxx" in caplog.text
+
+
+async def test_a_prefill_worker_sends_clients_to_a_decode_worker(rig):
+    app = create_prefill_app(rig.backend, Metrics(), PolicyConfig)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            response = await http.post(path, json=BODY)
+            assert response.status_code == 404
+            assert "this is a prefill worker" in response.json()["error"]["message"]
+        statuses = [(await http.get(path)).status_code for path in ("/health", "/ready", "/metrics", "/version", "/v1/models")]
+
+    assert statuses == [200] * 5

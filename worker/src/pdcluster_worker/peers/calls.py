@@ -1,0 +1,60 @@
+"""Channels to workers, and calls on them whose every end is one of our errors.
+
+A call ends well, in RequestError (the request's own fault, as raised by the
+other worker) or in PeerError.  What is called, and what an end means for the
+pair, is `client`'s business.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+
+from pdcluster_worker.errors import PeerError
+from pdcluster_worker.peers.options import CHANNEL_OPTIONS
+from pdcluster_worker.peers.status import cancelled_here, error_of
+from pdcluster_worker.proto.worker_pb2_grpc import WorkerStub
+
+if TYPE_CHECKING:
+    from pdcluster_worker.proto.worker_pb2_grpc import WorkerAsyncStub
+
+ReplyT = TypeVar("ReplyT")
+
+
+def open_channel(address: str, credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
+    """A channel to a worker at host:port; it connects by itself and must be closed."""
+    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def open_stub(channel: grpc.aio.Channel) -> "WorkerAsyncStub":
+    """The calls of worker.proto on that channel."""
+    stub: WorkerAsyncStub = WorkerStub(channel)  # the generated class is one at run time
+    return stub
+
+
+async def unary(call: "grpc.aio.UnaryUnaryCall[Any, ReplyT]") -> ReplyT:
+    """The answer of a unary call.  Raises PeerError or RequestError."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as e:
+        raise error_of(e) from e
+    except asyncio.CancelledError as e:
+        if cancelled_here():
+            raise
+        raise PeerError("the call was cancelled by the other side") from e
+
+
+async def replies(call: "grpc.aio.UnaryStreamCall[Any, ReplyT] | grpc.aio.StreamStreamCall[Any, ReplyT]") -> AsyncGenerator[ReplyT, None]:
+    """The answers of a streaming call, which is cancelled when the iterator is closed.  Raises PeerError or RequestError."""
+    try:
+        async for reply in call:
+            yield reply
+    except grpc.aio.AioRpcError as e:
+        raise error_of(e) from e
+    except asyncio.CancelledError as e:
+        if cancelled_here():
+            raise
+        raise PeerError("the call was cancelled by the other side") from e
+    finally:
+        call.cancel()

@@ -1,0 +1,235 @@
+"""The client side of a pair: one remote worker, from the handshake to its streams.
+
+connecting -> ready -> lost -> (back-off) connecting ...; refused is final for
+this engine id.  While ready the peer's load, its prefix cache and, of a
+prefill worker, its credits are kept by two streams; a break of either loses
+the peer until it has shaken hands again.  Which peers exist is `directory`'s
+business, which one serves a request `dispatch`'s.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import grpc
+
+from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
+from pdcluster_worker.errors import PeerError, WorkerError
+from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.calls import open_channel, open_stub, replies, unary
+from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.peers.records import WorkerRecord
+from pdcluster_worker.peers.refusals import Refusals
+from pdcluster_worker.peers.types import Generated, Hello, Load, PrefillMode, PrefillPlace
+from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.routing.prefix_index import PrefixIndex
+
+logger = logging.getLogger(__name__)
+
+ReplyT = TypeVar("ReplyT")
+OutputT = TypeVar("OutputT")
+
+PeerState = Literal["connecting", "ready", "refused", "lost"]
+
+HANDSHAKE_SECONDS = 2.0
+FIRST_BACKOFF_SECONDS = 0.1
+LAST_BACKOFF_SECONDS = 2.0
+
+_PLACES: dict[str, PrefillPlace] = {"local": "local", "remote": "remote"}
+
+
+@dataclass(frozen=True)
+class PeerEvents:
+    """Whom to tell; plain functions that must not block.
+
+    on_credit: (peer, request id, granted); not granted = queued there, a grant follows.
+    on_lost:   the peer was ready and is no more: all its answers and grants are void.
+    on_change: the peer's state changed.
+    """
+
+    on_credit: "Callable[[Peer, str, bool], None]"
+    on_lost: "Callable[[Peer], None]"
+    on_change: "Callable[[Peer], None]"
+
+
+@dataclass(frozen=True)
+class Here:
+    """This worker's side, shared by all its peers."""
+
+    hello: Hello
+    credentials: grpc.ChannelCredentials
+    refusals: Refusals
+    index: PrefixIndex
+
+
+class Peer:
+    """One remote worker under one engine id.
+
+    key:   its pod.
+    state: see the module; `ready` says whether it takes new work.
+    load:  of its last report.
+    """
+
+    def __init__(self, record: WorkerRecord, here: Here, events: PeerEvents) -> None:
+        self.key = record.pod
+        self.record = record
+        self.state: PeerState = "connecting"
+        self.load = Load()
+        self._here = here
+        self._events = events
+        self._channel = open_channel(record.grpc_address, here.credentials)
+        self._stub = open_stub(self._channel)
+        self._wants: asyncio.Queue[pb.CreditRequest] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run(), name=f"peer {self.key}")
+
+    @property
+    def ready(self) -> bool:
+        """Connected, matched, and not draining."""
+        return self.state == "ready" and self.record.state == "ready"
+
+    async def close(self) -> None:
+        """End the streams and every call."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._change("lost")
+        await self._channel.close(None)
+
+    # --- what dispatch asks of it -----------------------------------------------------------------
+
+    def prefix_match(self, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks of `hashes` its prefix cache holds, as far as is known here."""
+        return self._here.index.match(self.key, hashes)
+
+    def want(self, request_id: str, tokens: int, priority: int) -> None:
+        """Ask for a credit; answered through `on_credit`, or by `on_lost`."""
+        self._wants.put_nowait(pb.CreditRequest(want=pb.Want(request_id=request_id, tokens=tokens, priority=priority)))
+
+    def release(self, request_id: str) -> None:
+        """Give back a want or a grant; a no-op for one that has been used."""
+        self._wants.put_nowait(pb.CreditRequest(release=request_id))
+
+    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """Run a request there; closing the iterator cancels it.  Raises PeerError, or RequestError as raised there."""
+        request = pb.GenerateRequest(request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill)
+        finished = False
+        async with aclosing(replies(self._stub.Generate(request))) as answers:
+            async for reply in answers:
+                token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
+                finished = token.finish_reason is not None
+                yield Generated(token, _PLACES.get(reply.prefill))
+        if not finished:
+            raise PeerError("the answer broke off")
+
+    async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+        """Prefill there, into `target`, with a credit: the first token, then PrefillDone unless that token ended the request.
+
+        Closing the iterator cancels it.  Raises PeerError, or RequestError as raised there.
+        """
+        request = pb.PrefillRequest(
+            request=convert.request_to_proto(spec), engine_id=self.record.engine_id, target=convert.target_to_proto(target)
+        )
+        finished = False
+        async with aclosing(replies(self._stub.Prefill(request))) as answers:
+            async for reply in answers:
+                if reply.WhichOneof("reply") == "done":
+                    finished = True
+                    yield _parsed(convert.done_from_proto, spec.request_id, reply.done)
+                else:
+                    token = _parsed(convert.token_from_proto, spec.request_id, reply.first_token)
+                    finished = token.finish_reason is not None
+                    yield token
+        if not finished:
+            raise PeerError("the prefill broke off")
+
+    # --- the pair ---------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        delay = FIRST_BACKOFF_SECONDS
+        while True:
+            began = clock()
+            try:
+                if not await self._shake_hands():
+                    self._change("refused")
+                    return
+                await self._serve()
+            except WorkerError as e:
+                if self.state == "ready" and clock() - began > LAST_BACKOFF_SECONDS:
+                    delay = FIRST_BACKOFF_SECONDS  # a connection that served is no reason to wait long
+                self._on_broken(e)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LAST_BACKOFF_SECONDS)
+
+    async def _shake_hands(self) -> bool:
+        """Compare facts; False when the pair is refused.  Raises PeerError when another engine answers, or none."""
+        mine = self._here.hello
+        message = await unary(self._stub.Handshake(convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS))
+        theirs = _parsed(lambda _, hello: convert.hello_from_proto(hello), "", message)
+        if theirs.engine_id != self.record.engine_id:
+            raise PeerError(f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is registered")
+        return self._here.refusals.check(mine, theirs) is None
+
+    async def _serve(self) -> None:
+        self._wants = asyncio.Queue()
+        self._change("ready")
+        if self.record.role == "prefill":
+            await run_until_first_ends(self._watch(), self._follow_credits())
+        else:
+            await self._watch()
+
+    async def _follow_credits(self) -> None:
+        async with aclosing(replies(self._stub.Credits(self._credit_requests()))) as answers:
+            async for reply in answers:
+                self._events.on_credit(self, reply.request_id, reply.granted)
+        raise PeerError("the peer ended the credits stream")
+
+    async def _credit_requests(self) -> AsyncGenerator[pb.CreditRequest, None]:
+        yield pb.CreditRequest(engine_id=self._here.hello.engine_id)
+        while True:
+            yield await self._wants.get()
+
+    async def _watch(self) -> None:
+        """Follow reports; after a gap, from a new snapshot."""
+        while True:
+            expected = 1
+            async with aclosing(replies(self._stub.Watch(pb.WatchRequest(engine_id=self.record.engine_id)))) as reports:
+                async for report in reports:
+                    if report.sequence != expected:
+                        logger.info("watch gap peer=%s expected=%d got=%d", self.key, expected, report.sequence)
+                        break
+                    expected += 1
+                    self._on_report(report)
+                else:
+                    raise PeerError("the peer ended the watch")
+            await asyncio.sleep(FIRST_BACKOFF_SECONDS)
+
+    def _on_report(self, report: pb.WorkerReport) -> None:
+        self.load = convert.load_from_proto(report.load)
+        if report.snapshot:
+            self._here.index.snapshot(self.key, report.blocks_stored)
+        else:
+            self._here.index.apply(self.key, report.blocks_stored, report.blocks_removed)
+
+    def _on_broken(self, error: WorkerError) -> None:
+        if self.state != "lost":
+            logger.warning("lost peer pod=%s engine=%s reason=%s", self.key, self.record.engine_id, error)
+        self._change("lost")
+
+    def _change(self, state: PeerState) -> None:
+        was, self.state = self.state, state
+        if was == state:
+            return
+        if was == "ready":
+            self._here.index.drop(self.key)
+            self._events.on_lost(self)
+        self._events.on_change(self)
+
+
+def _parsed(parse: Callable[[str, ReplyT], OutputT], request_id: str, message: ReplyT) -> OutputT:
+    try:
+        return parse(request_id, message)
+    except ValueError as e:
+        raise PeerError(f"the peer sent an impossible answer: {e}") from e

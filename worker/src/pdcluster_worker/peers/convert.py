@@ -1,0 +1,203 @@
+"""worker.proto <-> engine/messages.py: the same values, typed for the wire and for us.
+
+`*_to_proto` trusts its input; `*_from_proto` does not: a value that no worker
+of ours would send raises ValueError naming the field, and the service answers
+INVALID_ARGUMENT.  Limits of the model (vocabulary, context) are the engine's.
+"""
+
+from collections.abc import Iterable
+from math import isfinite
+from typing import get_args
+
+from pdcluster_worker.engine.messages import EPOCH_BYTES, FinishReason, KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.peers.types import Hello, Load
+from pdcluster_worker.proto import worker_pb2 as pb
+
+_FINISH_REASONS: dict[str, FinishReason] = {reason: reason for reason in get_args(FinishReason)}
+
+# Fields of Sampling that the wire and we spell and type alike.
+_SAMPLING_INTEGERS = ("max_tokens", "seed", "top_k", "min_tokens")
+_SAMPLING_REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAMPLING_LISTS = ("stop_token_ids", "eos_token_ids")
+_LOAD_FIELDS = (
+    "num_running",
+    "num_waiting",
+    "waiting_tokens",
+    "credit_queue_requests",
+    "credit_queue_tokens",
+    "free_blocks",
+    "total_blocks",
+)
+
+
+def geometry_to_proto(geometry: KVGeometry) -> pb.KVGeometry:
+    """KV geometry."""
+    return pb.KVGeometry(
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        num_layers=geometry.num_layers,
+        block_size=geometry.block_size,
+        dtype=geometry.dtype,
+        kind=geometry.kind,
+    )
+
+
+def geometry_from_proto(message: pb.KVGeometry) -> KVGeometry:
+    """KV geometry; any values, for the pair check compares them."""
+    return KVGeometry(message.num_kv_heads, message.head_dim, message.num_layers, message.block_size, message.dtype, message.kind)
+
+
+def hello_to_proto(hello: Hello) -> pb.Hello:
+    """Facts of one side of a pair."""
+    return pb.Hello(
+        engine_id=hello.engine_id,
+        role=hello.role,
+        geometry=geometry_to_proto(hello.geometry),
+        weights=hello.weights,
+        tensor_parallel=hello.tensor_parallel,
+        revision=hello.revision,
+    )
+
+
+def hello_from_proto(message: pb.Hello) -> Hello:
+    """Facts of the other side.  Raises ValueError without an engine id."""
+    _require(bool(message.engine_id), "engine_id is empty")
+    geometry = geometry_from_proto(message.geometry)
+    return Hello(message.engine_id, message.role, geometry, message.weights, message.tensor_parallel, message.revision)
+
+
+def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
+    """The whole sampling state."""
+    names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, "logit_bias", "logprobs", "ignore_eos")
+    return pb.Sampling(**{name: getattr(sampling, name) for name in names})
+
+
+def sampling_from_proto(message: pb.Sampling) -> Sampling:
+    """The whole sampling state.  Raises ValueError for what no ingress admits."""
+    for name in _SAMPLING_REALS:
+        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "top_k", "min_tokens", "logprobs"):
+        _require(getattr(message, name) >= 0, f"{name} is negative")
+    _require(message.max_tokens >= 1, "max_tokens is below 1")
+    _require(all(isfinite(bias) for bias in message.logit_bias.values()), "logit_bias is not a finite number")
+    _require_natural("logit_bias", message.logit_bias)
+    for name in _SAMPLING_LISTS:
+        _require_natural(name, getattr(message, name))
+    return Sampling(
+        **{name: getattr(message, name) for name in (*_SAMPLING_INTEGERS, *_SAMPLING_REALS)},
+        stop_token_ids=list(message.stop_token_ids),
+        eos_token_ids=list(message.eos_token_ids),
+        logit_bias=dict(message.logit_bias),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def request_to_proto(spec: RequestSpec) -> pb.Request:
+    """One request."""
+    return pb.Request(
+        request_id=spec.request_id,
+        prompt=spec.prompt,
+        output=spec.output,
+        sampling=sampling_to_proto(spec.sampling),
+        priority=spec.priority,
+    )
+
+
+def request_from_proto(message: pb.Request) -> RequestSpec:
+    """One request.  Raises ValueError for an empty id or prompt, negative token ids and impossible sampling."""
+    _require(bool(message.request_id), "request_id is empty")
+    _require(len(message.prompt) > 0, "prompt is empty")
+    _require_natural("prompt", message.prompt)
+    _require_natural("output", message.output)
+    return RequestSpec(
+        request_id=message.request_id,
+        prompt=list(message.prompt),
+        sampling=sampling_from_proto(message.sampling),
+        output=list(message.output),
+        priority=message.priority,
+    )
+
+
+def target_to_proto(target: Target) -> pb.Target:
+    """Where KV is to be written."""
+    return pb.Target(
+        epoch=target.epoch,
+        engine_id=target.engine_id,
+        address=target.address,
+        cached_tokens=target.cached_tokens,
+        block_ids=target.block_ids,
+    )
+
+
+def target_from_proto(message: pb.Target) -> Target:
+    """Where KV is to be written.  Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids."""
+    _require(len(message.epoch) == EPOCH_BYTES, f"epoch has {len(message.epoch)} bytes instead of {EPOCH_BYTES}")
+    _require(bool(message.engine_id), "engine_id of the target is empty")
+    _require(bool(message.address), "address of the target is empty")
+    _require(message.cached_tokens >= 0, "cached_tokens is negative")
+    _require(len(message.block_ids) > 0, "block_ids is empty")
+    _require_natural("block_ids", message.block_ids)
+    _require(len(set(message.block_ids)) == len(message.block_ids), "block_ids names a block twice")
+    return Target(message.epoch, message.engine_id, message.address, message.cached_tokens, list(message.block_ids))
+
+
+def token_to_proto(token: Token) -> pb.Token:
+    """One token; its request is known from the call."""
+    return pb.Token(
+        token_id=token.token_id,
+        logprob=token.logprob,
+        top_logprobs=[pb.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top_logprobs],
+        finish_reason=token.finish_reason or "",
+        stop_reason=token.stop_reason,
+        cached_tokens=token.cached_tokens,
+        queue_seconds=token.queue_seconds,
+        prefill_seconds=token.prefill_seconds,
+    )
+
+
+def token_from_proto(request_id: str, message: pb.Token) -> Token:
+    """One token of that request.  Raises ValueError for a negative id or an unknown finish reason."""
+    _require(message.token_id >= 0, "token_id is negative")
+    _require(message.finish_reason in ("", *_FINISH_REASONS), f"finish_reason {message.finish_reason!r} is unknown")
+    return Token(
+        request_id=request_id,
+        token_id=message.token_id,
+        logprob=message.logprob if message.HasField("logprob") else None,
+        top_logprobs=[(top.token_id, top.logprob) for top in message.top_logprobs],
+        finish_reason=_FINISH_REASONS.get(message.finish_reason),
+        stop_reason=message.stop_reason if message.HasField("stop_reason") else None,
+        cached_tokens=message.cached_tokens,
+        queue_seconds=message.queue_seconds if message.HasField("queue_seconds") else None,
+        prefill_seconds=message.prefill_seconds if message.HasField("prefill_seconds") else None,
+    )
+
+
+def done_to_proto(done: PrefillDone) -> pb.PrefillDone:
+    """The end of a remote prefill; its request is known from the call."""
+    return pb.PrefillDone(num_bytes=done.num_bytes, seconds=done.seconds, checksum=done.checksum)
+
+
+def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
+    """The end of that request's remote prefill.  Raises ValueError for negative sizes."""
+    _require(message.num_bytes >= 0, "num_bytes is negative")
+    return PrefillDone(request_id, message.num_bytes, message.seconds, message.checksum if message.HasField("checksum") else None)
+
+
+def load_to_proto(load: Load) -> pb.Load:
+    """A worker's load."""
+    return pb.Load(state=load.state, **{name: getattr(load, name) for name in _LOAD_FIELDS})
+
+
+def load_from_proto(message: pb.Load) -> Load:
+    """A peer's load."""
+    return Load(state=message.state, **{name: getattr(message, name) for name in _LOAD_FIELDS})
+
+
+def _require(fact: bool, otherwise: str) -> None:
+    if not fact:
+        raise ValueError(otherwise)
+
+
+def _require_natural(name: str, values: Iterable[int]) -> None:
+    _require(min(values, default=0) >= 0, f"{name} holds a negative number")

@@ -1,0 +1,105 @@
+"""The peers that this worker's role needs, kept in step with the membership.
+
+A decode or mixed worker keeps every prefill, decode and mixed worker of its
+revision; a prefill worker keeps none, it only serves.  A peer lives as long as
+its engine id: draining takes it out of the choice and leaves its streams
+alone.  Which of the choice is best is `dispatch`'s and `routing`'s business.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from pdcluster_worker.config import Role
+from pdcluster_worker.errors import WorkerError
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.calls import open_channel, open_stub, unary
+from pdcluster_worker.peers.client import HANDSHAKE_SECONDS, Here, Peer, PeerEvents
+from pdcluster_worker.peers.records import WorkerRecord
+
+
+class Directory:
+    """One per worker; `set_members` and `probe` are for `discovery`."""
+
+    def __init__(self, pod: str, here: Here, events: PeerEvents, metrics: Metrics) -> None:
+        self._pod = pod
+        self._here = here
+        self._metrics = metrics
+        self._events = PeerEvents(events.on_credit, events.on_lost, self._on_change)
+        self._report_change = events.on_change
+        self._members: Mapping[str, WorkerRecord] = {}
+        self._peers: dict[str, Peer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def prefills(self) -> list[Peer]:
+        """Prefill workers that take new work."""
+        return self._ready("prefill")
+
+    def decodes(self) -> list[Peer]:
+        """Decode and mixed workers that take new work, this one not among them."""
+        return self._ready("decode", "mixed")
+
+    def refused(self) -> dict[str, str]:
+        """Members that the handshake refused, from either side: reason by pod."""
+        reasons = {pod: self._here.refusals.reason(record.engine_id) for pod, record in self._members.items() if pod != self._pod}
+        return {pod: reason for pod, reason in reasons.items() if reason is not None}
+
+    def set_members(self, members: Mapping[str, WorkerRecord]) -> None:
+        """Take a new membership: open peers, drop those that are gone or have another engine, note new states."""
+        self._members = members
+        wanted = {pod: record for pod, record in members.items() if self._needs(record)}
+        for pod, peer in list(self._peers.items()):
+            if pod not in wanted or not _is_same_worker(peer.record, wanted[pod]):
+                self._drop(pod)
+        for pod, record in wanted.items():
+            if pod in self._peers:
+                self._peers[pod].record = record
+            else:
+                self._peers[pod] = Peer(record, self._here, self._events)
+        self._count()
+
+    async def probe(self, record: WorkerRecord) -> bool:
+        """Whether the worker answers a handshake as the engine of its record, within HANDSHAKE_SECONDS."""
+        channel = open_channel(record.grpc_address, self._here.credentials)
+        try:
+            hello = convert.hello_to_proto(self._here.hello)
+            answer = await unary(open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS))
+        except WorkerError:
+            return False
+        finally:
+            await channel.close(None)
+        return answer.engine_id == record.engine_id
+
+    async def close(self) -> None:
+        """Drop every peer."""
+        for pod in list(self._peers):
+            self._drop(pod)
+        await asyncio.gather(*self._closing)
+        self._count()
+
+    def _needs(self, record: WorkerRecord) -> bool:
+        # Without an engine id its engine is still loading: there is nobody to shake hands with.
+        return self._here.hello.role != "prefill" and record.pod != self._pod and bool(record.engine_id)
+
+    def _ready(self, *roles: Role) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer.ready and peer.record.role in roles]
+
+    def _drop(self, pod: str) -> None:
+        task = asyncio.create_task(self._peers.pop(pod).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _on_change(self, peer: Peer) -> None:
+        self._count()
+        self._report_change(peer)
+
+    def _count(self) -> None:
+        counts = Counter((peer.record.role, peer.state) for peer in self._peers.values())
+        self._metrics.peers.clear()
+        for (role, state), number in counts.items():
+            self._metrics.peers.labels(role, state).set(number)
+
+
+def _is_same_worker(old: WorkerRecord, new: WorkerRecord) -> bool:
+    return (old.engine_id, old.grpc_address, old.role) == (new.engine_id, new.grpc_address, new.role)

@@ -1,0 +1,233 @@
+"""This worker's record in etcd, and the membership that etcd tells.
+
+One session at a time: lease, record, listing, watches from the listing's
+revision.  Whatever breaks (a call, a watch, the lease, an etcd that came back
+empty or as another cluster) ends the session, and the next one registers and
+lists anew, at the next endpoint, after a back-off.  Between sessions nothing
+changes: last known members stay, for an outage of any length.  When a member
+leaves is `membership`'s rule.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+from pdcluster_worker.config import DiscoveryConfig
+from pdcluster_worker.peers.etcd import Etcd, EtcdError, KeyEvent, Listing
+from pdcluster_worker.peers.membership import Membership
+from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.peers.records import WorkerRecord, decode_record, encode_record, pod_of, worker_key
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.1
+LAST_BACKOFF_SECONDS = 2.0
+
+RECHECK_SECONDS = 2.0
+"""How often members whose keys are gone are probed: about as long as a probe may take, and short against a lease."""
+
+CALL_SECONDS = 5.0
+"""Bound of one call to etcd; never longer than the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryKeys:
+    """Where to look: `records.workers_prefix` and `records.command_key` of this worker."""
+
+    workers_prefix: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryEvents:
+    """Whom to tell, and whom to ask.  The callbacks are plain functions and must not block.
+
+    on_members: all members by pod, this worker included, after every change.
+    on_drain:   whether the drain command is present, after every change; absent at first.
+    probe:      does this member still answer, as the engine of its record?  Bounded in time, raises nothing.
+    """
+
+    on_members: Callable[[dict[str, WorkerRecord]], None]
+    on_drain: Callable[[bool], None]
+    probe: Callable[[WorkerRecord], Awaitable[bool]]
+
+
+class Discovery:
+    """One per worker.
+
+    problem: why etcd does not serve this worker now; None while a session lives.
+    """
+
+    def __init__(self, config: DiscoveryConfig, keys: DiscoveryKeys, events: DiscoveryEvents) -> None:
+        self.problem: str | None = "not registered in etcd yet"
+        self._lease_seconds = config.lease_seconds
+        self._endpoints: Iterator[str] = cycle(config.endpoints)
+        self._keys = keys
+        self._events = events
+        self._membership = Membership()
+        self._is_draining = False
+        self._registered = asyncio.Event()
+        self._record_changed = asyncio.Event()
+        self._has_missing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def registered_once(self) -> bool:
+        """Latches at the first registration."""
+        return self._registered.is_set()
+
+    async def wait_registered(self) -> None:
+        """Return once this worker has been in etcd."""
+        await self._registered.wait()
+
+    def start(self, record: WorkerRecord) -> None:
+        """Register, and go on trying for as long as it takes; returns at once."""
+        self._record = record
+        self._task = asyncio.create_task(self._run(), name="discovery")
+
+    def update(self, record: WorkerRecord) -> None:
+        """Write a changed record: now, or when etcd is back.  Only after `start`, and for the same role, pool and pod."""
+        self._record = record
+        self._record_changed.set()
+
+    async def close(self) -> None:
+        """Revoke the lease (best effort, bounded in time) and end."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        delay = FIRST_BACKOFF_SECONDS
+        for endpoint in self._endpoints:
+            began = clock()
+            reason = await self._attempt(endpoint)
+            if clock() - began > LAST_BACKOFF_SECONDS and self.problem is None:
+                delay = FIRST_BACKOFF_SECONDS  # a session that served is no reason to wait long
+            self._report_problem(f"etcd {endpoint}: {reason}")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LAST_BACKOFF_SECONDS)
+
+    async def _attempt(self, endpoint: str) -> str:
+        """One session; returns why it ended."""
+        try:
+            async with Etcd(endpoint, min(CALL_SECONDS, self._lease_seconds)) as etcd:
+                await self._serve(etcd)
+        except EtcdError as e:
+            return str(e)
+        except Exception as e:
+            # A fault of ours must not leave this worker out of etcd for ever: say it, and start over.
+            logger.exception("discovery failed")
+            return f"{type(e).__name__}: {e}"
+        return "the session ended"
+
+    async def _serve(self, etcd: Etcd) -> None:
+        lease_id = await etcd.grant(self._lease_seconds)
+        try:
+            self._record_changed.clear()
+            await self._put_record(etcd, lease_id)
+            workers = await etcd.read(self._keys.workers_prefix)
+            command = await etcd.read(self._keys.command)
+            self._on_registered(workers, command)
+            await run_until_first_ends(
+                self._keep_alive(etcd, lease_id),
+                self._keep_record(etcd, lease_id),
+                self._watch_workers(etcd, workers.revision + 1),
+                self._watch_command(etcd, command.revision + 1),
+                self._recheck_missing(),
+            )
+        except asyncio.CancelledError:
+            await _revoke(etcd, lease_id)
+            raise
+
+    def _on_registered(self, workers: Listing, command: Listing) -> None:
+        if self.problem is not None:
+            logger.info("registered in etcd cluster=%x revision=%d", workers.cluster_id, workers.revision)
+        self.problem = None
+        listed = [decode_record(key, value) for key, value in workers.values.items()]
+        self._apply(self._membership.resync({record.pod: record for record in listed if record is not None}))
+        self._set_draining(bool(command.values))
+        self._registered.set()
+
+    def _report_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            logger.warning("not served by %s members_kept=%d", problem, len(self._membership.records))
+        self.problem = problem
+
+    # --- parts of a session: each runs until it raises EtcdError -----------------------------------
+
+    async def _keep_alive(self, etcd: Etcd, lease_id: int) -> None:
+        while True:
+            await asyncio.sleep(self._lease_seconds / 3)
+            await etcd.keep_alive(lease_id)
+
+    async def _keep_record(self, etcd: Etcd, lease_id: int) -> None:
+        while True:
+            await self._record_changed.wait()
+            self._record_changed.clear()
+            await self._put_record(etcd, lease_id)
+
+    async def _watch_workers(self, etcd: Etcd, from_revision: int) -> None:
+        async for events in etcd.watch(self._keys.workers_prefix, from_revision):
+            changes = [self._on_worker(event) for event in events]
+            self._apply(any(changes))
+
+    async def _watch_command(self, etcd: Etcd, from_revision: int) -> None:
+        async for events in etcd.watch(self._keys.command, from_revision):
+            for event in events:
+                self._set_draining(event.value is not None)
+
+    async def _recheck_missing(self) -> None:
+        while True:
+            await self._has_missing.wait()
+            missing = self._membership.missing
+            if not missing:
+                self._has_missing.clear()
+                continue
+            answers = await asyncio.gather(*(self._events.probe(record) for record in missing))
+            gone = [record for record, alive in zip(missing, answers, strict=True) if not alive and self._membership.remove(record)]
+            for record in gone:
+                logger.info("member gone pod=%s engine=%s", record.pod, record.engine_id)
+            self._apply(bool(gone))
+            await asyncio.sleep(RECHECK_SECONDS)
+
+    # --- what is learnt ---------------------------------------------------------------------------
+
+    async def _put_record(self, etcd: Etcd, lease_id: int) -> None:
+        await etcd.put(self._own_key(), encode_record(self._record), lease_id)
+
+    def _own_key(self) -> str:
+        return worker_key(self._keys.workers_prefix, self._record.role, self._record.pool, self._record.pod)
+
+    def _on_worker(self, event: KeyEvent) -> bool:
+        """Take one event; True if a member changed."""
+        if event.value is None:
+            if event.key == self._own_key():
+                raise EtcdError("the record of this worker was deleted")
+            return self._membership.delete(pod_of(event.key))
+        record = decode_record(event.key, event.value)
+        return record is not None and self._membership.put(record)
+
+    def _apply(self, changed: bool) -> None:
+        if self._membership.missing:
+            self._has_missing.set()
+        if changed:
+            self._events.on_members(self._membership.records)
+
+    def _set_draining(self, present: bool) -> None:
+        if present != self._is_draining:
+            self._is_draining = present
+            logger.info("drain command present=%s", present)
+            self._events.on_drain(present)
+
+
+async def _revoke(etcd: Etcd, lease_id: int) -> None:
+    try:
+        await etcd.revoke(lease_id)
+    except EtcdError as e:
+        logger.warning("left the worker record to its lease reason=%s", e)

@@ -1,0 +1,142 @@
+"""One connection to one etcd endpoint: the seven calls that discovery needs.
+
+aetcd brings the typed stubs; its own Watcher is not used, because it stays
+silent when the server ends a watch or refuses its start revision.  Here every
+way in which a call or a watch can end is an EtcdError, and every call is
+bounded in time.  What to do about it is `discovery`'s business.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import aetcd
+import grpc
+from aetcd import rpc
+
+from pdcluster_worker.errors import PeerError
+from pdcluster_worker.peers.status import cancelled_here
+
+ResponseT = TypeVar("ResponseT")
+
+# A connection is made anew after every failure, so it must not inherit another one's back-off from gRPC's shared pool.
+_OPTIONS = {"grpc.use_local_subchannel_pool": 1, "grpc.enable_retries": 0}
+
+# What `read` returns at the end of a stream; the type stubs lack it.
+_EOF: Any = vars(grpc.aio)["EOF"]
+
+# Ends the watch of a member that has lost its quorum: it would be silent for as long as that lasts.
+_HAS_LEADER = (("hasleader", "true"),)
+
+
+class EtcdError(PeerError):
+    """etcd did not answer, or ended what it had begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The values under a key or prefix, at one revision of one etcd cluster."""
+
+    cluster_id: int
+    revision: int
+    values: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEvent:
+    """A key was written, or deleted (value None)."""
+
+    key: str
+    value: bytes | None
+
+
+class Etcd:
+    """An async context manager; `endpoint` is host:port, `timeout_seconds` bounds each call.
+
+    Where a method takes a `key`, one that ends in "/" means everything under it.
+    """
+
+    def __init__(self, endpoint: str, timeout_seconds: float) -> None:
+        host, _, port = endpoint.rpartition(":")
+        self._client = aetcd.Client(host=host, port=port, options=_OPTIONS)
+        self._timeout_seconds = timeout_seconds
+
+    async def __aenter__(self) -> "Etcd":
+        await self._client.connect()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._client.channel.close()
+
+    async def read(self, key: str) -> Listing:
+        """What is there now, read through the quorum."""
+        request = rpc.RangeRequest(key=key.encode(), range_end=_range_end(key))
+        response = await self._call(self._client.kvstub.Range, request)
+        values = {kv.key.decode(errors="replace"): kv.value for kv in response.kvs}
+        return Listing(response.header.cluster_id, response.header.revision, values)
+
+    async def put(self, key: str, value: bytes, lease_id: int) -> None:
+        """Write a key that lives as long as the lease."""
+        await self._call(self._client.kvstub.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+
+    async def grant(self, seconds: int) -> int:
+        """A new lease; returns its id."""
+        response = await self._call(self._client.leasestub.LeaseGrant, rpc.LeaseGrantRequest(TTL=seconds))
+        return int(response.ID)
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease and delete its keys."""
+        await self._call(self._client.leasestub.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+
+    async def keep_alive(self, lease_id: int) -> None:
+        """Extend a lease.  Raises EtcdError when it has expired, or this etcd never knew it."""
+        call = self._client.leasestub.LeaseKeepAlive(timeout=self._timeout_seconds)
+        try:
+            await _checked(call.write(rpc.LeaseKeepAliveRequest(ID=lease_id)))
+            response = await _checked(call.read())
+        finally:
+            call.cancel()
+        if response is _EOF or response.TTL <= 0:
+            raise EtcdError("the lease of this worker has expired")
+
+    async def watch(self, key: str, from_revision: int) -> AsyncGenerator[list[KeyEvent], None]:
+        """Every change from that revision on; never ends well, always in EtcdError."""
+        call = rpc.WatchStub(self._client.channel).Watch(metadata=_HAS_LEADER)
+        create = rpc.WatchCreateRequest(key=key.encode(), range_end=_range_end(key), start_revision=from_revision)
+        try:
+            await _checked(call.write(rpc.WatchRequest(create_request=create)))
+            while (response := await _checked(call.read())) is not _EOF:
+                if response.canceled:
+                    raise EtcdError(f"etcd cancelled the watch: {response.cancel_reason or 'its start revision was compacted'}")
+                yield [_event(event) for event in response.events]
+        finally:
+            call.cancel()
+        raise EtcdError("etcd ended the watch")
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        return await _checked(method(request, timeout=self._timeout_seconds))
+
+
+async def _checked(call: Awaitable[ResponseT]) -> ResponseT:
+    try:
+        return await call
+    except grpc.RpcError as e:
+        detail = e.details() if isinstance(e, grpc.aio.AioRpcError) else str(e)
+        raise EtcdError(detail or type(e).__name__) from e
+    except asyncio.InvalidStateError as e:  # a write on a call that has just ended
+        raise EtcdError(str(e)) from e
+    except asyncio.CancelledError as e:
+        if cancelled_here():
+            raise
+        raise EtcdError("etcd cancelled the call") from e
+
+
+def _event(event: Any) -> KeyEvent:
+    return KeyEvent(event.kv.key.decode(errors="replace"), None if event.type == rpc.Event.DELETE else event.kv.value)
+
+
+def _range_end(key: str) -> bytes:
+    # The first key after all that start with "...{x}/" is "...{x}0"; an empty end means the key alone.
+    return f"{key[:-1]}0".encode() if key.endswith("/") else b""

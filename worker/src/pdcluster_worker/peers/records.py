@@ -1,0 +1,90 @@
+"""What a worker says about itself in etcd, and under which keys.
+
+The only place where discovery keys are built or read (contract: design.md,
+'Contracts'; the operator's side is held to it by `tests/contract`).  A value
+that is not a record of our schema is ignored with one log line, so a newer or
+broken writer never takes a worker down.  Leases and watches are `discovery`'s.
+"""
+
+import logging
+from typing import Annotated, Literal
+
+import msgspec
+
+from pdcluster_worker.config import Role
+from pdcluster_worker.engine.messages import KVGeometry
+
+logger = logging.getLogger(__name__)
+
+ROOT = "/pdcluster"
+SCHEMA: Literal[1] = 1
+
+WorkerState = Literal["starting", "ready", "draining", "drained"]
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker.  Addresses are host:port; `engine_id`, `geometry` and `weights` are empty until its engine has loaded.
+
+    weights:       fingerprint of the weights.
+    num_blocks:    KV blocks of its engine.
+    max_sequences: most sequences that it decodes at once.
+    """
+
+    engine_id: str
+    pod: Annotated[str, msgspec.Meta(min_length=1)]
+    grpc_address: str
+    kv_address: str
+    http_address: str
+    role: Role
+    pool: str
+    gpu: str
+    tensor_parallel: int
+    model: str
+    state: WorkerState
+    geometry: KVGeometry | None = None
+    weights: str = ""
+    num_blocks: int = 0
+    max_sequences: int = 0
+    schema: Literal[1] = SCHEMA
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(WorkerRecord).decode
+
+
+def encode_record(record: WorkerRecord) -> bytes:
+    """The record as JSON."""
+    return _encode(record)
+
+
+def decode_record(key: str, value: bytes) -> WorkerRecord | None:
+    """Read the record under `key`; None, with a log line, when it is not JSON, not of our schema or not of that key's pod."""
+    try:
+        record = _decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        logger.warning("ignored worker record key=%s reason=%s", key, e)
+        return None
+    if record.pod != pod_of(key):
+        logger.warning("ignored worker record key=%s reason=it is of pod %s", key, record.pod)
+        return None
+    return record
+
+
+def workers_prefix(namespace: str, name: str, revision: str) -> str:
+    """The prefix of all worker keys of one revision of a cluster."""
+    return f"{ROOT}/{namespace}/{name}/workers/{revision}/"
+
+
+def worker_key(prefix: str, role: Role, pool: str, pod: str) -> str:
+    """One worker's key under `workers_prefix`."""
+    return f"{prefix}{role}/{pool}/{pod}"
+
+
+def pod_of(key: str) -> str:
+    """The pod that a worker key names."""
+    return key.rpartition("/")[2]
+
+
+def command_key(namespace: str, name: str, pod: str) -> str:
+    """The drain command of one worker: present = drain, absent = serve."""
+    return f"{ROOT}/{namespace}/{name}/commands/{pod}"

@@ -1,0 +1,188 @@
+"""The gRPC service that other workers of the revision call; `dispatch` is behind it.
+
+It refuses what is not meant for this engine, what has no credit and what no
+worker of ours would send, and ends the handler's iterator the moment a call is
+cancelled.  What a request's tokens are is the handler's business; who is
+granted a credit is the ledger's.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Protocol, TypeVar, get_args
+
+from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
+from pdcluster_worker.peers.refusals import Refusals
+from pdcluster_worker.peers.status import Context, RefusalError, answering
+from pdcluster_worker.peers.types import Generated, Hello, PrefillMode, Report
+from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.proto.worker_pb2_grpc import WorkerServicer
+from pdcluster_worker.routing.credits import CreditLedger
+
+MessageT = TypeVar("MessageT")
+ValueT = TypeVar("ValueT")
+
+_MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
+
+
+class WorkerHandler(Protocol):
+    """What `dispatch` does for peers.  Its iterators may raise RequestError, and are closed when their call ends."""
+
+    @property
+    def engine_id(self) -> str:
+        """Identity of this start of the engine."""
+        ...
+
+    @property
+    def ledger(self) -> CreditLedger:
+        """Credits of this worker's engine."""
+        ...
+
+    def hello(self) -> Hello:
+        """This side of a handshake."""
+        ...
+
+    def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """Run a whole request here."""
+        ...
+
+    def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+        """Prefill for the decode engine `peer`: the first token, then PrefillDone unless that token ended the request."""
+        ...
+
+    def watch(self) -> AsyncGenerator[Report, None]:
+        """A snapshot, then reports until closed."""
+        ...
+
+
+class WorkerService(WorkerServicer):
+    """One per worker.  `desk` is where grants that come without a peer's call (a new limit, `resume`) are pushed.
+
+    The calls are coroutines that write to their context, which gRPC allows and
+    the generated types do not know: a generator that is cancelled between two
+    answers would be closed only when it is collected, with its handler.
+    """
+
+    def __init__(self, handler: WorkerHandler, refusals: Refusals) -> None:
+        self.desk = CreditDesk(handler.ledger)
+        self._handler = handler
+        self._refusals = refusals
+
+    async def Handshake(self, request: pb.Hello, context: Context) -> pb.Hello:  # noqa: N802
+        """Note a mismatch, and tell our facts in any case: the other side compares too."""
+        mine = self._handler.hello()
+        async with answering(context):
+            self._refusals.check(mine, _parsed(convert.hello_from_proto, request))
+        return convert.hello_to_proto(mine)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Stream the tokens of a whole request."""
+        async with answering(context):
+            self._check_engine(request.engine_id)
+            spec = _parsed(convert.request_from_proto, request.request)
+            mode = _MODES.get(request.prefill)
+            if mode is None:
+                raise RequestError(f"prefill is {request.prefill!r}: must be one of {', '.join(_MODES)}")
+            async with aclosing(self._handler.generate(spec, mode)) as tokens:
+                async for generated in tokens:
+                    await context.write(pb.GenerateReply(token=convert.token_to_proto(generated.token), prefill=generated.prefill or ""))
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Stream the first token and the end of a remote prefill."""
+        async with answering(context):
+            self._check_engine(request.engine_id)
+            spec = _parsed(convert.request_from_proto, request.request)
+            target = _parsed(convert.target_from_proto, request.target)
+            self._check_pair(target.engine_id)
+            if not self.desk.start(target.engine_id, spec.request_id):
+                raise RefusalError(f"request {spec.request_id} of engine {target.engine_id} has no credit here: ask for one first")
+            try:
+                await self._prefill(spec, target, context)
+            finally:
+                self.desk.finish(target.engine_id, spec.request_id)
+
+    async def _prefill(self, spec: RequestSpec, target: Target, context: Context) -> None:
+        async with aclosing(self._handler.prefill(target.engine_id, spec, target)) as replies:
+            async for reply in replies:
+                if isinstance(reply, PrefillDone):
+                    await context.write(pb.PrefillReply(done=convert.done_to_proto(reply)))
+                else:
+                    # The engine has room again: credits are for computing, the transfer goes on beside it.
+                    self.desk.finish(target.engine_id, spec.request_id)
+                    await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
+
+    async def Credits(self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Serve one decode worker's wants until its stream ends."""
+        async with answering(context):
+            first = await anext(aiter(request_iterator), pb.CreditRequest())
+            peer = first.engine_id
+            if not peer:
+                raise RequestError("the first message of Credits must name the engine id of the decode worker")
+            self._check_pair(peer)
+            answers = self.desk.open(peer)
+            writer = asyncio.create_task(_write_answers(answers, context))
+            try:
+                self._on_credit_request(peer, first)
+                async for request in request_iterator:
+                    self._on_credit_request(peer, request)
+            finally:
+                self.desk.close(peer, answers)
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Stream numbered reports until cancelled."""
+        async with answering(context):
+            self._check_engine(request.engine_id)
+            sequence = 0
+            async with aclosing(self._handler.watch()) as reports:
+                async for report in reports:
+                    sequence += 1
+                    await context.write(
+                        pb.WorkerReport(
+                            sequence=sequence,
+                            snapshot=report.snapshot,
+                            load=convert.load_to_proto(report.load),
+                            blocks_stored=report.stored,
+                            blocks_removed=report.removed,
+                        )
+                    )
+
+    def _on_credit_request(self, peer: str, request: pb.CreditRequest) -> None:
+        match request.WhichOneof("request"):
+            case "want":
+                want = request.want
+                try:
+                    self.desk.want(peer, want.request_id, want.tokens, want.priority)
+                except ValueError as e:
+                    raise RequestError(str(e)) from e
+            case "release":
+                self.desk.release(peer, request.release)
+
+    def _check_engine(self, engine_id: str) -> None:
+        if engine_id != self._handler.engine_id:
+            raise RefusalError(
+                f"the call is meant for engine {engine_id}, but this is engine {self._handler.engine_id}: look the worker up again"
+            )
+
+    def _check_pair(self, engine_id: str) -> None:
+        reason = self._refusals.reason(engine_id)
+        if reason is not None:
+            raise RefusalError(f"the pair with engine {engine_id} is refused: {reason}")
+
+
+async def _write_answers(answers: Answers, context: Context) -> None:
+    while True:
+        request_id, granted = await answers.get()
+        await context.write(pb.CreditReply(request_id=request_id, granted=granted))
+
+
+def _parsed(parse: Callable[[MessageT], ValueT], message: MessageT) -> ValueT:
+    """Read a message of a peer.  Raises RequestError 400 for impossible values."""
+    try:
+        return parse(message)
+    except ValueError as e:
+        raise RequestError(str(e)) from e

@@ -1,0 +1,85 @@
+"""A request's error across gRPC: RequestError -> status and trailing metadata -> the same RequestError.
+
+An error that carries our metadata is the request's own and comes out as it went
+in; every other end of a call is the peer's and becomes PeerError.  gRPC's
+asyncio API raises CancelledError also when the *other* side cancelled a call:
+`cancelled_here` tells the two apart, or a peer could cancel our tasks.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import grpc
+import msgspec
+
+from pdcluster_worker.errors import PeerError, RequestError
+
+logger = logging.getLogger(__name__)
+
+_ERROR_KEY = "pdcluster-error-bin"
+_MAX_MESSAGE = 1000  # characters: gRPC allows 8 KiB of metadata in all, and may send one as 12 bytes
+_CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    """RequestError's fields beside its message."""
+
+    status: int
+    code: str | None
+    param: str | None
+    retry_after_seconds: int | None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Detail).decode
+
+
+class RefusalError(PeerError):
+    """This worker will not do that for this peer: answered FAILED_PRECONDITION."""
+
+
+@asynccontextmanager
+async def answering(context: Context) -> AsyncIterator[None]:
+    """End the call with the status of whatever the body raises."""
+    try:
+        yield
+    except RequestError as e:
+        detail = _Detail(e.status, e.code, e.param, e.retry_after_seconds)
+        context.set_trailing_metadata(((_ERROR_KEY, _encode(detail)),))
+        await context.abort(_CODES.get(e.status, grpc.StatusCode.INTERNAL), e.message[:_MAX_MESSAGE])
+    except RefusalError as e:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(e))
+    except PeerError as e:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(e)[:_MAX_MESSAGE])
+    except Exception:
+        logger.exception("call failed")
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the log of this worker")
+
+
+def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
+    """What the end of a call means to its caller."""
+    message = error.details() or error.code().name
+    trailing: Iterable[tuple[str, bytes | str]] = cast(Any, error.trailing_metadata()) or ()
+    for key, value in trailing:
+        if key == _ERROR_KEY:
+            return _request_error(message, value)
+    return PeerError(f"{error.code().name}: {message}")
+
+
+def cancelled_here() -> bool:
+    """Whether the CancelledError in hand is this task's own cancellation."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _request_error(message: str, value: bytes | str) -> PeerError | RequestError:
+    try:
+        detail = _decode(value)
+    except msgspec.DecodeError as e:
+        return PeerError(f"an error that cannot be read: {message}: {e}")
+    return RequestError(message, status=detail.status, code=detail.code, param=detail.param, retry_after_seconds=detail.retry_after_seconds)

@@ -1,0 +1,134 @@
+"""The HTTP application: routes, middleware and error shapes, put together for a role.
+
+`create_app` serves generation (decode, mixed); `create_prefill_app` has health
+and metrics only, and tells a client that it came to the wrong worker.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+
+from pdcluster_worker import __version__
+from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.server import chat, completion, openai_errors
+from pdcluster_worker.server.backend import Backend, Worker
+from pdcluster_worker.server.body_limit import BodyLimit
+from pdcluster_worker.server.generation import Serving
+from pdcluster_worker.server.planning import check_model
+from pdcluster_worker.server.replies import (
+    ChatReply,
+    CompletionReply,
+    ErrorReply,
+    ModelCard,
+    ModelList,
+    State,
+    Version,
+)
+from pdcluster_worker.server.request_context import RequestContextMiddleware, context_of
+from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+from pdcluster_worker.server.tokenizer import Tokenizer
+
+_CHAT = "/v1/chat/completions"
+_COMPLETIONS = "/v1/completions"
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
+_STREAM = {"text/event-stream": {"schema": _EVENT}}
+
+
+def create_app(
+    backend: Backend,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    policy: Callable[[], PolicyConfig],
+    clock: Callable[[], float] = time.monotonic,
+) -> FastAPI:
+    """The application of a decode or mixed worker.  `policy` returns the policy in force now."""
+    app = _base_app(backend, metrics, policy, clock)
+    serving = Serving(backend, tokenizer, metrics, clock)
+
+    @app.post(_CHAT, responses=_documented(ChatReply))
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await chat.complete(serving, body, context_of(request))
+
+    @app.post(_COMPLETIONS, responses=_documented(CompletionReply))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await completion.complete(serving, body, context_of(request))
+
+    return app
+
+
+def create_prefill_app(
+    worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float] = time.monotonic
+) -> FastAPI:
+    """The application of a prefill worker: everything but generation."""
+    app = _base_app(worker, metrics, policy, clock)
+
+    async def refuse() -> Response:
+        raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
+
+    for path in (_CHAT, _COMPLETIONS):
+        app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
+    return app
+
+
+def _base_app(worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float]) -> FastAPI:
+    app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, limit=lambda: policy().admission.max_body_bytes, rejected=metrics.request_rejected)
+    app.add_middleware(RequestContextMiddleware, clock=clock)
+    openai_errors.install(app, metrics.request_rejected)
+    _add_models(app, worker)
+    _add_state(app, worker, metrics)
+    return app
+
+
+def _add_models(app: FastAPI, worker: Worker) -> None:
+    created = int(time.time())
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[card()])
+
+    @app.get("/v1/models/{model:path}", responses={404: {"model": ErrorReply}})
+    async def model(model: str) -> ModelCard:
+        check_model(model, worker.model_name)
+        return card()
+
+    def card() -> ModelCard:
+        return ModelCard(id=worker.model_name, created=created, max_model_len=worker.max_model_len)
+
+
+def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
+    @app.get("/health", response_model=State, responses={503: {"model": State}})
+    async def health(response: Response) -> State:
+        return _state(response, worker.alive())
+
+    @app.get("/ready", response_model=State, responses={503: {"model": State}})
+    async def ready(response: Response) -> State:
+        return _state(response, worker.alive() or worker.ready())
+
+    @app.get("/version")
+    async def version() -> Version:
+        return Version(version=__version__)
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+    async def prometheus() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _state(response: Response, reason: str | None) -> State:
+    if reason is None:
+        return State(status="ok", reason=None)
+    response.status_code = 503
+    return State(status="unavailable", reason=reason)
+
+
+def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Answers of a generation route, for the OpenAPI document."""
+    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 404, 413, 429, 500, 503)}
+    answers[200] = {"model": reply, "content": _STREAM}
+    return answers

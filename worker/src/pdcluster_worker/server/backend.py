@@ -1,0 +1,46 @@
+"""What the HTTP side needs of the worker behind it: identity, state and tokens.
+
+`dispatch` implements `Backend`; the HTTP side never learns where a request ran
+except for the word that goes into the response header.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from pdcluster_worker.engine.messages import RequestSpec
+from pdcluster_worker.peers.types import Generated, PrefillMode
+
+
+class Worker(Protocol):
+    """A worker of any role: its model and whether it lives and serves."""
+
+    model_name: str
+    max_model_len: int
+    vocab_size: int
+
+    def ready(self) -> str | None:
+        """None when requests may come, else why not, in words."""
+        ...
+
+    def alive(self) -> str | None:
+        """None while the engine lives, else why it does not."""
+        ...
+
+
+class Backend(Worker, Protocol):
+    """A worker that generates."""
+
+    def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """Run all choices of one prompt; `Generated.index` counts in `specs`.
+
+        Ends after the last token of the last choice.  `aclose()` cancels every
+        choice that still runs.  Raises RequestError before or after tokens.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End one choice early (a stop string was found): it makes no more tokens, its siblings go on.
+
+        Unknown and ended ids are a no-op.
+        """
+        ...

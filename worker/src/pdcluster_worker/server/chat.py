@@ -1,0 +1,105 @@
+"""POST /v1/chat/completions: messages to a prompt, deltas to OpenAI's chat shapes."""
+
+import time
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server import logprobs
+from pdcluster_worker.server.choice import Delta, finish_reason_of
+from pdcluster_worker.server.generation import Serving
+from pdcluster_worker.server.generation_response import GenerationResponse
+from pdcluster_worker.server.planning import check_servable, respond
+from pdcluster_worker.server.replies import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatReply,
+    ChatUsageChunk,
+    Usage,
+)
+from pdcluster_worker.server.request_context import RequestContext
+from pdcluster_worker.server.sampling import Wanted
+from pdcluster_worker.server.schemas import ChatRequest, Message
+from pdcluster_worker.server.tokenizer import Tokenizer
+
+
+async def complete(serving: Serving, request: ChatRequest, context: RequestContext) -> GenerationResponse:
+    """The answer to one chat request.  Raises RequestError when it cannot be served."""
+    check_servable(request.model, serving.backend)
+    wanted = _wanted(request)
+    prompt = await serving.tokenizer.encode_chat([_templated(message) for message in request.messages])
+    response_id = f"chatcmpl-{context.request_id}"
+    has_usage = bool(request.stream_options and request.stream_options.include_usage)
+    shape = ChatShape(response_id, int(time.time()), request.model, serving.tokenizer, bool(request.logprobs), has_usage)
+    return respond(serving, request, wanted, [prompt], shape, response_id=response_id, context=context)
+
+
+def _wanted(request: ChatRequest) -> Wanted:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("top_logprobs: is allowed only with logprobs=true", param="top_logprobs")
+    param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    return Wanted(
+        max_tokens=getattr(request, param),
+        max_tokens_param=param,
+        default_max_tokens=None,
+        prompt_param="messages",
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+
+
+def _templated(message: Message) -> dict[str, str]:
+    return {"role": "system" if message.role == "developer" else message.role, "content": message.content}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatShape:
+    """Builds chat completions and their chunks."""
+
+    response_id: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    has_logprobs: bool
+    has_usage: bool
+
+    def chunk(self, delta: Delta) -> BaseModel | None:
+        """One event; None when the token adds nothing to see."""
+        if not (delta.text or delta.is_first or delta.scored or delta.finish_reason):
+            return None
+        content = delta.text if delta.text or delta.is_first else None
+        added = ChatDelta(role="assistant" if delta.is_first else None, content=content)
+        choice = ChatChunkChoice(index=delta.index, delta=added, logprobs=self._logprobs([delta]), finish_reason=delta.finish_reason)
+        return self._chunk([choice], None)
+
+    def usage_chunk(self, usage: Usage) -> BaseModel:
+        """The event with the usage and no choices."""
+        return self._chunk([], usage)
+
+    def reply(self, choices: list[list[Delta]], usage: Usage) -> BaseModel:
+        """The whole answer."""
+        return ChatReply(
+            id=self.response_id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(index, deltas) for index, deltas in enumerate(choices)],
+            usage=usage,
+        )
+
+    def _choice(self, index: int, deltas: list[Delta]) -> ChatChoice:
+        message = AssistantMessage(content="".join(delta.text for delta in deltas))
+        return ChatChoice(index=index, message=message, logprobs=self._logprobs(deltas), finish_reason=finish_reason_of(deltas))
+
+    def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
+        if not self.has_logprobs:
+            return None
+        return logprobs.for_chat([scored for delta in deltas for scored in delta.scored], self.tokenizer)
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
+        if self.has_usage:
+            return ChatUsageChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, usage=usage)
+        return ChatChunk(id=self.response_id, created=self.created, model=self.model, choices=choices)

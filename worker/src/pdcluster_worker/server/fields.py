@@ -1,0 +1,135 @@
+"""Field types of the request schemas: strict text, lists that may be one item, fields that we refuse.
+
+Each normalises what OpenAI allows in several forms to one form, and says in
+words what is wrong; `openai_errors` adds the field's path.  Long lists stop at
+their first error: a body of a million wrong items must not make a million errors.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+MAX_MESSAGES = 10_000
+MAX_PROMPTS = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_N = 16
+
+Prompt = str | list[int]
+
+
+def _fail(message: str) -> PydanticCustomError:
+    # The message is data, not a template: braces in it must not be filled in.
+    return PydanticCustomError("invalid_value", "{message}", {"message": message})
+
+
+def _check_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise _fail(f"character {e.start} is half of a surrogate pair, which is not text") from e
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_check_unicode)]
+StopList = Annotated[
+    Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None,
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
+]
+
+
+def _check_size(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
+        raise _fail(f"has {len(value)} entries: at most {MAX_LOGIT_BIAS} are accepted")
+    return value
+
+
+LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(_check_size)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+
+
+def _is_token_ids(value: list[Any]) -> bool:
+    return bool(value) and all(type(item) is int for item in value)
+
+
+def _prompt(value: Any, path: str) -> Prompt:
+    if isinstance(value, str) and value:
+        try:
+            return _check_unicode(value)
+        except PydanticCustomError as e:
+            raise _fail(f"{path}{e.message()}") from e
+    if isinstance(value, list) and _is_token_ids(value):
+        return list(value)
+    raise _fail(f"{path}must be a string that is not empty, or a list of token ids that is not empty")
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """OpenAI's four forms of a prompt, as a list of prompts."""
+    if not isinstance(value, list) or not value or _is_token_ids(value):
+        return [_prompt(value, "")]
+    if len(value) > MAX_PROMPTS:
+        raise _fail(f"has {len(value)} prompts: at most {MAX_PROMPTS} are accepted in one request")
+    return [_prompt(item, f"item {index} ") for index, item in enumerate(value)]
+
+
+PromptList = Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])]
+
+
+def _join_parts(value: Any) -> Any:
+    """A message's content: one string, or text parts, which are joined by line breaks."""
+    if not isinstance(value, list):
+        return value
+    return "\n".join(_part_text(part, index) for index, part in enumerate(value))
+
+
+def _part_text(part: Any, index: int) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind != "text":
+        raise _fail(f"part {index} has type {kind[:40]!r}: this model takes text parts only")
+    if kind is None or not isinstance(part.get("text"), str):
+        raise _fail(f'part {index} must be {{"type": "text", "text": a string}}')
+    return str(part["text"])
+
+
+Content = Annotated[Text, BeforeValidator(_join_parts, json_schema_input_type=str | list[dict[str, str]])]
+
+
+class Only:
+    """Marks a field of OpenAI or vLLM that we do not serve: values that ask for nothing pass, any other is refused by name."""
+
+    def __init__(self, *allowed: Any) -> None:
+        self._allowed = allowed
+
+    def _check(self, value: Any) -> Any:
+        # Types are compared too, for True == 1.
+        if any(type(value) is type(allowed) and value == allowed for allowed in self._allowed):
+            return value
+        raise _fail(f"is not supported here: leave it out{self._others()}")
+
+    def _others(self) -> str:
+        others = [repr(value) for value in self._allowed if value is not None]
+        return f" or set it to {' or '.join(others)}" if others else ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validate by `_check` alone."""
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The allowed values, for the OpenAPI document."""
+        return {"enum": list(self._allowed)}
+
+
+def indexed(path: tuple[int | str, ...]) -> str:
+    """A field's path as OpenAI writes it: messages[0].content."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -1,0 +1,140 @@
+"""Runs all choices of one HTTP request on the backend and turns their tokens into deltas.
+
+A list of prompts is several backend streams at once; choice indices are
+OpenAI's: prompt by prompt, n choices each.  Closing the deltas closes every
+backend stream.  JSON shapes are `chat`'s and `completion`'s business.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pdcluster_worker.engine.messages import RequestSpec
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.server.backend import Backend
+from pdcluster_worker.server.choice import Choice, Delta, TextRules
+from pdcluster_worker.server.replies import PromptTokensDetails, Usage
+from pdcluster_worker.server.request_metrics import ChoiceTimer
+from pdcluster_worker.server.sampling import ModelLimits
+from pdcluster_worker.server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What every request needs; `clock` gives monotonic seconds."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    metrics: Metrics
+    clock: Callable[[], float]
+
+    @property
+    def limits(self) -> ModelLimits:
+        """The model's limits on a request."""
+        return ModelLimits(self.backend.max_model_len, self.backend.vocab_size, self.tokenizer.eos_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that is ready to run.
+
+    specs: for each prompt its n choices.
+    """
+
+    specs: list[list[RequestSpec]]
+    prefill: PrefillMode
+    rules: TextRules
+    arrival_seconds: float
+
+
+class Generation:
+    """One run of a plan.  `prefill` is known once the first delta has come, `usage` counts up to the last one."""
+
+    def __init__(self, serving: Serving, plan: Plan) -> None:
+        self._serving = serving
+        self._plan = plan
+        self._specs = [spec for specs in plan.specs for spec in specs]
+        self._choices = [Choice(index, serving.tokenizer, plan.rules) for index in range(len(self._specs))]
+        self._timers = [ChoiceTimer(serving.metrics, plan.arrival_seconds) for _ in self._specs]
+        self.prefill: PrefillPlace | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Over all prompts."""
+        return len(self._choices)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """One for each token, until every choice has ended.  Raises RequestError as the backend does."""
+        running = len(self._choices)
+        is_cut = False  # whether a stop string ended a choice that the engine would go on with
+        async with aclosing(self._generated()) as stream:
+            async for generated in stream:
+                choice = self._choices[generated.index]
+                if choice.finish_reason is not None:
+                    continue  # made before the engine heard of the stop string
+                self.prefill = self.prefill or generated.prefill
+                delta = self._take(choice, generated)
+                running -= delta.finish_reason is not None
+                yield delta
+                if delta.finish_reason is not None and generated.token.finish_reason is None:
+                    is_cut = True
+                    if running:
+                        self._serving.backend.abort(generated.token.request_id)
+                if is_cut and not running:
+                    return  # closes the stream; one that was not cut ends by itself
+        if running:
+            raise RuntimeError(f"the backend ended with {running} choices unfinished")
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        firsts = [self._choices[specs * len(self._plan.specs[0])] for specs in range(len(self._plan.specs))]
+        prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
+        completion = sum(choice.num_tokens for choice in self._choices)
+        cached = PromptTokensDetails(cached_tokens=sum(choice.cached_tokens for choice in firsts))
+        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, prompt_tokens_details=cached)
+
+    def _take(self, choice: Choice, generated: Generated) -> Delta:
+        timer = self._timers[choice.index]
+        timer.token(generated.token, self._serving.clock())
+        delta = choice.feed(generated.token)
+        if delta.finish_reason is not None:
+            timer.finished(delta.finish_reason)
+        return delta
+
+    def _generated(self) -> AsyncGenerator[Generated, None]:
+        """Tokens of all prompts; indices over all of them."""
+        backend, plan = self._serving.backend, self._plan
+        streams = [backend.generate(specs, plan.prefill) for specs in plan.specs]
+        return streams[0] if len(streams) == 1 else _merge(streams, num_choices=len(plan.specs[0]))
+
+
+async def _merge(streams: list[AsyncGenerator[Generated, None]], num_choices: int) -> AsyncGenerator[Generated, None]:
+    """All streams as they come, stream s counting its choices from s * num_choices; an error of one ends all."""
+    items: asyncio.Queue[Generated | Exception | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[Generated, None], first_index: int) -> None:
+        try:
+            async with aclosing(stream):
+                async for generated in stream:
+                    items.put_nowait(Generated(generated.token, generated.prefill, first_index + generated.index))
+            items.put_nowait(None)
+        except Exception as e:
+            items.put_nowait(e)
+
+    tasks = [asyncio.create_task(pump(stream, position * num_choices)) for position, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await items.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,142 @@
+"""Pure ASGI answer of a generation: one JSON body, or server-sent events.
+
+Nothing is sent before the first token, so an error before it has its own HTTP
+status; an error after it is an `error` event without `[DONE]` (streams) or an
+error status (whole answers).  A client that goes away cancels the generation at
+once, in either form.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import Response
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server import openai_errors, sse
+from pdcluster_worker.server.choice import Delta
+from pdcluster_worker.server.generation import Generation
+from pdcluster_worker.server.replies import Usage
+
+logger = logging.getLogger(__name__)
+
+PREFILL_HEADER = "x-pdcluster-prefill"
+
+
+class Shape(Protocol):
+    """The JSON of one API."""
+
+    def chunk(self, delta: Delta) -> BaseModel | None:
+        """One event of a stream; None when the delta shows nothing."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> BaseModel:
+        """The event before [DONE] with include_usage."""
+        ...
+
+    def reply(self, choices: list[list[Delta]], usage: Usage) -> BaseModel:
+        """The whole answer; `choices` are in the order of their indices."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the client wants the answer."""
+
+    shape: Shape
+    stream: bool
+    include_usage: bool
+
+
+class GenerationResponse(Response):
+    """Runs the generation while it answers."""
+
+    def __init__(self, generation: Generation, form: Form, request_id: str) -> None:
+        super().__init__()
+        self._generation = generation
+        self._form = form
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or stop when the client leaves."""
+        answer = self._stream(send) if self._form.stream else self._whole(scope, receive, send)
+        if not await _unless_disconnected(receive, answer):
+            logger.info("client gone request=%s", self._request_id)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choices: list[list[Delta]] = [[] for _ in range(self._generation.num_choices)]
+        async with aclosing(self._generation.deltas()) as deltas:
+            first = await anext(deltas)  # what this raises is a request that was refused
+            choices[first.index].append(first)
+            try:
+                async for delta in deltas:
+                    choices[delta.index].append(delta)
+            except RequestError as e:
+                await openai_errors.response(e)(scope, receive, send)
+                return
+        body = self._form.shape.reply(choices, self._generation.usage()).model_dump_json()
+        await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        async with aclosing(self._generation.deltas()) as deltas:
+            first = await anext(deltas)
+            headers = Response(headers={**self._answer_headers(sse.MEDIA_TYPE), "cache-control": "no-cache"}).raw_headers
+            await send({"type": "http.response.start", "status": 200, "headers": [h for h in headers if h[0] != b"content-length"]})
+            try:
+                await self._send_delta(first, send)
+                async for delta in deltas:
+                    await self._send_delta(delta, send)
+                await _send(send, self._end())
+            except Exception as e:
+                await _send(send, sse.event(openai_errors.reply(self._shown(e))))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_delta(self, delta: Delta, send: Send) -> None:
+        chunk = self._form.shape.chunk(delta)
+        if chunk is not None:
+            await _send(send, sse.event(chunk))
+
+    def _end(self) -> bytes:
+        usage = sse.event(self._form.shape.usage_chunk(self._generation.usage())) if self._form.include_usage else b""
+        return usage + sse.DONE
+
+    def _shown(self, error: Exception) -> RequestError:
+        if isinstance(error, RequestError):
+            logger.warning("failed after the first token request=%s error=%s", self._request_id, error)
+            return error
+        logger.error("unhandled error request=%s", self._request_id, exc_info=error)
+        return RequestError(f"internal error: see the worker's log for request {self._request_id}", status=500, code="internal_error")
+
+    def _answer_headers(self, media_type: str) -> dict[str, str]:
+        place = self._generation.prefill
+        return {"content-type": media_type} | ({PREFILL_HEADER: place} if place else {})
+
+
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
+    """Run `answer` to its end, or cancel it when the client leaves; whether it ended by itself."""
+    work = asyncio.create_task(answer)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+            return True
+        return False
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,99 @@
+"""Errors to answers in OpenAI's shape: {"error": {message, type, param, code}}.
+
+Covers our RequestError, FastAPI's validation errors (the first one, with the
+field's path) and Starlette's 404 and 405.  Anything else is a bug, which
+`request_context` logs and answers.
+"""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import Counter
+from starlette.exceptions import HTTPException
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.fields import indexed
+from pdcluster_worker.server.replies import Error, ErrorReply
+
+_SHOULD = re.compile("^(Input|String|List) should")
+_NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_REASONS = {400: "invalid_request", 404: "not_found", 413: "body_too_large", 429: "rate_limited", 503: "unavailable"}
+
+
+def reply(error: RequestError) -> ErrorReply:
+    """The body for an error."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return ErrorReply(error=Error(message=_text(error.message), type=kind, param=error.param, code=error.code))
+
+
+def response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    """The whole answer, with Retry-After when the error has one."""
+    retry = {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
+    return Response(reply(error).model_dump_json(), error.status, {**(headers or {}), **retry}, "application/json")
+
+
+def reason(error: RequestError) -> str:
+    """The label of `request_rejected`: the error's code, else a word for its status."""
+    return error.code or _REASONS.get(error.status, "error")
+
+
+def install(app: FastAPI, rejected: Counter) -> None:
+    """Answer every expected exception of `app` in OpenAI's shape; refused requests are counted in `rejected` by reason."""
+
+    def _on_request_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        rejected.labels(reason(error)).inc()
+        return response(error)
+
+    def _on_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _on_request_error(request, from_validation(error.errors()))
+
+    def _on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return response(_from_http(request, error), error.headers)
+
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+
+
+def from_validation(errors: Any) -> RequestError:
+    """The first of pydantic's errors, in words that name the field."""
+    first = errors[0]
+    path = tuple(first["loc"])[1:]  # without "body"
+    if first["type"] == "json_invalid":
+        return RequestError(f"the body is not valid JSON: {first['ctx']['error']} at character {path[0]}")
+    if not path:
+        return RequestError("the body must be a JSON object, sent with the header content-type: application/json")
+    param = _text(indexed(path))[:200]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    words = "must be an object" if first["type"] in _NOT_AN_OBJECT else _words(first["msg"])
+    return RequestError(f"{param}: {words}{more}", param=param)
+
+
+def _words(message: str) -> str:
+    return _SHOULD.sub("must", message).replace("Field required", "is required").replace(" after validation", "")
+
+
+def _from_http(request: Request, error: HTTPException) -> RequestError:
+    if error.status_code == 404:
+        message = f"{request.method} {request.url.path}: there is no such path: /openapi.json lists those that are served"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path}: use {(error.headers or {}).get('Allow', 'another method')}"
+    elif error.status_code == 400:
+        # FastAPI answers so when the JSON parser itself gave up: nesting or a number beyond its limits, not UTF-8.
+        message = "the body is not JSON that can be read: it is nested too deeply, has an overlong number or is not UTF-8"
+    else:
+        message = str(error.detail or HTTPStatus(error.status_code).phrase)
+    return RequestError(message, status=error.status_code)
+
+
+def _text(text: str) -> str:
+    """Text that UTF-8 can carry: a client's lone surrogates come back as U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)

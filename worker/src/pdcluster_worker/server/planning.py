@@ -1,0 +1,64 @@
+"""The part of a request's planning that both APIs share: is it for our model, and what its body means for the answer.
+
+Every accepted request is logged here once, with the client's own id as a label.
+"""
+
+import logging
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.backend import Backend
+from pdcluster_worker.server.choice import TextRules
+from pdcluster_worker.server.generation import Generation, Plan, Serving
+from pdcluster_worker.server.generation_response import Form, GenerationResponse, Shape
+from pdcluster_worker.server.request_context import RequestContext
+from pdcluster_worker.server.sampling import Wanted, specs_for
+from pdcluster_worker.server.schemas import Generate
+
+logger = logging.getLogger(__name__)
+
+
+def check_servable(name: str, backend: Backend) -> None:
+    """Raises RequestError 404 for another model, 503 while the worker is not ready: its limits are not known before."""
+    check_model(name, backend.model_name)
+    reason = backend.ready()
+    if reason is not None:
+        raise RequestError(f"this worker is not ready: {reason}", status=503, code="not_ready", retry_after_seconds=1)
+
+
+def check_model(name: str, served: str) -> None:
+    """Raises RequestError 404 for a model that this worker does not serve."""
+    if name != served:
+        raise RequestError(f"model {name[:200]!r} is not served here: use {served!r}", status=404, param="model", code="model_not_found")
+
+
+def respond(
+    serving: Serving,
+    request: Generate,
+    wanted: Wanted,
+    prompts: list[list[int]],
+    shape: Shape,
+    *,
+    response_id: str,
+    context: RequestContext,
+) -> GenerationResponse:
+    """The answer to a checked request, which runs when it is sent.  Raises RequestError for limits of the model."""
+    specs = specs_for(request, wanted, prompts, response_id, serving.limits)
+    num_tokens = sum(len(prompt) for prompt in prompts)
+    logger.info(
+        "accepted request=%s label=%r prompts=%d prompt_tokens=%d n=%d",
+        response_id,
+        context.label,
+        len(prompts),
+        num_tokens,
+        request.n or 1,
+    )
+    rules = TextRules(
+        stop=tuple(request.stop or ()),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special=request.skip_special_tokens is not False,
+        min_tokens=request.min_tokens or 0,
+    )
+    prefill = request.pdcluster.prefill if request.pdcluster else "auto"
+    generation = Generation(serving, Plan(specs, prefill, rules, context.arrival_seconds))
+    include_usage = bool(request.stream_options and request.stream_options.include_usage)
+    return GenerationResponse(generation, Form(shape, bool(request.stream), include_usage), context.request_id)

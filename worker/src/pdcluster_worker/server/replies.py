@@ -1,0 +1,211 @@
+"""The answers of OpenAI's APIs.
+
+None is written as null, except in a chunk's delta, where what is not there is
+left out.  Chunks carry `usage` only when the client asked for it, hence a class
+with and one without.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from pdcluster_worker.engine.messages import FinishReason
+
+
+class Error(BaseModel):
+    """param: the field at fault; code: a word for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: Error
+
+
+class PromptTokensDetails(BaseModel):
+    """cached_tokens: prompt tokens found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens of the whole request; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(BaseModel):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The chosen token at a position, and the most likely ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Of the tokens of one choice, or of one chunk."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """Parallel lists; text_offset counts characters from the start of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class AssistantMessage(BaseModel):
+    """A whole answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One whole choice."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatReply(BaseModel):
+    """A chat completion."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds to the answer."""
+
+    role: Annotated[Literal["assistant"] | None, Field(exclude_if=_is_none)] = None
+    content: Annotated[str | None, Field(exclude_if=_is_none)] = None
+
+
+class ChatChunkChoice(BaseModel):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(BaseModel):
+    """One event of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+
+
+class ChatUsageChunk(ChatChunk):
+    """With include_usage: usage is null but in the last chunk, which has no choices."""
+
+    usage: Usage | None
+
+
+class CompletionChoice(BaseModel):
+    """One whole choice."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+
+
+class CompletionReply(BaseModel):
+    """A text completion."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(BaseModel):
+    """One choice's part of a chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(BaseModel):
+    """One event of a streamed text completion."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+
+
+class CompletionUsageChunk(CompletionChunk):
+    """With include_usage: usage is null but in the last chunk, which has no choices."""
+
+    usage: Usage | None
+
+
+class ModelCard(BaseModel):
+    """A model that this worker serves."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "pdcluster"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """All of them: one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class State(BaseModel):
+    """Answer of /health and /ready; reason: null when all is well."""
+
+    status: Literal["ok", "unavailable"]
+    reason: str | None
+
+
+class Version(BaseModel):
+    """Answer of /version."""
+
+    version: str

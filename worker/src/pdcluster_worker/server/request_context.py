@@ -1,0 +1,73 @@
+"""Pure ASGI: gives every HTTP request an id and an arrival time, and turns a bug into a 500.
+
+The id is ours and unguessable; it is the `x-request-id` of the answer and part
+of the completion's id.  A client's own x-request-id is only a label in the log.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server import openai_errors
+
+logger = logging.getLogger(__name__)
+
+_KEY = "pdcluster.context"
+_LABEL_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """request_id: 32 hex digits; arrival_seconds: monotonic; label: the client's id, "" when it sent none."""
+
+    request_id: str
+    arrival_seconds: float
+    label: str
+
+
+def context_of(request: Request) -> RequestContext:
+    """What the middleware noted of this request."""
+    context: RequestContext = request.scope[_KEY]
+    return context
+
+
+class RequestContextMiddleware:
+    """Outermost middleware of ours; `clock` gives monotonic seconds."""
+
+    def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; an exception that it lets through is logged with the request's id and answered 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        label = Headers(scope=scope).get("x-request-id", "")[:_LABEL_CHARACTERS]
+        context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = context.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("unhandled error request=%s label=%r path=%r", context.request_id, context.label, scope["path"])
+            if started:
+                raise  # the server closes the connection: an answer cut short must not look whole
+            error = RequestError(
+                f"internal error: see the worker's log for request {context.request_id}", status=500, code="internal_error"
+            )
+            await openai_errors.response(error)(scope, receive, send_with_id)

@@ -1,0 +1,90 @@
+"""Serves an application over HTTP with uvicorn, inside the caller's event loop.
+
+The socket is bound before anything is served, so a taken port is a ConfigError
+and port 0 is known at once.  Signals are the caller's: uvicorn installs none.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pdcluster_worker.errors import ConfigError
+
+_BACKLOG = 2048
+_POLL_SECONDS = 0.05
+_KEEP_ALIVE_SECONDS = 75  # more than the idle time of common clients' pools, so that they close first
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process that serves."""
+        yield
+
+
+class HttpServer:
+    """A listening server.  `port` is the one bound; `finished` ends when it has stopped for whatever reason."""
+
+    def __init__(self, server: uvicorn.Server, bound: socket.socket) -> None:
+        self._server = server
+        self.port: int = bound.getsockname()[1]
+        self.finished = asyncio.create_task(server.serve(sockets=[bound]))
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Accept no more, let open requests end; after the timeout they are cut off.  Whether all ended by themselves."""
+        self._server.should_exit = True
+        done, _ = await asyncio.wait({self.finished}, timeout=timeout_seconds)
+        if not done:
+            await self.close()
+        return bool(done)
+
+    async def close(self) -> None:
+        """Stop now; open requests are cut off, which cancels what they started."""
+        self._server.should_exit = True
+        while not self.finished.done():
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            await asyncio.wait({self.finished}, timeout=_POLL_SECONDS)
+
+
+async def serve(app: ASGIApp, host: str, port: int) -> HttpServer:
+    """Bind and serve.  Raises ConfigError when the address cannot be had."""
+    bound = _bind(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        backlog=_BACKLOG,
+    )
+    return HttpServer(_Server(config), bound)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+    except OSError as e:
+        bound.close()
+        if e.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} is taken: stop what listens on {host}:{port}, or set listen.http to another port (0 = any)"
+            ) from e
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {e.strerror}: set listen.host and listen.http to an address of this machine"
+        ) from e
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,140 @@
+"""From a checked request body to the engine's RequestSpecs: defaults, and the limits that depend on the model.
+
+Raises RequestError naming the field and the limit.  Knows nothing of HTTP or
+of text; both APIs use it.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_worker.engine.messages import RequestSpec, Sampling
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.schemas import Generate
+
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """max_model_len: prompt and output tokens of one request; vocab_size: token ids are below it."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the two APIs spell differently.
+
+    max_tokens:         None when the client gave none.
+    default_max_tokens: used then, cut to what the context leaves; None = all that it leaves.
+    logprobs:           as in `Sampling`.
+    """
+
+    max_tokens: int | None
+    max_tokens_param: str
+    default_max_tokens: int | None
+    prompt_param: str
+    logprobs: int | None
+
+
+def specs_for(
+    request: Generate, wanted: Wanted, prompts: Sequence[list[int]], response_id: str, limits: ModelLimits
+) -> list[list[RequestSpec]]:
+    """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
+    _check_relations(request)
+    n = request.n or 1
+    seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
+    specs = []
+    for position, prompt in enumerate(prompts):
+        max_tokens = _max_tokens(wanted, prompt, limits)
+        choices = range(position * n, (position + 1) * n)
+        specs.append(
+            [_spec(request, prompt, f"{response_id}-{i}", _sampling(request, wanted, max_tokens, seed + i, limits)) for i in choices]
+        )
+    return specs
+
+
+def _spec(request: Generate, prompt: list[int], request_id: str, sampling: Sampling) -> RequestSpec:
+    return RequestSpec(request_id=request_id, prompt=prompt, sampling=sampling, priority=request.priority or 0)
+
+
+def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
+    """Output tokens to allow.  Raises RequestError when prompt and output cannot both fit the context."""
+    room = limits.max_model_len - len(prompt)
+    if room < 1:
+        raise RequestError(
+            f"the maximum context length is {limits.max_model_len} tokens, and {wanted.prompt_param} has {len(prompt)} tokens: "
+            f"shorten it to at most {limits.max_model_len - 1}",
+            param=wanted.prompt_param,
+            code="context_length_exceeded",
+        )
+    if wanted.max_tokens is None:
+        return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
+    if wanted.max_tokens > room:
+        raise RequestError(
+            f"the maximum context length is {limits.max_model_len} tokens, and {len(prompt)} of {wanted.prompt_param} plus "
+            f"{wanted.max_tokens} of {wanted.max_tokens_param} exceed it: {wanted.max_tokens_param} can be at most {room}",
+            param=wanted.max_tokens_param,
+            code="context_length_exceeded",
+        )
+    return wanted.max_tokens
+
+
+def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, limits: ModelLimits) -> Sampling:
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise RequestError(f"min_tokens: {min_tokens} is more than the {max_tokens} tokens that may be generated", param="min_tokens")
+    return Sampling(
+        max_tokens=max_tokens,
+        seed=seed % _SEEDS,
+        temperature=_temperature(request),
+        top_p=request.top_p or 1.0,
+        top_k=min(max(request.top_k or 0, 0), limits.vocab_size),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=_logit_bias(request, limits),
+        logprobs=wanted.logprobs,
+        min_tokens=min_tokens,
+        stop_token_ids=_in_vocabulary("stop_token_ids", request.stop_token_ids or [], limits),
+        eos_token_ids=limits.eos_token_ids,
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def _temperature(request: Generate) -> float:
+    if request.top_p == 0:
+        return 0.0  # a nucleus of nothing but the most likely token
+    return 1.0 if request.temperature is None else request.temperature
+
+
+def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in (request.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.vocab_size):
+            raise RequestError(
+                f"logit_bias: keys must be token ids from 0 to {limits.vocab_size - 1}, not {key[:20]!r}", param="logit_bias"
+            )
+        bias[int(key)] = value
+    return bias
+
+
+def check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -> None:
+    """Raises RequestError when an id is not of the vocabulary."""
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"{param}: token ids must be from 0 to {limits.vocab_size - 1}, not {wrong}", param=param)
+
+
+def _in_vocabulary(param: str, token_ids: list[int], limits: ModelLimits) -> list[int]:
+    check_token_ids(param, token_ids, limits)
+    return token_ids
+
+
+def _check_relations(request: Generate) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options: is allowed only with stream=true: leave it out", param="stream_options")

@@ -1,0 +1,131 @@
+"""The requests of OpenAI's chat and completions APIs, with the extensions that vLLM's clients use.
+
+Every standard field is typed and bounded; null means the default.  A field that
+we know and do not serve is refused by name (`Only`), one that nobody defined is
+ignored.  Limits that depend on the model are checked in `sampling`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdcluster_worker.peers.types import PrefillMode
+from pdcluster_worker.server.fields import MAX_MESSAGES, MAX_N, Content, LogitBias, Only, PromptList, StopList, Text, TokenIds
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+
+PositiveInt = Annotated[int, Field(ge=1, le=_INT32)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """include_usage: one more chunk before [DONE], with the usage of the whole request."""
+
+    include_usage: bool | None = None
+
+
+class Extension(_Body):
+    """Our own field, `pdcluster`.  prefill: where the prompt is computed; auto leaves it to the policy."""
+
+    prefill: PrefillMode = "auto"
+
+
+class _Unsupported(_Body):
+    """Fields of both APIs that are known and not served."""
+
+    guided_json: Annotated[Any, Only(None)] = None
+    guided_regex: Annotated[Any, Only(None)] = None
+    guided_choice: Annotated[Any, Only(None)] = None
+    guided_grammar: Annotated[Any, Only(None)] = None
+    structured_outputs: Annotated[Any, Only(None)] = None
+    response_format: Annotated[Any, Only(None, {"type": "text"})] = None
+    bad_words: Annotated[Any, Only(None, [])] = None
+    allowed_token_ids: Annotated[Any, Only(None)] = None
+    logits_processors: Annotated[Any, Only(None, [])] = None
+    use_beam_search: Annotated[Any, Only(None, False)] = None
+    length_penalty: Annotated[Any, Only(None, 1, 1.0)] = None
+    prompt_logprobs: Annotated[Any, Only(None)] = None
+    truncate_prompt_tokens: Annotated[Any, Only(None)] = None
+    return_token_ids: Annotated[Any, Only(None, False)] = None
+    echo: Annotated[Any, Only(None, False)] = None
+    service_tier: Annotated[Any, Only(None, "auto", "default")] = None
+
+
+class Generate(_Unsupported):
+    """What the two APIs share."""
+
+    model: Text
+    max_tokens: PositiveInt | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: StopList = None
+    seed: Annotated[int | None, Field(ge=-_INT64 - 1, le=_INT64)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    logit_bias: LogitBias = None
+    user: Text | None = None
+    top_k: Annotated[int | None, Field(ge=-1, le=_INT32)] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=_INT32)] = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int | None, Field(ge=-_INT32, le=_INT32)] = None
+    pdcluster: Extension | None = None
+
+
+class Message(_Body):
+    """One message; `name` is ignored, `developer` is shown to the model as `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    tool_calls: Annotated[Any, Only(None, [])] = None
+    function_call: Annotated[Any, Only(None)] = None
+    audio: Annotated[Any, Only(None)] = None
+
+
+class ChatRequest(Generate):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    tools: Annotated[Any, Only(None, [])] = None
+    tool_choice: Annotated[Any, Only(None, "none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, Only(None, True)] = None
+    functions: Annotated[Any, Only(None, [])] = None
+    function_call: Annotated[Any, Only(None, "none", "auto")] = None
+    modalities: Annotated[Any, Only(None, ["text"])] = None
+    audio: Annotated[Any, Only(None)] = None
+    prediction: Annotated[Any, Only(None)] = None
+    reasoning_effort: Annotated[Any, Only(None, "none")] = None
+    verbosity: Annotated[Any, Only(None, "medium")] = None
+    web_search_options: Annotated[Any, Only(None)] = None
+    store: Annotated[Any, Only(None, False)] = None
+    documents: Annotated[Any, Only(None, [])] = None
+    chat_template: Annotated[Any, Only(None)] = None
+    chat_template_kwargs: Annotated[Any, Only(None, {})] = None
+    add_generation_prompt: Annotated[Any, Only(None, True)] = None
+    continue_final_message: Annotated[Any, Only(None, False)] = None
+    add_special_tokens: Annotated[Any, Only(None, False)] = None
+
+
+class CompletionRequest(Generate):
+    """Body of POST /v1/completions.  best_of must equal n: we return every choice that we compute."""
+
+    prompt: PromptList
+    logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
+    best_of: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    suffix: Annotated[Any, Only(None)] = None
+    prompt_embeds: Annotated[Any, Only(None)] = None
+    add_special_tokens: Annotated[Any, Only(None, True)] = None

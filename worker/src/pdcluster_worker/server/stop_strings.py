@@ -1,0 +1,69 @@
+"""Finds the first of several stop strings in text that arrives in pieces.
+
+The match that ends first wins, and of those that end together the longest: the
+answer is the one that a search of the whole text gives, however it is cut into
+pieces.  Text that may still become a stop string is held back.  Constant
+amortised work per character and stop string (Knuth-Morris-Pratt).
+"""
+
+from collections.abc import Sequence
+
+
+class _Pattern:
+    """One stop string and how much of it the text seen so far ends with."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._borders = _borders(text)
+
+    def feed(self, character: str) -> bool:
+        """Take one character; True when the whole string has just been seen."""
+        while self.matched and character != self.text[self.matched]:
+            self.matched = self._borders[self.matched - 1]
+        if character == self.text[self.matched]:
+            self.matched += 1
+        return self.matched == len(self.text)
+
+
+def _borders(text: str) -> list[int]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(text)
+    length = 0
+    for i in range(1, len(text)):
+        while length and text[i] != text[length]:
+            length = borders[length - 1]
+        if text[i] == text[length]:
+            length += 1
+        borders[i] = length
+    return borders
+
+
+class StopStrings:
+    """The stop strings of one choice.
+
+    include: keep the stop string itself at the end of the text.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._patterns = [_Pattern(text) for text in stops]
+        self._include = include
+        self._held = ""
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """Take more text; returns what may be shown now, and whether a stop string ended it.  Not to be called again after that."""
+        if not self._patterns:
+            return piece, False
+        text = self._held + piece
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            found = [len(pattern.text) for pattern in self._patterns if pattern.feed(character)]
+            if found:
+                return text[: end if self._include else end - max(found)], True
+        shown = len(text) - max(pattern.matched for pattern in self._patterns)
+        self._held = text[shown:]
+        return text[:shown], False
+
+    def flush(self) -> str:
+        """No more text: returns what was held back."""
+        held, self._held = self._held, ""
+        return held

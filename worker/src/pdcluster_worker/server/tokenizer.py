@@ -1,0 +1,114 @@
+"""Text to tokens and back, from the tokenizer.json of a model folder.
+
+Uses the `tokenizers` library alone: the transformers package would load torch
+(0.5 GB) into the server process.  Long texts are encoded in a thread, so the
+event loop stays free.  Chat templates are `chat_template`'s business.
+"""
+
+import asyncio
+import json
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.server import token_bytes
+from pdcluster_worker.server.chat_template import ChatTemplate
+
+_INLINE_CHARACTERS = 4096  # about 1 ms of encoding; more goes to a thread
+
+
+class Tokenizer:
+    """The tokenizer of one model.
+
+    eos_token_ids: what ends a generation: of generation_config.json, else of config.json, else the tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None, eos_token_ids: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._bytes: dict[int, bytes] = {}
+        self.eos_token_ids = eos_token_ids
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read a model folder.  Raises ModelError naming the file that is missing or wrong."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{folder}: no tokenizer.json: save the model with its fast tokenizer (AutoTokenizer.save_pretrained)")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as e:  # the library raises bare Exception
+            raise ModelError(f"{path}: cannot be read: {e}") from e
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        config = _read_json(folder / "tokenizer_config.json")
+        loaded = cls(tokenizer, ChatTemplate.load(folder, config), _eos_token_ids(folder, tokenizer, config))
+        loaded.token_bytes(0)  # an unsupported decoder shows at start, not at the first answer
+        return loaded
+
+    async def encode(self, texts: list[str]) -> list[list[int]]:
+        """Tokens of plain prompts, with the special tokens that the model puts around one."""
+        return await self._encode(texts, add_special_tokens=True)
+
+    async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation up to where the assistant answers.
+
+        Raises RequestError when the model has no chat template or the template refuses the messages.
+        """
+        if self._template is None:
+            raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+        if sum(len(message["content"]) + 16 for message in messages) > _INLINE_CHARACTERS:
+            text = await asyncio.to_thread(self._template.render, messages)
+        else:
+            text = self._template.render(messages)
+        return (await self._encode([text], add_special_tokens=False))[0]
+
+    async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+        # Of the library's calls the batch ones let go of the GIL, without which a thread would not help.
+        encode = partial(self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens)
+        is_long = sum(map(len, texts)) > _INLINE_CHARACTERS
+        encodings = await asyncio.to_thread(encode) if is_long else encode()
+        return [list(encoding.ids) for encoding in encodings]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; none for an id beyond the vocabulary (padded embeddings)."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            known = self._bytes[token_id] = b"" if token is None else self._read(token)
+        return known
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token, which is not text."""
+        return token_id in self._special
+
+    @cached_property
+    def _read(self) -> Any:
+        return token_bytes.reader_for(json.loads(self._tokenizer.to_str())["decoder"])
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def _eos_token_ids(folder: Path, tokenizer: tokenizers.Tokenizer, config: dict[str, Any]) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        if value is not None:
+            return value if isinstance(value, list) else [value]
+    token = config.get("eos_token")
+    token_id = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token) if token else None
+    return [] if token_id is None else [token_id]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is no such file."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as e:
+        raise ModelError(f"{path}: cannot be read: {e}") from e
