@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 
 from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.engine_client import EngineClient
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.metrics import Metrics
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 
 
 @pytest.fixture

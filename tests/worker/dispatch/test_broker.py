@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.worker.dispatch.doubles import RecordingPeer
 
 from pdcluster_worker.config import PrefillScorePolicy
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.routing.waiting import CreditQueue
+from tests.worker.dispatch.doubles import RecordingPeer
 
 BLOCK_SIZE = 4
 

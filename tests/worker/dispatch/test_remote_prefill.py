@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
-from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, stats
 
 from pdcluster_worker.config import PrefillScorePolicy
 from pdcluster_worker.dispatch.broker import CreditBroker
@@ -30,6 +29,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, stats
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))

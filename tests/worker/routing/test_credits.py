@@ -1,6 +1,7 @@
 """The credit ledger, one rule a test; `test_credits_machine` walks all of them at random."""
 
 import pytest
+
 from pdcluster_worker.routing.credits import CreditLedger, Grant
 
 

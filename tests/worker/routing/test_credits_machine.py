@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from pdcluster_worker.routing.credits import CreditLedger, Grant
 
 PEERS = st.sampled_from(["d0", "d1"])  # few names, so that steps meet in one request

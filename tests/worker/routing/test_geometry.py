@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.routing.geometry import PeerFacts, mismatch, reason_label
 

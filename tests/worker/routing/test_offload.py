@@ -3,6 +3,7 @@
 import doctest
 
 import pytest
+
 from pdcluster_worker.config import OffloadPolicy
 from pdcluster_worker.routing import offload
 from pdcluster_worker.routing.offload import should_offload

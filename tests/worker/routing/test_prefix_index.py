@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 
 WORKERS = st.sampled_from(["p0", "p1"])

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pdcluster_worker.config import PrefillScorePolicy
 from pdcluster_worker.routing.score import DecodeCandidate, PrefillCandidate, choose_decode, choose_prefill
 

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pdcluster_worker.routing.waiting import CreditQueue
 
 ADD = st.tuples(st.just("add"), st.sampled_from("abcdef"), st.integers(1, 100), st.integers(-1, 1))
