@@ -47,6 +47,7 @@ GOOD = {
     "quantity": at("spec.engine", {"kvCacheMemory": "1.5Gi"}),
     "bytes": at("spec.engine", {"kvCacheMemory": 1073741824}),
     "role engine": at("spec.roles.prefill.engine", {"maxBatchedTokens": 512}),
+    "a token for each sequence": at("spec.engine", {"maxBatchedTokens": 64, "maxSequences": 64}),
     "same block size for both": at("spec.engine", {"blockSize": 32}),
     "policy": at("spec.routing", {"offload": {"prefillQueueMax": 0}, "prefillScore": {"loadWeight": 2}, "credits": {"batchesAhead": 0.5}}),
     "endpoints": at("spec.discovery", {"etcd": {"endpoints": ["etcd-0.etcd:2379", "10.0.0.1:2379"]}}),
@@ -112,6 +113,10 @@ BAD = [
     (
         at("spec.roles.decode.engine", {"blockSize": 32}),
         "spec.roles.decode.engine.blockSize: KV blocks move between roles, but blockSize is 16 for prefill and 32 for decode; give both",
+    ),
+    (
+        at("spec.roles.decode.engine", {"maxSequences": 512}),
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes a token of each sequence; raise",
     ),
     (at("spec.engine", None), "spec.engine: is empty; give it a value or remove the key"),
     (at("spec.engine", "big"), "spec.engine: must be a section of fields, not 'big'; write `field: value` lines below it"),

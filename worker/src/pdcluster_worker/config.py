@@ -61,7 +61,11 @@ class EngineConfig(_Section, frozen=True):
     transport: Literal["tcp"] = "tcp"
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
-    fence_timeout_seconds: float = 30.0
+    fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each
+            raise ValueError(f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences ({self.max_sequences})")
 
 
 class ListenConfig(_Section, frozen=True):

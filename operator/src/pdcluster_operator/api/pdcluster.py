@@ -59,6 +59,18 @@ class PDClusterSpec(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _step_has_room_for_every_sequence(self) -> Self:
+        for name in self.roles.present():
+            engine = self.engine_of(name)
+            if engine.max_batched_tokens < engine.max_sequences:
+                raise rule(
+                    f"must be at least maxSequences ({engine.max_sequences}), for a step computes a token of each sequence",
+                    "raise maxBatchedTokens or lower maxSequences",
+                    at=f"roles.{name}.engine.maxBatchedTokens",
+                )
+        return self
+
     def engine_of(self, role: str) -> EngineSpec:
         """The engine of one role: its own values over `spec.engine`."""
         return self.engine.overridden_by(self.roles.present()[role].engine)

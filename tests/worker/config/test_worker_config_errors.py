@@ -1,0 +1,69 @@
+"""The worker's files and identity: every refusal names the file, the field and the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from pdcluster_worker.config import Identity, load_policy, load_worker_config
+from pdcluster_worker.errors import ConfigError
+
+MINIMUM = """
+cluster: chat
+revision: r1
+role: decode
+pool: cpu
+model: {name: m, path: /models/m}
+discovery: {endpoints: ["127.0.0.1:2379"]}
+tls: {ca: ca.pem, certificate: worker.pem, key: worker.key}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "engine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
+    config = load_worker_config(write(tmp_path, MINIMUM))
+
+    assert (config.engine.block_size, config.listen.http, config.discovery.lease_seconds) == (16, 8000, 10)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("engine: {blokSize: 16}", r"unknown field `blokSize` - at `\$\.engine`"),
+        ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
+        ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
+        ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),
+        ("engine: {fenceTimeoutSeconds: 0}", r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`"),
+        ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
+        ("tensorParallel: 2", r"Invalid enum value 2 - at `\$\.tensorParallel`"),
+        ("[", "not YAML"),
+    ],
+)
+def test_worker_config_refusal_names_field_and_reason(tmp_path: Path, line: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_worker_config(write(tmp_path, f"{MINIMUM}{line}\n"))
+
+    assert str(caught.value).startswith(str(tmp_path / "engine.yaml"))
+
+
+def test_worker_config_missing_file_and_missing_field(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: No such file"):
+        load_worker_config(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="missing required field `cluster`"):
+        load_worker_config(write(tmp_path, "role: decode\n"))
+
+
+def test_policy_empty_file_is_the_default_policy(tmp_path: Path) -> None:
+    assert load_policy(write(tmp_path, "")).offload.prefill_length_threshold == 256
+
+
+def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAME", "chat-0")
+    monkeypatch.setenv("POD_NAMESPACE", "default")
+    monkeypatch.delenv("POD_IP", raising=False)
+    with pytest.raises(ConfigError, match="environment variable POD_IP is not set"):
+        Identity.from_env()

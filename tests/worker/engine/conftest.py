@@ -1,0 +1,112 @@
+"""Engines on the exact stand-ins of `pdcluster_worker.testing`; the core itself is the real one."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pdcluster_worker.engine import messages as m
+from pdcluster_worker.engine.core import EngineCore
+from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
+
+
+class EngineRig:
+    """One core, its surroundings, and everything that it has said."""
+
+    def __init__(self, network, clock, name, **sizes):
+        values = {"block_size": 4, "num_blocks": 16, "max_batched_tokens": 32, "max_sequences": 4, "max_model_len": 100} | sizes
+        self.settings = EngineSettings(**values)
+        self.network, self.clock = network, clock
+        self.runner = FakeRunner(self.settings.num_blocks, self.settings.block_size)
+        self.transport = FakeTransport(network, self.runner, name, verify=True)
+        epochs = (number.to_bytes(16, "big") for number in range(1, 1000))
+        self.core = EngineCore(self.settings, self.runner, self.transport, clock, lambda: next(epochs))
+        self.outputs = []
+
+    def handle(self, *inputs):
+        """Give messages to the core and take one step."""
+        for message in inputs:
+            self.core.handle(message)
+        return self.step()
+
+    def step(self):
+        """One step, after which the pool must be whole."""
+        outputs = self.core.step()
+        self.core.check()
+        self.outputs += outputs
+        return outputs
+
+    def run(self, limit=200):
+        """Step while there is work."""
+        for _ in range(limit):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine never went idle")
+
+    def of(self, kind):
+        """All outputs of one kind, in order."""
+        return [output for output in self.outputs if isinstance(output, kind)]
+
+    def tokens(self, request_id):
+        """All Token structs of one request, in order."""
+        return [token for output in self.of(m.Tokens) for token in output.tokens if token.request_id == request_id]
+
+    def token_ids(self, request_id):
+        """Ids of them."""
+        return [token.token_id for token in self.tokens(request_id)]
+
+    @property
+    def stats(self):
+        """The latest statistics."""
+        return self.of(m.EngineStats)[-1]
+
+    @property
+    def blocks(self):
+        """Blocks by state, zeros left out."""
+        return {state: count for state, count in self.core.pool.counts().items() if count}
+
+
+def make_spec(request_id="a", prompt=(1, 2, 3, 4, 5), max_tokens=3, output=(), priority=0, **sampling):
+    return m.RequestSpec(request_id, list(prompt), m.Sampling(max_tokens=max_tokens, seed=0, **sampling), list(output), priority)
+
+
+@pytest.fixture
+def spec():
+    """Builds a RequestSpec; every value has a default."""
+    return make_spec
+
+
+@pytest.fixture
+def engine():
+    """Builds an EngineRig of its own; sizes by keyword."""
+    return lambda **sizes: EngineRig(FakeNetwork(), FakeClock(), "alone", **sizes)
+
+
+@pytest.fixture
+def pair():
+    """Builds a decode and a prefill engine on one network: pair(decode={...}, prefill={...})."""
+
+    def build(decode=None, prefill=None):
+        network, clock = FakeNetwork(), FakeClock()
+        both = SimpleNamespace(
+            network=network,
+            clock=clock,
+            decode=EngineRig(network, clock, "decode", **(decode or {})),
+            prefill=EngineRig(network, clock, "prefill", **(prefill or {})),
+        )
+
+        def start(request, prefill_step=True):
+            """Receive on the decode side, Prefill on the other; returns the ReceiveReady."""
+            both.decode.handle(m.Receive(request))
+            ready = both.decode.of(m.ReceiveReady)[-1]
+            target = m.Target(ready.epoch, "decode", "nowhere", ready.cached_tokens, ready.block_ids)
+            both.prefill.core.handle(m.Prefill(request, target))
+            if prefill_step:
+                both.prefill.step()
+            return ready
+
+        both.start = start
+        return both
+
+    return build

@@ -1,0 +1,275 @@
+"""Two engine cores, a network that may be late, lossy or wrong, and a server that may give up at any moment.
+
+The machine plays the server processes of a decode and a prefill worker.  After
+every rule both pools must be whole; every block that is read or written must
+belong to whoever does it; at the end every request has the answer that the
+formula of `pdcluster_worker.testing` gives, and both pools are empty again.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pdcluster_worker.engine import messages as m
+from pdcluster_worker.engine.block_pool import BlockState
+from pdcluster_worker.engine.core import EngineCore
+from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
+
+BLOCK_SIZE = 4
+DECODE_BLOCKS, PREFILL_BLOCKS = 16, 10
+VOCAB, EOS = 29, 7
+BASE = [(5 * i + 3) % VOCAB for i in range(40)]  # prompts share prefixes of this
+
+
+@dataclass
+class Client:
+    spec: m.RequestSpec
+    home: "Engine"
+    remote: bool
+    shown: list[int] = field(default_factory=list)
+    first: m.Token | None = None  # made by the prefill worker
+    epoch: bytes | None = None
+    refused: bool = False
+    over: bool = False  # finished, failed or aborted
+    failure: str | None = None
+    aborted: bool = False
+
+    @property
+    def at_prefill(self) -> bool:
+        """Between ReceiveReady and the word to the decode engine how it ended."""
+        return self.epoch is not None
+
+
+class Engine:
+    """One core with everything around it."""
+
+    def __init__(self, name: str, num_blocks: int, network: FakeNetwork, clock: FakeClock) -> None:
+        self.runner = FakeRunner(num_blocks, BLOCK_SIZE, VOCAB)
+        self.transport = FakeTransport(network, self.runner, name)
+        sizes = EngineSettings(BLOCK_SIZE, num_blocks, max_batched_tokens=9, max_sequences=3, max_model_len=1000)
+        epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
+        self.core = EngineCore(sizes, self.runner, self.transport, clock, lambda: next(epochs))
+        self.inbox: deque[m.EngineInput] = deque()
+        self.runner.on_write = self._check_private
+        self.transport.on_read = lambda block: self._check_state(block, BlockState.IN_USE)
+        self.transport.on_write = lambda block: self._check_state(block, BlockState.RECEIVING, BlockState.QUARANTINED)
+
+    def step(self) -> list[m.EngineOutput]:
+        while self.inbox:
+            self.core.handle(self.inbox.popleft())
+        return self.core.step()
+
+    def _check_private(self, block: int) -> None:
+        pool = self.core.pool
+        assert pool.state(block) is BlockState.IN_USE
+        assert pool.ref_count(block) == 1
+        assert block not in pool.prefix_cache
+
+    def _check_state(self, block: int, *states: BlockState) -> None:
+        assert self.core.pool.state(block) in states
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.network = FakeNetwork()
+        self.decode = Engine("decode", DECODE_BLOCKS, self.network, self.clock)
+        self.prefill = Engine("prefill", PREFILL_BLOCKS, self.network, self.clock)
+        self.clients: dict[str, Client] = {}
+        self.verify = True
+
+    @initialize(verify=st.booleans())
+    def choose(self, verify):
+        self.verify = self.decode.transport.verify = self.prefill.transport.verify = verify
+
+    # --- rules --------------------------------------------------------------------------------
+
+    @rule(
+        num_shared=st.integers(1, 24),
+        suffix=st.lists(st.integers(0, VOCAB - 1), max_size=6),
+        max_tokens=st.integers(1, 16),
+        where=st.sampled_from(["local", "remote", "remote", "prefill"]),
+        priority=st.sampled_from([0, 0, 1]),
+        stops=st.booleans(),
+    )
+    def ask(self, num_shared, suffix, max_tokens, where, priority, stops):
+        sampling = m.Sampling(max_tokens=max_tokens, seed=0, eos_token_ids=[EOS], ignore_eos=not stops)
+        spec = m.RequestSpec(f"r{len(self.clients)}", [*BASE[:num_shared], *suffix], sampling, priority=priority)
+        # "prefill": decoded on the prefill engine, which forces preemptions of requests that are being sent
+        home = self.prefill if where == "prefill" else self.decode
+        self.clients[spec.request_id] = Client(spec, home, where == "remote")
+        home.inbox.append(m.Receive(spec) if where == "remote" else m.Submit(spec))
+
+    @rule()
+    def step_decode(self):
+        self._take(self.decode, self.decode.step())
+
+    @rule()
+    def step_prefill(self):
+        self._take(self.prefill, self.prefill.step())
+
+    @rule(count=st.integers(1, 6))
+    def run(self, count):
+        for _ in range(count):
+            self.step_decode()
+            self.step_prefill()
+            self.network.deliver_all()
+
+    @rule(count=st.integers(1, 4))
+    def deliver(self, count):
+        for _ in range(count):
+            self.prefill.transport.deliver()
+
+    @rule()
+    def break_connection(self):
+        self.prefill.transport.fail("connection reset by peer")
+
+    @rule()
+    def corrupt(self):
+        self.network.corrupt_next = self.verify  # nothing else would notice
+
+    @rule(holding=st.booleans())
+    def hold(self, holding):
+        self.decode.transport.holding = self.prefill.transport.holding = holding
+
+    @rule()
+    def settle(self):
+        self.decode.transport.settle()
+        self.prefill.transport.settle()
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 40.0]))
+    def wait(self, seconds):
+        self.clock.advance(seconds)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def abort(self, data):
+        client = data.draw(st.sampled_from(list(self.clients.values())))
+        client.aborted = client.over = True
+        client.epoch = None
+        self.decode.inbox.append(m.Abort(client.spec.request_id))
+        self.prefill.inbox.append(m.Abort(client.spec.request_id))
+
+    @precondition(lambda self: any(client.at_prefill for client in self.clients.values()))
+    @rule(data=st.data())
+    def give_up(self, data):
+        client = data.draw(st.sampled_from([client for client in self.clients.values() if client.at_prefill]))
+        self.prefill.inbox.append(m.Abort(client.spec.request_id))
+        self._end_remote(client, m.ReceiveFailed(client.spec.request_id, client.epoch, client.first))
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), at_prefill=st.booleans())
+    def poison(self, data, at_prefill):
+        runner = (self.prefill if at_prefill else self.decode).runner
+        runner.failing = {data.draw(st.sampled_from(list(self.clients))): ValueError("poisoned")}
+
+    @precondition(lambda self: any(not client.over for client in self.clients.values()))
+    @rule(data=st.data())
+    def repeat(self, data):
+        client = data.draw(st.sampled_from([client for client in self.clients.values() if not client.over]))
+        if not client.remote:  # T8: the id is live, so this is ignored
+            client.home.inbox.append(m.Submit(client.spec))
+
+    @invariant()
+    def pools_are_whole(self):
+        for engine in (self.decode, self.prefill):
+            engine.core.check()
+            assert sum(engine.core.pool.counts().values()) == engine.core.pool.num_blocks
+
+    def teardown(self):
+        for engine in (self.decode, self.prefill):
+            engine.transport.holding = False
+            engine.runner.failing = {}
+        for _ in range(1000):
+            if self._is_quiet():
+                break
+            self.settle()
+            self.step_decode()
+            self.step_prefill()
+            self.network.deliver_all()
+            self.clock.advance(0.1)
+        assert self._is_quiet(), "a request never ended"
+        self.settle()
+        for _ in range(3):  # what an abort left behind: fences, cancels
+            self.step_decode()
+            self.step_prefill()
+        for engine in (self.decode, self.prefill):
+            engine.core.check()
+            counts = engine.core.pool.counts()
+            assert counts["free"] + counts["cached"] == engine.core.pool.num_blocks, counts
+            assert not engine.core.has_work
+        for client in self.clients.values():
+            self._check_answer(client)
+
+    # --- the server processes -----------------------------------------------------------------
+
+    def _is_quiet(self) -> bool:
+        return all(client.over for client in self.clients.values()) and not self.decode.inbox and not self.prefill.inbox
+
+    def _take(self, engine: Engine, outputs: list[m.EngineOutput]) -> None:
+        for output in outputs:
+            if isinstance(output, m.Tokens):
+                for token in output.tokens:
+                    self._take_token(engine, token)
+            elif not isinstance(output, m.EngineStats | m.BlockEvents):
+                client = self.clients[output.request_id]
+                if not client.over:
+                    self._take_answer(engine, client, output)
+
+    def _take_token(self, engine: Engine, token: m.Token) -> None:
+        client = self.clients[token.request_id]
+        if client.over or (engine is not client.home and not client.at_prefill):
+            return
+        client.shown.append(token.token_id)
+        if engine is not client.home:
+            client.first = token
+        if token.finish_reason is not None:
+            client.over = True
+            if engine is not client.home:
+                self._end_remote(client, m.ReceiveDone(token.request_id, client.epoch, token))
+
+    def _take_answer(self, engine: Engine, client: Client, output: m.EngineOutput) -> None:
+        request_id = client.spec.request_id
+        match output:
+            case m.ReceiveReady(epoch=epoch, cached_tokens=cached, block_ids=block_ids):
+                client.epoch = epoch
+                self.prefill.inbox.append(m.Prefill(client.spec, m.Target(epoch, "decode", "nowhere", cached, block_ids)))
+            case m.ReceiveRefused(needed_blocks=needed):
+                assert needed <= DECODE_BLOCKS
+                client.remote = not client.refused  # once more, then locally
+                client.refused = True
+                self.decode.inbox.append(m.Receive(client.spec) if client.remote else m.Submit(client.spec))
+            case m.PrefillDone(checksum=checksum) if client.at_prefill:
+                self._end_remote(client, m.ReceiveDone(request_id, client.epoch, client.first, checksum))
+            case m.PrefillFailed() if client.at_prefill:
+                self._end_remote(client, m.ReceiveFailed(request_id, client.epoch, client.first))
+            case m.RequestFailed(message=message) if engine is client.home:
+                client.over, client.failure = True, message
+            case m.RequestFailed() if client.at_prefill:
+                self._end_remote(client, m.ReceiveFailed(request_id, client.epoch, client.first))
+
+    def _end_remote(self, client: Client, message: m.EngineInput) -> None:
+        client.epoch = None
+        self.decode.inbox.append(message)
+
+    def _check_answer(self, client: Client) -> None:
+        prompt, sampling = client.spec.prompt, client.spec.sampling
+        expected = self.decode.runner.reference(prompt, sampling.max_tokens)
+        if not sampling.ignore_eos and EOS in expected:
+            expected = expected[: expected.index(EOS) + 1]
+        if client.failure is not None:
+            num_tokens = len(prompt) + len(client.shown)
+            assert "poisoned" in client.failure or num_tokens + 1 > client.home.core.pool.num_blocks * BLOCK_SIZE, client.failure
+        if client.aborted or client.failure is not None:
+            assert client.shown == expected[: len(client.shown)]
+        else:
+            assert client.shown == expected
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))

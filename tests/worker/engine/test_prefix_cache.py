@@ -1,0 +1,93 @@
+"""Hashes, hits and block events [V14], [V15], [V19]."""
+
+import pytest
+
+from pdcluster_worker.engine import messages as m
+from pdcluster_worker.engine.block_hash import block_hashes
+from pdcluster_worker.engine.prefix_cache import PrefixCache
+
+
+def test_match_stops_at_the_first_unknown_hash_and_at_the_limit():
+    cache = PrefixCache()
+    cache.insert(5, b"a")
+    cache.insert(6, b"b")
+    cache.insert(7, b"d")
+    assert cache.match([b"a", b"b", b"c", b"d"], 4) == [5, 6]
+    assert cache.match([b"a", b"b"], 1) == [5]
+
+
+def test_the_first_block_with_a_content_keeps_the_hash():
+    cache = PrefixCache()
+    cache.insert(5, b"a")
+    cache.insert(6, b"a")
+    assert cache.match([b"a"], 1) == [5]
+    assert 6 not in cache
+    cache.check()
+
+
+def test_hashing_a_block_twice_is_an_assertion():
+    cache = PrefixCache()
+    cache.insert(5, b"a")
+    with pytest.raises(AssertionError, match="hashed twice"):
+        cache.insert(5, b"b")
+
+
+def test_events_are_net_changes_in_order():
+    """[V19]: what was stored and dropped between two reports is not said at all."""
+    cache = PrefixCache()
+    for block, block_hash in enumerate([b"a", b"b", b"c"]):
+        cache.insert(block, block_hash)
+    cache.drop(1)
+    assert cache.take_events() == m.BlockEvents(stored=[b"a", b"c"], removed=[])
+    cache.drop(2)
+    cache.drop(0)
+    cache.insert(9, b"a")
+    assert cache.take_events() == m.BlockEvents(stored=[], removed=[b"c"])
+    assert cache.take_events() is None
+
+
+def test_a_repeated_prompt_hits_all_but_the_block_of_its_last_token(engine, spec):
+    """[V15]: an aligned prompt of 8 tokens reuses one block of two, so that one token is always computed."""
+    rig = engine()
+    prompt = list(range(8))
+    for request_id in "ab":
+        rig.handle(m.Submit(spec(request_id, prompt)))
+        rig.run()
+    assert rig.tokens("a")[0].cached_tokens == 0
+    assert rig.tokens("b")[0].cached_tokens == 4
+    assert rig.token_ids("a") == rig.token_ids("b") == rig.runner.reference(prompt, 3)
+    assert (rig.stats.prefix_query_tokens, rig.stats.prefix_hit_tokens) == (16, 4)
+
+
+def test_output_blocks_are_cached_too(engine, spec):
+    """A follow-up that sends prompt and answer again reuses the blocks of both."""
+    rig = engine()
+    rig.handle(m.Submit(spec("a", [1, 2, 3], max_tokens=7)))
+    rig.run()
+    rig.handle(m.Submit(spec("b", [1, 2, 3, *rig.token_ids("a")])))
+    assert rig.tokens("b")[0].cached_tokens == 8
+
+
+def test_events_name_the_hashes_of_full_blocks(engine, spec):
+    rig = engine()
+    rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
+    assert rig.of(m.BlockEvents) == [m.BlockEvents(stored=block_hashes(list(range(9)), 4), removed=[])]
+
+
+def test_without_prefix_caching_nothing_is_hashed_or_hit(engine, spec):
+    rig = engine(prefix_caching=False)
+    for request_id in "ab":
+        rig.handle(m.Submit(spec(request_id, list(range(8)))))
+        rig.run()
+    assert rig.tokens("b")[0].cached_tokens == 0
+    assert rig.of(m.BlockEvents) == []
+    assert rig.blocks == {"free": 16}
+
+
+def test_two_requests_share_the_blocks_of_a_running_one(engine, spec):
+    rig = engine(num_blocks=7)
+    rig.handle(m.Submit(spec("a", list(range(16)), max_tokens=4)))
+    rig.handle(m.Submit(spec("b", [*range(12), 99], max_tokens=2)))
+    assert rig.tokens("b")[0].cached_tokens == 12
+    rig.run()
+    assert rig.token_ids("b") == rig.runner.reference([*range(12), 99], 2)

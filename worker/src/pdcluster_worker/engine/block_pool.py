@@ -1,0 +1,156 @@
+"""Who owns each KV block: the five states of design.md, 'Who owns a block'.
+
+    free --allocate--> in use --release--> free, or cached when it has a hash
+    cached --allocate (its hash is dropped) or acquire (a prefix hit)--> in use
+    in use --start_receiving--> receiving --finish_receiving--> in use
+                                receiving --quarantine--> quarantined --release_quarantined--> free
+
+Guarantees that a block is in exactly one state, that every step not drawn here
+is an AssertionError (a double free too), and that each operation is O(1) a
+block.  Which request holds what is the caller's knowledge (`engine.block_table`).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from pdcluster_worker.engine.prefix_cache import PrefixCache
+
+
+class BlockState(IntEnum):
+    """Where a block stands."""
+
+    FREE = 0
+    CACHED = 1
+    IN_USE = 2
+    RECEIVING = 3
+    QUARANTINED = 4
+
+
+class BlockPool:
+    """The blocks of one engine.
+
+    Reuse order [V16]: blocks without a hash first, then cached ones, the least
+    recently released first; a request's blocks are released in reverse, so its tail goes before its head.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.prefix_cache = PrefixCache()
+        self._states = bytearray(num_blocks)
+        self._ref_counts = [0] * num_blocks
+        self._counts = [num_blocks, 0, 0, 0, 0]
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last is taken first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation could take now: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    def state(self, block_id: int) -> BlockState:
+        """The state of one block."""
+        return BlockState(self._states[block_id])
+
+    def ref_count(self, block_id: int) -> int:
+        """Requests and sends that hold the block."""
+        return self._ref_counts[block_id]
+
+    def counts(self) -> dict[str, int]:
+        """Number of blocks by state; the sum is `num_blocks`."""
+        return {state.name.lower(): self._counts[state] for state in BlockState}
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` private blocks (one reference, no hash); the caller has made sure of `num_available`."""
+        assert count <= self.num_available, f"{count} blocks asked of {self.num_available} available"
+        return [self._pop() for _ in range(count)]
+
+    def acquire(self, block_ids: Iterable[int]) -> None:
+        """Add one holder to each: a prefix hit, or a send that reads the block."""
+        for block_id in block_ids:
+            if self._states[block_id] == BlockState.CACHED:
+                del self._cached[block_id]
+                self._move(block_id, BlockState.CACHED, BlockState.IN_USE)
+            assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} acquired while {self.state(block_id).name}"
+            self._ref_counts[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop one holder of each, last first; a block without holders becomes free, or cached when it has a hash."""
+        for block_id in reversed(block_ids):
+            assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} released while {self.state(block_id).name}"
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] > 0:
+                continue
+            if block_id in self.prefix_cache:
+                self._move(block_id, BlockState.IN_USE, BlockState.CACHED)
+                self._cached[block_id] = None
+            else:
+                self._move(block_id, BlockState.IN_USE, BlockState.FREE)
+                self._free.append(block_id)
+
+    def cache(self, block_id: int, block_hash: bytes) -> None:
+        """Make a full, computed block findable by its hash."""
+        assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} hashed while {self.state(block_id).name}"
+        self.prefix_cache.insert(block_id, block_hash)
+
+    def start_receiving(self, block_ids: Iterable[int]) -> None:
+        """Hand private blocks to one transfer."""
+        for block_id in block_ids:
+            assert self._ref_counts[block_id] == 1, f"block {block_id} is a transfer target with {self._ref_counts[block_id]} holders"
+            assert block_id not in self.prefix_cache, f"block {block_id} is a transfer target with a hash"
+            self._move(block_id, BlockState.IN_USE, BlockState.RECEIVING)
+
+    def finish_receiving(self, block_ids: Iterable[int]) -> None:
+        """The transfer is fenced: the blocks are the request's alone."""
+        for block_id in block_ids:
+            self._move(block_id, BlockState.RECEIVING, BlockState.IN_USE)
+
+    def quarantine(self, block_ids: Iterable[int]) -> None:
+        """The request is gone but a write may still land."""
+        for block_id in block_ids:
+            self._move(block_id, BlockState.RECEIVING, BlockState.QUARANTINED)
+            self._ref_counts[block_id] -= 1
+
+    def release_quarantined(self, block_ids: Sequence[int]) -> None:
+        """The fence has returned: no write can land any more."""
+        for block_id in reversed(block_ids):
+            self._move(block_id, BlockState.QUARANTINED, BlockState.FREE)
+            self._free.append(block_id)
+
+    def check(self) -> None:
+        """Assert that the states sum to the total and that every structure agrees with them; O(num_blocks)."""
+        self.prefix_cache.check()
+        assert sum(self._counts) == self.num_blocks, f"states {self.counts()} do not sum to {self.num_blocks}"
+        for state in BlockState:
+            assert self._states.count(state) == self._counts[state], f"{state.name} is counted wrong"
+        assert len(self._free) == len(set(self._free)) == self._counts[BlockState.FREE], "the free stack has doubles or strays"
+        assert len(self._cached) == self._counts[BlockState.CACHED], "the cached queue has strays"
+        for block_id in range(self.num_blocks):
+            self._check_block(block_id, self.state(block_id))
+        assert all(self._states[block_id] == BlockState.FREE for block_id in self._free), "a block on the free stack is not free"
+
+    def _check_block(self, block_id: int, state: BlockState) -> None:
+        ref_count, hashed = self._ref_counts[block_id], block_id in self.prefix_cache
+        assert (block_id in self._cached) == (state is BlockState.CACHED), f"block {block_id} is {state.name} in the wrong queue"
+        if state is BlockState.IN_USE:
+            assert ref_count > 0, f"block {block_id} is in use by nobody"
+            return
+        assert ref_count == (state is BlockState.RECEIVING), f"block {block_id} is {state.name} with {ref_count} holders"
+        assert hashed == (state is BlockState.CACHED), f"block {block_id} is {state.name}, hashed={hashed}"
+
+    def _pop(self) -> int:
+        if self._free:
+            block_id = self._free.pop()
+            self._move(block_id, BlockState.FREE, BlockState.IN_USE)
+        else:
+            block_id, _ = self._cached.popitem(last=False)
+            self._move(block_id, BlockState.CACHED, BlockState.IN_USE)
+            self.prefix_cache.drop(block_id)
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def _move(self, block_id: int, old: BlockState, new: BlockState) -> None:
+        assert self._states[block_id] == old, f"block {block_id} is {self.state(block_id).name}, not {old.name}"
+        self._states[block_id] = new
+        self._counts[old] -= 1
+        self._counts[new] += 1

@@ -1,0 +1,343 @@
+"""The engine: messages and transfer events in, one step of the model, messages out.
+
+A loop calls `handle` for each message and `step` after them and while `has_work`;
+nothing here waits, and time comes from the clock that is passed in.  Guarantees
+that a request's blocks are released exactly once whatever ends it [V12], that a
+bad request fails alone, and that the block pool is checked whenever the engine
+goes idle.  It knows neither torch nor sockets nor processes.
+"""
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable
+
+from pdcluster_worker.engine import messages
+from pdcluster_worker.engine.acceptance import refusal
+from pdcluster_worker.engine.batch import Batch
+from pdcluster_worker.engine.block_pool import BlockPool
+from pdcluster_worker.engine.block_table import BlockTables
+from pdcluster_worker.engine.execution import Executor
+from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestFailed, RequestSpec, Target, Token
+from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
+from pdcluster_worker.engine.receiving import Receiver
+from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.scheduler import Schedule, Scheduler
+from pdcluster_worker.engine.sending import Sender
+from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepWork
+from pdcluster_worker.engine.stopping import check_stop, ends_by_length
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_SECONDS = 0.1
+"""While the engine works, statistics go out at most this often."""
+
+
+def _random_epoch() -> bytes:
+    return secrets.token_bytes(messages.EPOCH_BYTES)
+
+
+class EngineCore:
+    """All requests of one engine.  Every method is called from one thread."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        runner: ModelRunner,
+        transport: Transport,
+        clock: Callable[[], float],
+        new_epoch: Callable[[], bytes] = _random_epoch,
+    ) -> None:
+        self.pool = BlockPool(settings.num_blocks)
+        self._settings = settings
+        self._runner = runner
+        self._transport = transport
+        self._clock = clock
+        self._tables = BlockTables(settings, self.pool)
+        self._scheduler = Scheduler(settings, self._tables)
+        self._receiver = Receiver(settings, self._tables, transport, new_epoch)
+        self._sender = Sender(settings.block_size, self.pool, transport)
+        self._executor = Executor(runner)
+        self._counters = Counters()
+        self._first_tokens = FirstTokens()
+        self._requests: dict[str, Request] = {}
+        self._outbox: list[EngineOutput] = []
+        self._stalled = False  # the last schedule was empty and nothing has happened since
+        self._changed = True  # something has happened since the last statistics; a new engine has yet to say what it has
+        self._reported_seconds = clock()
+        self._num_overdue = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step now would run the model; False while every request waits for blocks, a transfer or a message."""
+        return self._scheduler.num_requests > 0 and not self._stalled
+
+    def next_wake_seconds(self) -> float | None:
+        """In how many seconds a step is due though nothing happens, to report an overdue fence; None when never."""
+        return self._receiver.next_overdue_seconds(self._clock())
+
+    def handle(self, message: EngineInput) -> None:
+        """Take one message; what it causes to be said comes out of the next `step`.  `Stop` is the loop's business."""
+        self._touch()
+        match message:
+            case messages.Submit(spec=spec):
+                self._submit(spec)
+            case messages.Receive(spec=spec):
+                self._receive(spec)
+            case messages.ReceiveDone():
+                self._receive_done(message)
+            case messages.ReceiveFailed():
+                self._receive_failed(message)
+            case messages.Prefill(spec=spec, target=target):
+                self._prefill(spec, target)
+            case messages.Abort(request_id=request_id):
+                self._abort(request_id)
+            case messages.Stop():
+                pass
+
+    def step(self) -> list[EngineOutput]:
+        """Take transfer events, run at most one batch, return everything to send.  Raises EngineBrokenError."""
+        started = self._clock()
+        for event in self._transport.poll():
+            self._touch()
+            self._on_transfer(event, started)
+        schedule = self._scheduler.schedule()
+        self._begin(schedule, started)
+        if schedule.items:
+            self._run(schedule.batch, started)
+        self._stalled = not schedule.progressed
+        self._report()
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def check(self) -> None:
+        """Assert that the pool is whole and that its references are exactly those of live requests and sends; O(num_blocks)."""
+        self.pool.check()
+        held = Counter(self._sender.held())
+        for request in self._requests.values():
+            held.update(request.block_table)
+        for block_id in range(self.pool.num_blocks):
+            found, expected = self.pool.ref_count(block_id), held[block_id]
+            assert found == expected, f"block {block_id} has {found} references, {expected} holders are known"
+        assert len(self._receiver.targets()) == self.pool.counts()["receiving"], "a receiving block belongs to no live request"
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _submit(self, spec: RequestSpec) -> None:
+        request = self._accept(spec, num_more=0)
+        if request is not None:
+            self._scheduler.add(request)
+
+    def _receive(self, spec: RequestSpec) -> None:
+        request = self._accept(spec, num_more=1)
+        if request is None:
+            return
+        answer = self._receiver.receive(request, self._scheduler.num_reserved_blocks)
+        self._outbox.append(answer)
+        if isinstance(answer, messages.ReceiveReady):
+            self._counters.count_request(request)
+        else:
+            del self._requests[request.request_id]
+
+    def _receive_done(self, message: messages.ReceiveDone) -> None:
+        request = self._receiver.expects(message.request_id, message.epoch)
+        if request is None:
+            logger.info("stale ReceiveDone request=%s", message.request_id)
+        elif message.first.finish_reason is not None:
+            self._end(request)
+        else:
+            self._receiver.finish(message, self._clock())
+
+    def _receive_failed(self, message: messages.ReceiveFailed) -> None:
+        request = self._receiver.expects(message.request_id, message.epoch)
+        if request is None:
+            logger.info("stale ReceiveFailed request=%s", message.request_id)
+        elif message.first is not None and message.first.finish_reason is not None:
+            self._end(request)
+        else:
+            self._receiver.give_up(request, self._clock())
+            self._prefill_here(request, message.first)
+
+    def _prefill(self, spec: RequestSpec, target: Target) -> None:
+        request = self._accept(spec, num_more=0, target=target)
+        if request is None:
+            return
+        # A request that ends at its first token, whatever that is, moves no KV.
+        if not ends_by_length(request, self._settings.max_model_len, num_more=1):
+            self._sender.begin(request, target)
+        self._scheduler.add(request)
+
+    def _abort(self, request_id: str) -> None:
+        request = self._requests.get(request_id)
+        if request is not None:
+            logger.info("aborted request=%s status=%s", request_id, request.status.value)
+            self._end(request)
+
+    def _accept(self, spec: RequestSpec, num_more: int, target: Target | None = None) -> Request | None:
+        """A live request from its wire form; None for a repeated id [T8] and for one that can never run, which is answered."""
+        if spec.request_id in self._requests:
+            logger.warning("ignored a repeated request id request=%s", spec.request_id)
+            return None
+        request = Request.from_spec(spec, self._clock(), target)
+        reason = refusal(request, self._settings, num_more)
+        if reason is None and target is not None and target.epoch in self._sender:
+            reason = "target.epoch is in use by another request: every transfer needs a fresh one"
+        if reason is not None:
+            self._outbox.append(RequestFailed(request.request_id, reason))
+            return None
+        self._requests[request.request_id] = request
+        return request
+
+    # --- transfer events ----------------------------------------------------------------------
+
+    def _on_transfer(self, event: TransferEvent, now: float) -> None:
+        match event:
+            case BlocksSent():
+                if (done := self._sender.sent(event, now)) is not None:
+                    self._outbox.append(done)
+                    self._end(self._requests[done.request_id])
+            case SendEnded():
+                if (request := self._sender.ended(event)) is not None:
+                    self._outbox.append(messages.PrefillFailed(request.request_id, event.reason))
+                    self._end(request)
+            case Fenced():
+                self._on_fenced(event)
+
+    def _on_fenced(self, event: Fenced) -> None:
+        arrival = self._receiver.fenced(event)
+        if arrival is None:
+            return
+        if not arrival.usable:
+            self._prefill_here(arrival.request, arrival.done.first)
+            return
+        arrival.request.tokens.append(arrival.done.first.token_id)
+        arrival.request.status = Status.WAITING
+        self._scheduler.add_ready(arrival.request)
+
+    def _prefill_here(self, request: Request, first: Token | None) -> None:
+        """Go on without the peer's KV; the token that the client already has is kept and not said again."""
+        if first is not None:
+            request.tokens.append(first.token_id)
+        request.status = Status.PREEMPTED
+        self._scheduler.add(request)
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def _begin(self, schedule: Schedule, now: float) -> None:
+        for request, reason in schedule.failed:
+            self._outbox.append(RequestFailed(request.request_id, reason))
+            self._end(request)
+        for request in schedule.started:
+            self._counters.count_request(request)
+        for request in schedule.seated:
+            self._first_tokens.schedule(request, now)
+            self._write_full(request, now)
+
+    def _run(self, batch: Batch, started: float) -> None:
+        work = StepWork.of(batch)
+        model_started = self._clock()
+        outcomes = self._executor.execute(batch)
+        now = self._clock()
+        tokens: list[Token] = []
+        for item, outcome in zip(batch.items, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                self._fail(item.request, outcome)
+                continue
+            assert (outcome is not None) == item.samples, f"the runner's answer for {item.request.request_id} does not fit its tokens"
+            self._tables.advance(item.request, item.num_tokens)
+            if outcome is None:
+                self._write_full(item.request, now)
+            else:
+                tokens.append(self._sampled(item.request, outcome, now))
+        if tokens:
+            self._outbox.append(messages.Tokens(tokens))
+        self._changed = True
+        self._counters.count_step(work, self._clock() - started, now - model_started, len(tokens))
+
+    def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
+        request.tokens.append(sample.token_id)
+        finish = check_stop(request, self._settings.max_model_len)
+        queue_seconds, prefill_seconds = self._first_tokens.sample(request, now)
+        if finish is not None:
+            self._end(request)
+        elif request.target is not None:
+            self._sender.write_rest(request.target, now)
+            self._leave(request)
+            request.status = Status.SENDING
+        return Token(
+            request_id=request.request_id,
+            token_id=sample.token_id,
+            logprob=sample.logprob,
+            top_logprobs=list(sample.top_logprobs),
+            finish_reason=None if finish is None else finish.reason,
+            stop_reason=None if finish is None else finish.stop_reason,
+            cached_tokens=request.num_cached_tokens,
+            queue_seconds=queue_seconds,
+            prefill_seconds=prefill_seconds,
+        )
+
+    def _write_full(self, request: Request, now: float) -> None:
+        if request.target is not None and request.target.epoch in self._sender:
+            self._sender.write_full(request, request.target, now)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._outbox.append(RequestFailed(request.request_id, f"the model failed on this request: {type(error).__name__}: {error}"))
+        self._end(request)
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def _end(self, request: Request) -> None:
+        """Forget a request in whatever state; what a peer may still read or write stays held until the transport says so."""
+        if request.status is Status.RECEIVING:
+            self._receiver.give_up(request, self._clock())
+        if request.target is not None and request.target.epoch in self._sender:
+            self._sender.cancel(request.target)
+        self._leave(request)
+        request.status = Status.FINISHED
+        del self._requests[request.request_id]
+
+    def _leave(self, request: Request) -> None:
+        """No more model steps for this request."""
+        self._scheduler.remove(request)
+        self._tables.release(request)
+        self._first_tokens.forget(request)
+        self._runner.forget(request.request_id)
+
+    # --- statistics ---------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        self._stalled = False
+        self._changed = True
+
+    def _report(self) -> None:
+        if (events := self.pool.prefix_cache.take_events()) is not None:
+            self._outbox.append(events)
+        now = self._clock()
+        num_overdue = self._receiver.num_overdue(now)
+        if not self._changed and num_overdue == self._num_overdue:
+            return
+        idle = not self.has_work
+        if not idle and now - self._reported_seconds < STATS_INTERVAL_SECONDS:
+            return
+        if idle:
+            self.check()
+        self._num_overdue = num_overdue
+        self._changed = False
+        self._reported_seconds = now
+        self._outbox.append(self._counters.report(self._gauges(num_overdue)))
+
+    def _gauges(self, num_overdue: int) -> Gauges:
+        scheduler, receiver = self._scheduler, self._receiver
+        return Gauges(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + len(scheduler.ready),
+            waiting_tokens=scheduler.num_waiting_tokens,
+            num_receiving=receiver.num_receiving,
+            blocks=self.pool.counts(),
+            free_blocks=self.pool.num_available,
+            fences_overdue=num_overdue,
+            preemptions=scheduler.num_preemptions,
+            bytes_sent=self._sender.num_bytes,
+            bytes_received=receiver.num_bytes,
+        )

@@ -1,0 +1,74 @@
+"""Which block holds which hash [V14], and what changed since anyone last asked [V19].
+
+Guarantees a one-to-one map: a second block with the same content stays
+unhashed, so a hash names one block and a block one hash.  Who holds a block,
+and when it is reused, is `engine.block_pool`'s business.
+"""
+
+from collections.abc import Sequence
+
+from pdcluster_worker.engine.messages import BlockEvents
+
+
+class PrefixCache:
+    """Hashes of full, computed blocks of this engine."""
+
+    def __init__(self) -> None:
+        self._block_ids: dict[bytes, int] = {}
+        self._hashes: dict[int, bytes] = {}
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._hashes
+
+    def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
+        """Blocks of the longest known prefix of `hashes`, at most `limit` of them, in order."""
+        block_ids: list[int] = []
+        for block_hash in hashes[:limit]:
+            block_id = self._block_ids.get(block_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def insert(self, block_id: int, block_hash: bytes) -> None:
+        """Make a block findable; the first block with this content wins, a later one stays unhashed."""
+        assert block_id not in self._hashes, f"block {block_id} is hashed twice"
+        if block_hash in self._block_ids:
+            return
+        self._block_ids[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        _note(block_hash, self._stored, self._removed)
+
+    def drop(self, block_id: int) -> None:
+        """Forget the hash of a block that is about to be overwritten."""
+        block_hash = self._hashes.pop(block_id)
+        del self._block_ids[block_hash]
+        _note(block_hash, self._removed, self._stored)
+
+    def take_events(self) -> BlockEvents | None:
+        """Net changes since the last call, each list in order; None when there are none."""
+        if not self._stored and not self._removed:
+            return None
+        events = BlockEvents(stored=list(self._stored), removed=list(self._removed))
+        self._stored.clear()
+        self._removed.clear()
+        return events
+
+    def check(self) -> None:
+        """Assert that the two maps are each other's inverse."""
+        assert len(self._hashes) == len(self._block_ids), "prefix cache maps differ in length"
+        for block_id, block_hash in self._hashes.items():
+            assert self._block_ids.get(block_hash) == block_id, f"block {block_id} and its hash disagree"
+
+
+def _note(block_hash: bytes, changes: dict[bytes, None], opposite: dict[bytes, None]) -> None:
+    # A hash stored and removed between two reports is no change: the lists stay free of order between one another.
+    if block_hash in opposite:
+        del opposite[block_hash]
+    else:
+        changes[block_hash] = None

@@ -1,0 +1,161 @@
+"""The decode side of KV transfers: blocks that a peer writes, from `Receive` to the fence.
+
+Guarantees that a block which a peer may still write is neither read nor reused:
+it stays receiving, or quarantined once its request is gone, until the transport
+has fenced the epoch; no time-out frees it.  Nothing here preempts a request.
+What happens to the request after the fence is `engine.core`'s decision.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdcluster_worker.engine.block_table import BlockTables
+from pdcluster_worker.engine.messages import ReceiveDone, ReceiveReady, ReceiveRefused
+from pdcluster_worker.engine.ports import Fenced, Transport
+from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One epoch on the receiving side.
+
+    targets:       blocks that the peer writes, in order.
+    done:          what the peer said when all was written; None before, and for ever when the request was given up.
+    given_up:      the request is gone or computes elsewhere: the targets are quarantined.
+    fence_seconds: the clock when the fence was asked for; None before.
+    """
+
+    request: Request
+    epoch: bytes
+    targets: list[int]
+    done: ReceiveDone | None = None
+    given_up: bool = False
+    fence_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A fenced transfer of a live request.  done: as the peer said; usable: every target arrived whole and unchanged."""
+
+    request: Request
+    done: ReceiveDone
+    usable: bool
+
+
+class Receiver:
+    """All transfers into this engine that are not fenced yet."""
+
+    def __init__(self, settings: EngineSettings, tables: BlockTables, transport: Transport, new_epoch: Callable[[], bytes]) -> None:
+        self.num_bytes = 0
+        self._settings = settings
+        self._tables = tables
+        self._pool = tables.pool
+        self._transport = transport
+        self._new_epoch = new_epoch
+        self._by_epoch: dict[bytes, Transfer] = {}
+        self._by_request: dict[str, Transfer] = {}
+
+    @property
+    def num_receiving(self) -> int:
+        """Live requests whose KV a peer writes."""
+        return len(self._by_request)
+
+    def receive(self, request: Request, num_reserved_blocks: int) -> ReceiveReady | ReceiveRefused:
+        """Hold blocks for all known tokens and one more, and open those that the peer is to write.
+
+        num_reserved_blocks: what must stay available for others.  A refusal holds nothing.
+        """
+        reservation = self._tables.reservation(request, request.num_tokens + 1)
+        needed = reservation.num_needed + num_reserved_blocks
+        if needed > self._pool.num_available:
+            # An empty pool fits every request that was accepted, whatever is reserved now: never ask for more than that.
+            return ReceiveRefused(request.request_id, min(needed, self._pool.num_blocks))
+        self._tables.take(request, reservation)
+        request.num_cached_tokens = request.num_computed_tokens
+        request.status = Status.RECEIVING
+        targets = request.block_table[len(reservation.hits) : self._tables.num_blocks(request.num_tokens)]
+        self._pool.start_receiving(targets)
+        transfer = Transfer(request, self._new_epoch(), targets)
+        self._by_epoch[transfer.epoch] = self._by_request[request.request_id] = transfer
+        self._transport.open(transfer.epoch, targets)
+        logger.info("receiving request=%s blocks=%d cached_tokens=%d", request.request_id, len(targets), request.num_cached_tokens)
+        return ReceiveReady(request.request_id, transfer.epoch, request.num_cached_tokens, list(targets))
+
+    def expects(self, request_id: str, epoch: bytes) -> Request | None:
+        """The request that this epoch fills, while nobody has said how it ended; None for a stale message."""
+        transfer = self._by_request.get(request_id)
+        if transfer is None or transfer.epoch != epoch or transfer.done is not None:
+            return None
+        return transfer.request
+
+    def finish(self, message: ReceiveDone, now: float) -> None:
+        """The peer says that all is written; `fenced` tells what came of it."""
+        transfer = self._by_request[message.request_id]
+        transfer.done = message
+        self._fence(transfer, now)
+
+    def give_up(self, request: Request, now: float) -> None:
+        """Quarantine the targets until the fence; the request holds nothing any more, its hits are released now."""
+        transfer = self._by_request.pop(request.request_id)
+        transfer.given_up = True
+        self._pool.quarantine(transfer.targets)
+        targets = set(transfer.targets)
+        request.block_table = [block_id for block_id in request.block_table if block_id not in targets]
+        self._tables.release(request)
+        logger.info("quarantined request=%s blocks=%d", request.request_id, len(targets))
+        if transfer.fence_seconds is None:
+            self._fence(transfer, now)
+
+    def fenced(self, event: Fenced) -> Arrival | None:
+        """No write can land any more: settle the targets.  None when no live request waits for them.
+
+        The blocks of an unusable arrival are released with all others of the request.
+        """
+        self.num_bytes += event.num_bytes
+        transfer = self._by_epoch.pop(event.epoch, None)
+        if transfer is None:
+            return None
+        if transfer.given_up:
+            self._pool.release_quarantined(transfer.targets)
+            return None
+        assert transfer.done is not None, "a live transfer is fenced only after ReceiveDone"
+        del self._by_request[transfer.request.request_id]
+        self._pool.finish_receiving(transfer.targets)
+        usable = self._arrived_whole(transfer, transfer.done, event)
+        if usable:
+            self._tables.advance(transfer.request, transfer.request.num_tokens - transfer.request.num_computed_tokens)
+        else:
+            self._tables.release(transfer.request)
+        return Arrival(transfer.request, transfer.done, usable)
+
+    def num_overdue(self, now: float) -> int:
+        """Fences older than `fence_timeout_seconds`; their blocks stay as they are."""
+        return sum(1 for due in self._fence_deadlines() if due <= now)
+
+    def next_overdue_seconds(self, now: float) -> float | None:
+        """Seconds until the next fence becomes overdue; None when none will."""
+        return min((due - now for due in self._fence_deadlines() if due > now), default=None)
+
+    def targets(self) -> list[int]:
+        """Blocks in receiving, each once."""
+        return [block_id for transfer in self._by_request.values() for block_id in transfer.targets]
+
+    def _fence(self, transfer: Transfer, now: float) -> None:
+        transfer.fence_seconds = now
+        self._transport.fence(transfer.epoch)
+
+    def _fence_deadlines(self) -> list[float]:
+        fences = (transfer.fence_seconds for transfer in self._by_epoch.values())
+        return [since + self._settings.fence_timeout_seconds for since in fences if since is not None]
+
+    @staticmethod
+    def _arrived_whole(transfer: Transfer, done: ReceiveDone, event: Fenced) -> bool:
+        missing = len(set(transfer.targets) - event.received)
+        intact = done.checksum is None or done.checksum == event.checksum
+        if missing or not intact:
+            logger.warning("unusable transfer request=%s missing=%d intact=%s", transfer.request.request_id, missing, intact)
+        return not missing and intact

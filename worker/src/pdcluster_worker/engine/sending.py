@@ -1,0 +1,125 @@
+"""The prefill side of KV transfers: finished blocks are written to the peer while the next chunk computes.
+
+Guarantees that every target block is written at most once, also when its
+request is preempted and recomputed, and that a source block is held from the
+moment its write is queued until the peer acknowledged it or the transport said
+that it reads no more.  Which request computes what is `engine.scheduler`'s.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+from pdcluster_worker.engine.block_pool import BlockPool
+from pdcluster_worker.engine.block_table import ceil_div
+from pdcluster_worker.engine.messages import PrefillDone, Target
+from pdcluster_worker.engine.ports import BlocksSent, SendEnded, Transport
+from pdcluster_worker.engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """One epoch on the sending side.
+
+    first, end:    indices in the block table of the blocks to write, `end` exclusive.
+    next_index:    first one not yet queued.
+    held:          source blocks under a reference of this send.
+    cancelled:     we stopped it; the end of it is no news to the server.
+    first_seconds: the clock at the first write.
+    """
+
+    request: Request
+    target: Target
+    first: int
+    end: int
+    next_index: int
+    held: set[int] = field(default_factory=set)
+    cancelled: bool = False
+    first_seconds: float | None = None
+    num_bytes: int = 0
+
+
+class Sender:
+    """All transfers out of this engine whose source blocks may still be read."""
+
+    def __init__(self, block_size: int, pool: BlockPool, transport: Transport) -> None:
+        self.num_bytes = 0
+        self._block_size = block_size
+        self._pool = pool
+        self._transport = transport
+        self._by_epoch: dict[bytes, Send] = {}
+
+    def __contains__(self, epoch: bytes) -> bool:
+        return epoch in self._by_epoch
+
+    def begin(self, request: Request, target: Target) -> None:
+        """Note where the blocks of the request's known tokens go; nothing is written yet."""
+        first = target.cached_tokens // self._block_size
+        end = ceil_div(request.num_tokens, self._block_size)
+        self._by_epoch[target.epoch] = Send(request, target, first, end, next_index=first)
+
+    def write_full(self, request: Request, target: Target, now: float) -> None:
+        """Queue every full computed block that is not queued yet; call it again as more get computed."""
+        send = self._by_epoch[target.epoch]
+        self._write(send, min(request.num_computed_tokens // self._block_size, send.end), now)
+
+    def write_rest(self, target: Target, now: float) -> None:
+        """All known tokens are computed: queue whatever is left, the partial last block included."""
+        send = self._by_epoch[target.epoch]
+        self._write(send, send.end, now)
+
+    def cancel(self, target: Target) -> None:
+        """Stop sending, called once; source blocks stay held until `ended`.  A send that never wrote is forgotten at once."""
+        send = self._by_epoch[target.epoch]
+        if send.first_seconds is None:
+            del self._by_epoch[target.epoch]
+        else:
+            send.cancelled = True
+            self._transport.cancel(target.epoch)
+
+    def sent(self, event: BlocksSent, now: float) -> PrefillDone | None:
+        """Release acknowledged blocks; the answer when they were the last, after which the epoch is forgotten."""
+        self.num_bytes += event.num_bytes
+        send = self._by_epoch.get(event.epoch)
+        if send is None:
+            return None
+        self._pool.release(event.block_ids)
+        send.held.difference_update(event.block_ids)
+        send.num_bytes += event.num_bytes
+        if send.held or send.next_index < send.end or send.cancelled:
+            return None
+        assert send.first_seconds is not None, "blocks are acknowledged that were never written"
+        checksum = self._transport.checksum(event.epoch)
+        self._forget(send)
+        return PrefillDone(send.request.request_id, send.num_bytes, now - send.first_seconds, checksum)
+
+    def ended(self, event: SendEnded) -> Request | None:
+        """No block of the epoch is read any more: release them.  The request, when the end was not our own wish."""
+        send = self._by_epoch.get(event.epoch)
+        if send is None:
+            return None
+        self._pool.release(sorted(send.held))
+        self._forget(send)
+        logger.info("send ended request=%s reason=%s", send.request.request_id, event.reason)
+        return None if send.cancelled else send.request
+
+    def held(self) -> list[int]:
+        """Source blocks under reference, once for each send that holds them."""
+        return [block_id for send in self._by_epoch.values() for block_id in send.held]
+
+    def _write(self, send: Send, end: int, now: float) -> None:
+        if end <= send.next_index:
+            return
+        sources = send.request.block_table[send.next_index : end]
+        targets = send.target.block_ids[send.next_index - send.first : end - send.first]
+        self._pool.acquire(sources)
+        send.held.update(sources)
+        send.next_index = end
+        if send.first_seconds is None:
+            send.first_seconds = now
+        self._transport.write(send.target.epoch, send.target.engine_id, send.target.address, list(zip(sources, targets, strict=True)))
+
+    def _forget(self, send: Send) -> None:
+        del self._by_epoch[send.target.epoch]
+        self._transport.forget(send.target.epoch)

@@ -1,0 +1,144 @@
+"""What the engine counts about itself, and the times of a request's first token here.
+
+Counters only grow, from the engine's start.  A step's duration is split between
+prefill and decode by its tokens; what it spent outside the model is overhead.
+Gauges belong to whoever owns the state and come in with `report`.
+"""
+
+from dataclasses import dataclass, field
+
+from pdcluster_worker.engine.batch import Batch
+from pdcluster_worker.engine.messages import EngineStats
+from pdcluster_worker.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a batch computes; taken before the step, because its requests move on.
+
+    num_tokens:         all tokens of the batch.
+    num_decode_tokens:  those of requests past their prefill, one each.
+    num_prompt_tokens:  those that are part of a prompt.
+    """
+
+    num_tokens: int
+    num_decode_tokens: int
+    num_prompt_tokens: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "StepWork":
+        """Count the tokens of a batch that has not run yet."""
+        num_tokens = num_decode = num_prompt = 0
+        for item in batch.items:
+            num_tokens += item.num_tokens
+            num_decode += item.num_tokens == 1 and item.start >= item.request.num_prompt_tokens
+            num_prompt += max(0, min(item.end, item.request.num_prompt_tokens) - item.start)
+        return cls(num_tokens, num_decode, num_prompt)
+
+    @property
+    def kind(self) -> str:
+        """prefill, decode or mixed."""
+        if self.num_decode_tokens == 0:
+            return "prefill"
+        return "decode" if self.num_decode_tokens == self.num_tokens else "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """State of the engine at the moment of a report."""
+
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int
+    num_receiving: int
+    blocks: dict[str, int]
+    free_blocks: int
+    fences_overdue: int
+    preemptions: int
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine started; see `messages.EngineStats` for their meaning."""
+
+    num_steps: int = 0
+    busy_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    steps: list[tuple[str, float]] = field(default_factory=list)
+
+    def count_request(self, request: Request) -> None:
+        """A request got its blocks for the first time."""
+        self.prompt_tokens += request.num_prompt_tokens
+        self.prefix_query_tokens += request.num_tokens
+        self.prefix_hit_tokens += request.num_cached_tokens
+
+    def count_step(self, work: StepWork, step_seconds: float, model_seconds: float, num_sampled: int) -> None:
+        """A step ran the model; model_seconds is the part of step_seconds inside the runner."""
+        decode_seconds = step_seconds * work.num_decode_tokens / work.num_tokens
+        self.num_steps += 1
+        self.busy_seconds += step_seconds
+        self.overhead_seconds += step_seconds - model_seconds
+        self.decode_seconds += decode_seconds
+        self.prefill_seconds += step_seconds - decode_seconds
+        self.prefill_tokens += work.num_prompt_tokens
+        self.generation_tokens += num_sampled
+        self.steps.append((work.kind, step_seconds))
+
+    def report(self, gauges: Gauges) -> EngineStats:
+        """The message for the server; the list of steps starts anew."""
+        steps, self.steps = self.steps, []
+        return EngineStats(
+            num_running=gauges.num_running,
+            num_waiting=gauges.num_waiting,
+            waiting_tokens=gauges.waiting_tokens,
+            num_receiving=gauges.num_receiving,
+            blocks=gauges.blocks,
+            free_blocks=gauges.free_blocks,
+            fences_overdue=gauges.fences_overdue,
+            busy_seconds=self.busy_seconds,
+            overhead_seconds=self.overhead_seconds,
+            num_steps=self.num_steps,
+            steps=steps,
+            prompt_tokens=self.prompt_tokens,
+            prefill_tokens=self.prefill_tokens,
+            generation_tokens=self.generation_tokens,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            preemptions=gauges.preemptions,
+            bytes_sent=gauges.bytes_sent,
+            bytes_received=gauges.bytes_received,
+        )
+
+
+class FirstTokens:
+    """When each live request was first scheduled here, until it has its first token from here."""
+
+    def __init__(self) -> None:
+        self._scheduled_seconds: dict[str, float | None] = {}
+
+    def schedule(self, request: Request, now: float) -> None:
+        """The request has a seat; only the first time counts."""
+        self._scheduled_seconds.setdefault(request.request_id, now)
+
+    def sample(self, request: Request, now: float) -> tuple[float | None, float | None]:
+        """(queue_seconds, prefill_seconds) for the first token that this engine makes for the request, (None, None) after."""
+        scheduled = self._scheduled_seconds[request.request_id]
+        if scheduled is None:
+            return None, None
+        self._scheduled_seconds[request.request_id] = None
+        return scheduled - request.arrival_seconds, now - scheduled
+
+    def forget(self, request: Request) -> None:
+        """The request is over."""
+        self._scheduled_seconds.pop(request.request_id, None)

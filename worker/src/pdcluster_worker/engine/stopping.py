@@ -1,0 +1,33 @@
+"""When a request ends by its own tokens [V11]; stop strings are found by the server, which then aborts."""
+
+from dataclasses import dataclass
+
+from pdcluster_worker.engine.messages import FinishReason
+from pdcluster_worker.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a request ended; stop_reason: the stop token id that ended it, if one did."""
+
+    reason: FinishReason
+    stop_reason: int | None = None
+
+
+def check_stop(request: Request, max_model_len: int) -> Finish | None:
+    """Whether the last token ends the request: end of sequence, then stop ids (neither before min_tokens), then length."""
+    sampling, last = request.sampling, request.tokens[-1]
+    if request.num_output_tokens >= sampling.min_tokens:
+        if not sampling.ignore_eos and last in sampling.eos_token_ids:
+            return Finish("stop")
+        if last in sampling.stop_token_ids:
+            return Finish("stop", stop_reason=last)
+    if ends_by_length(request, max_model_len, num_more=0):
+        return Finish("length")
+    return None
+
+
+def ends_by_length(request: Request, max_model_len: int, num_more: int) -> bool:
+    """Whether the request is at its length limit once it has `num_more` further tokens, whatever they are."""
+    longest = request.num_tokens + num_more >= max_model_len
+    return longest or request.num_output_tokens + num_more >= request.sampling.max_tokens
