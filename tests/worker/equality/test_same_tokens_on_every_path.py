@@ -13,7 +13,7 @@ import pytest
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from tests.make_tiny_model import make_tiny_model
 from tests.system.prompts import Prompts
-from tests.system.reference import Reference
+from tests.reference import Reference
 from tests.worker.equality.engines import Cluster
 
 NUM_TOKENS = 18  # more than a block, so that every request grows

@@ -6,6 +6,7 @@ Exit status: 0 after a drain, 2 when a setting or the model is wrong (one line
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,10 @@ def main() -> int:
         if arguments.engine is not None:
             from pdcluster_worker import engine_process  # torch is for the engine process only
 
-            return engine_process.run(arguments.engine_config, arguments.engine)
+            status = engine_process.run(arguments.engine_config, arguments.engine)
+            logging.shutdown()
+            # Nothing is left to save, and the interpreter's own end would report what torch's libraries leak at exit.
+            os._exit(status)
         from pdcluster_worker import server_process
 
         return server_process.run(arguments.engine_config, arguments.policy)

@@ -102,7 +102,7 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         bandwidth=config.engine.transfer_bandwidth,
     )
     core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
-    mailbox.send([_ready(engine_id, transport.port, info, memory.num_blocks)])
+    mailbox.send([_ready(engine_id, transport.port, info, memory.num_blocks), *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
     try:

@@ -19,10 +19,11 @@ import uvloop
 
 from pdcluster_worker.config import Identity, WorkerConfig, load_worker_config
 from pdcluster_worker.dispatch.backend import WorkerBackend
-from pdcluster_worker.dispatch.engine_child import EngineChild
+from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.node import Node, join_address
 from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials, load_credentials
 from pdcluster_worker.policy_file import PolicyFile
@@ -32,6 +33,9 @@ from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+ENGINE_REFUSED = 2
+"""Exit status of an engine process whose settings or model are wrong."""
 
 HTTP_DRAIN_SECONDS = 5.0
 """For answers whose tokens are all made but whose last bytes are still on their way to a slow client."""
@@ -70,7 +74,9 @@ class ServerProcess:
             life.cancel()
             with contextlib.suppress(asyncio.CancelledError, EngineDiedError):
                 await life
-            return _exit_status(engine, drained=stop.is_set())
+            if engine.client.died is not None:
+                return await _engine_end(engine)
+            return 0 if stop.is_set() else 1
         finally:
             await http.close()
             await engine.stop()
@@ -117,7 +123,10 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return stop, hurry
 
 
-def _exit_status(engine: EngineChild, *, drained: bool) -> int:
-    if engine.exit_status.done():
-        return engine.exit_status.result() or 1
-    return 0 if drained else 1
+async def _engine_end(engine: EngineChild) -> int:
+    """The exit status of a worker whose engine is gone.  Raises ConfigError with its last words when a setting or the model was wrong."""
+    with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
+        if await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS) == ENGINE_REFUSED:
+            raise ConfigError(engine.client.died)
+    logger.error("engine ended reason=%s", engine.client.died)
+    return 1

@@ -212,6 +212,10 @@ class FakeTransport:
                 return True
         return False
 
+    def queued_blocks(self) -> list[int]:
+        """Source blocks that have not moved yet."""
+        return [source for sending in self._sending.values() for source, _ in sending.queued]
+
     def fail(self, reason: str) -> None:
         """Break the connection: every epoch with blocks queued ends."""
         for epoch in [epoch for epoch, sending in self._sending.items() if sending.queued and not sending.cancelled]:

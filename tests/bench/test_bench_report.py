@@ -1,0 +1,58 @@
+"""The bench's report: cells, ratios and failures are all there, also where a system has no figure."""
+
+from report import Measurement, Results, cell, log_entry, render, table
+from stats import Answer, EngineCounters, Run
+from workload import Workload
+
+WORKLOAD = Workload("A", 32, 2, 1, rounds=2, concurrency=1)
+ENGINE = EngineCounters(num_steps=10, step_seconds=0.5, overhead_seconds=0.02, num_remote_prefills=1)
+
+
+def measured(ttft_seconds: float, failure: str | None = None) -> Measurement:
+    return Measurement(Run((Answer(0.0, 0.0, (ttft_seconds, ttft_seconds + 0.05), 2, failure),), 1.0, 0.01), {"decode-0": ENGINE})
+
+
+def results(**systems: list[Measurement]) -> Results:
+    filled = Results([WORKLOAD], list(systems), load_average=0.1)
+    for name, rounds in systems.items():
+        filled.measurements["A", name] = rounds
+        filled.conditions[name] = [f"{name}: dtype float32, threads 1"]
+    return filled
+
+
+def line_of(report: str, start: str) -> list[str]:
+    line = next(line for line in report.splitlines() if line.startswith(f"| {start}"))
+    return [part.strip() for part in line.strip("|").split("|")]
+
+
+def test_cell_shows_median_and_spread_over_rounds() -> None:
+    assert cell([]) == "-"
+    assert cell([0.12345]) == "0.123"
+    assert cell([3.0, 1.0, 2000.4]) == "3 [1 - 2000]"
+
+
+def test_table_is_aligned_markdown() -> None:
+    assert table(["a", "b"], [["long", "1"]]) == "| a    | b |\n|------|---|\n| long | 1 |"
+
+
+def test_report_takes_ratios_inside_each_round() -> None:
+    report = render(results(mixed=[measured(0.1), measured(0.3)], hf=[measured(0.2), measured(0.2)]), "seed")
+
+    assert line_of(report, "TTFT p50")[1:] == ["200 [100 - 300]", "200 [200 - 200]", "1 [0.5 - 1.5]"]
+    assert line_of(report, "A ")[:4] == ["A", "decode-0", "10 [10 - 10]", "2 [2 - 2]"]
+
+
+def test_report_shows_failures_and_has_no_ratio_without_a_figure() -> None:
+    report = render(results(mixed=[measured(0.1, "HTTP 503")], hf=[measured(0.2)]), "seed")
+
+    assert line_of(report, "TTFT p50")[1:] == ["-", "200", "-"]
+    assert line_of(report, "good share")[1:3] == ["0", "1"]
+    assert "- mixed: sent 1, failed 1" in report
+    assert "  - failed: HTTP 503" in report
+
+
+def test_log_entry_leaves_the_verdict_to_a_person() -> None:
+    entry = log_entry("the report")
+
+    assert "\n**What it says:**\n" in entry
+    assert entry.endswith("\nthe report\n")

@@ -1,0 +1,114 @@
+"""The bench's formulas, on answers whose times are written out."""
+
+import doctest
+
+import pytest
+import stats
+from hypothesis import given
+from hypothesis import strategies as st
+from stats import Answer, EngineCounters, Run, Spread, percentile, ratios, spread, summarize
+
+
+def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None) -> Answer:
+    return Answer(scheduled, scheduled, chunk_seconds, len(chunk_seconds) if num_tokens is None else num_tokens)
+
+
+def failed(*chunk_seconds: float) -> Answer:
+    return Answer(0.0, 0.0, chunk_seconds, 0, "HTTP 503")
+
+
+def test_stats_examples_hold() -> None:
+    assert doctest.testmod(stats).failed == 0
+
+
+def test_answer_splits_its_time_into_ttft_and_tpot() -> None:
+    one = answer(1.5, 1.6, 1.9, scheduled=1.0)
+
+    assert one.ttft_seconds == pytest.approx(0.5)
+    assert one.tpot_seconds == pytest.approx(0.2)
+    assert one.gaps_seconds == pytest.approx([0.1, 0.3])
+
+
+def test_answer_ttft_counts_from_the_schedule_when_it_was_sent_late() -> None:
+    late = Answer(scheduled_seconds=1.0, started_seconds=1.4, chunk_seconds=(1.5,), num_tokens=1)
+
+    assert late.ttft_seconds == pytest.approx(0.5)
+    assert stats.start_delays(Run((late,), 1.0, 0.0)) == pytest.approx([0.4])
+
+
+def test_answer_tpot_divides_by_tokens_not_chunks() -> None:
+    assert answer(1.0, 2.0, num_tokens=5).tpot_seconds == pytest.approx(0.25)
+
+
+def test_answer_of_one_token_has_no_tpot() -> None:
+    assert answer(1.0).tpot_seconds is None
+    assert answer(1.0).is_good
+
+
+@pytest.mark.parametrize(
+    ("one", "is_good"),
+    [
+        (answer(2.0, 2.0625), True),
+        (answer(2.001, 2.1), False),
+        (answer(0.5, 0.75), False),
+        (failed(0.1, 0.2), False),
+        (failed(), False),
+    ],
+)
+def test_answer_is_good_inside_both_slos_only(one: Answer, is_good: bool) -> None:
+    assert one.is_good == is_good
+
+
+def test_summary_counts_failures_in_rates_and_not_in_latencies() -> None:
+    run = Run((answer(0.1, 0.15), answer(3.0, 3.05), failed(0.01)), duration_seconds=4.0, client_cpu_seconds=0.1)
+
+    summary = summarize(run)
+
+    assert summary["TTFT p50 ms"] == pytest.approx(1550.0)
+    assert summary["ITL p99 ms"] == pytest.approx(50.0)
+    assert summary["output tokens/s"] == pytest.approx(1.0)
+    assert summary["requests/s"] == pytest.approx(0.5)
+    assert summary["goodput good/s"] == pytest.approx(0.25)
+    assert summary["good share of sent"] == pytest.approx(1 / 3)
+    assert run.failures == ["HTTP 503"]
+
+
+def test_summary_without_a_complete_answer_has_rates_only() -> None:
+    assert summarize(Run((failed(), failed()), 2.0, 0.0)) == dict.fromkeys(stats.RATES, 0.0)
+
+
+def test_summary_names_every_figure_once() -> None:
+    assert tuple(summarize(Run((answer(0.1, 0.2),), 1.0, 0.0))) == stats.LATENCIES + stats.RATES
+
+
+def test_chunks_per_token_shows_tokens_without_text() -> None:
+    assert stats.chunks_per_token(Run((answer(1.0, 2.0, num_tokens=4), failed(1.0)), 2.0, 0.0)) == 0.5
+    assert stats.chunks_per_token(Run((failed(),), 2.0, 0.0)) == 0.0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))
+def test_percentile_equals_numpys_default(values: list[float], percent: float) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    assert percentile(values, percent) == pytest.approx(float(numpy.percentile(values, percent)))
+
+
+def test_percentile_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        percentile([], 50)
+
+
+def test_spread_keeps_the_extremes() -> None:
+    assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    assert ratios([2.0, 9.0, 1.0], [1.0, 3.0, 0.0]) == [2.0, 3.0]
+
+
+def test_engine_counters_difference_gives_overhead_of_a_step() -> None:
+    used = EngineCounters(30, 3.0, 0.05, 4).since(EngineCounters(10, 1.0, 0.01, 1))
+
+    assert used == EngineCounters(20, 2.0, pytest.approx(0.04), 3)
+    assert used.overhead_ms_per_step == pytest.approx(2.0)
+    assert EngineCounters(0, 0.0, 0.0, 0).overhead_ms_per_step == 0.0

@@ -1,0 +1,97 @@
+"""Make a tiny random model folder with a working tokenizer: `make_tiny_model.py KIND DIR [SEED]`.
+
+KIND is llama (grouped KV heads), qwen3 (query and key norms), mistral (sliding
+window off, one KV head) or llama-mha (as many KV heads as query heads).  The
+same kind and seed give the same weights.  Weights are drawn wide, so that
+greedy answers wander over the vocabulary and near ties are rare.  Nothing is
+downloaded; the tokenizer is a byte-level BPE trained on one sentence.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 512
+CONTEXT = 2048
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+EOS = 2
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+    "initializer_range": 0.25,
+}
+
+CORPUS = "the quick brown fox jumps over the lazy dog while the other foxes think that nothing there was worth the jump"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_config(kind: str) -> Any:
+    """The config of this kind."""
+    import transformers
+
+    if kind == "llama":
+        return transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+    if kind == "llama-mha":
+        return transformers.LlamaConfig(**SIZES, num_key_value_heads=4)
+    if kind == "qwen3":
+        return transformers.Qwen3Config(**SIZES, num_key_value_heads=2)
+    if kind == "mistral":
+        return transformers.MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=None)
+    raise ValueError(f"unknown kind {kind}: choose llama, llama-mha, qwen3 or mistral")
+
+
+def make_tokenizer() -> Any:
+    """A byte-level BPE of VOCAB_SIZE tokens, special ones first, that decodes every byte sequence."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([CORPUS], trainer)
+    missing = VOCAB_SIZE - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([AddedToken(f"<{number}>", normalized=False) for number in range(missing)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=CONTEXT
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_tiny_model(kind: str, folder: Path, seed: int = 0) -> Path:
+    """Write the model folder (float32 safetensors) and return it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(make_config(kind), dtype=torch.float32)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    make_tiny_model(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)

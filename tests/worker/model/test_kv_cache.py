@@ -1,0 +1,105 @@
+"""The cache keeps what is written, block by block and byte by byte, in the layout of design.md."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
+
+GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="float32")
+
+
+def write_tokens(cache, slots, layer):
+    """Random keys and values of len(slots) tokens, [Hkv, T, D]."""
+    geometry = cache.geometry
+    key, value = torch.randn(2, geometry.num_kv_heads, len(slots), geometry.head_dim, dtype=cache.tensor.dtype).unbind()
+    cache.write(layer, cache.write_rows(torch.tensor(slots)), key, value)
+    return key, value
+
+
+def test_written_tokens_lie_in_the_layout_of_the_design():
+    cache = KVCache(GEOMETRY, 5)
+    key, value = write_tokens(cache, [13, 6], layer=1)  # block 3 offset 1, block 1 offset 2
+    assert cache.tensor.shape == (5, 3, 2, 2, 4, 8)
+    assert torch.equal(cache.tensor[3, :, 1, 0, 1], key[:, 0])
+    assert torch.equal(cache.tensor[1, :, 1, 1, 2], value[:, 1])
+    assert cache.tensor.count_nonzero() == key.count_nonzero() + value.count_nonzero()
+
+
+def test_read_gives_each_heads_tokens_in_order():
+    cache = KVCache(GEOMETRY, 5)
+    key, value = write_tokens(cache, [*range(16, 20), *range(4)], layer=1)  # blocks 4, 0
+    got_key, got_value = cache.read(1, cache.read_rows(torch.tensor([[4, 0], [0, 0]])))
+    assert torch.equal(got_key.view(2, 3, 8, 8)[0], key)
+    assert torch.equal(got_value.view(2, 3, 8, 8)[0], value)
+    assert torch.equal(got_key.view(2, 3, 8, 8)[1, :, :4], key[:, 4:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_of_a_block_make_the_same_block_elsewhere(dtype):
+    geometry = KVGeometry(3, 8, 2, 4, dtype)
+    source, target = KVCache(geometry, 4), KVCache(geometry, 6)
+    key, _ = write_tokens(source, range(8, 12), layer=0)  # block 2
+    target.block(5)[:] = source.block(2)
+    assert len(source.block(2)) == source.block_bytes == block_num_bytes(geometry)
+    assert torch.equal(target.tensor[5], source.tensor[2])
+    assert torch.equal(target.tensor[5, :, 0, 0], key)
+    assert not target.tensor[:5].any()
+
+
+def test_block_views_are_writable_and_do_not_reach_their_neighbours():
+    cache = KVCache(GEOMETRY, 3)
+    cache.block(1)[:] = b"\xff" * cache.block_bytes
+    assert not cache.tensor[0].any()
+    assert not cache.tensor[2].any()
+    assert torch.isnan(cache.tensor[1]).all()
+
+
+@pytest.mark.parametrize("block_id", [-1, 3])
+def test_block_outside_the_cache_is_an_error(block_id):
+    with pytest.raises(IndexError, match="there are 3"):
+        KVCache(GEOMETRY, 3).block(block_id)
+
+
+def test_clear_zeroes_exactly_the_named_blocks():
+    cache = KVCache(GEOMETRY, 4)
+    cache.tensor.fill_(float("nan"))
+    cache.clear([2, 0])
+    assert not cache.tensor[[0, 2]].any()
+    assert torch.isnan(cache.tensor[[1, 3]]).all()
+
+
+def test_memory_setting_gives_whole_blocks():
+    size = block_num_bytes(GEOMETRY)
+    assert size == 3 * 2 * 2 * 4 * 8 * 4
+    assert blocks_that_fit(GEOMETRY, 7 * size + 5) == 7
+
+
+def test_too_little_memory_is_refused_with_the_least_that_works():
+    size = block_num_bytes(GEOMETRY)
+    with pytest.raises(ModelError, match=rf"kvCacheMemory.* raise it to {2 * size} or more"):
+        blocks_that_fit(GEOMETRY, 2 * size - 1)
+
+
+def test_one_block_is_refused():
+    with pytest.raises(ModelError, match="at least 2"):
+        KVCache(GEOMETRY, 1)
+
+
+def test_more_than_the_machine_can_map_is_refused():
+    with pytest.raises(ModelError, match=r"lower engine\.kvCacheMemory"):
+        KVCache(GEOMETRY, 1 << 48)
+
+
+def test_untouched_blocks_cost_no_memory():
+    def resident_kib():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+    before = resident_kib()
+    cache = KVCache(GEOMETRY, (1 << 30) // block_num_bytes(GEOMETRY))
+    assert cache.num_blocks > 1000
+    assert resident_kib() - before < 100_000

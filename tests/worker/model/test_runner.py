@@ -1,0 +1,119 @@
+"""The runner beyond greedy: sampling is the same on every path, and one bad request fails alone and leaves nothing behind."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.runner import open_runner
+from tests.equality import assert_same_tokens
+
+SAMPLED = {"temperature": 0.9, "seed": 11, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": 2}
+
+
+def random_prompt(seed, length):
+    generator = random.Random(seed)
+    return [generator.randrange(3, 512) for _ in range(length)]
+
+
+def test_seeded_sampling_is_the_same_in_chunks_in_company_and_after_preemption(tiny_folder, make_driver):
+    folder = tiny_folder("llama")
+    alone = make_driver(folder)
+    expected = alone.request("a", random_prompt(1, 50), **SAMPLED)
+    alone.finish([expected], 20)
+
+    driver = make_driver(folder, num_blocks=512)
+    request = driver.request("a", random_prompt(1, 50), **SAMPLED)
+    others = [driver.request(f"o{n}", random_prompt(50 + n, 30 * n + 1), temperature=1.0, seed=n) for n in range(3)]
+    driver.finish([request, *others], 9, chunk=16)
+    driver.runner.forget("a")
+    request.num_computed_tokens = 0
+    request.block_table.clear()
+    driver.allocate(request)
+    driver.finish([request, *others], 20, chunk=33)
+    assert driver.output(request) == alone.output(expected)
+
+
+def test_a_moved_request_goes_on_with_the_same_tokens(tiny_folder, make_driver):
+    """Its blocks are copied as bytes, and the new runner has never seen it."""
+    folder = tiny_folder("qwen3")
+    source, target = make_driver(folder), make_driver(folder)
+    stays = source.request("a", random_prompt(1, 40), **SAMPLED)
+    source.finish([stays], 5)
+    moved = target.request("a", random_prompt(1, 40), **SAMPLED)
+    moved.tokens[:] = stays.tokens
+    moved.num_computed_tokens = stays.num_computed_tokens
+    for here, there in zip(stays.block_table, moved.block_table, strict=True):
+        target.cache.block(there)[:] = source.cache.block(here)
+    source.finish([stays], 20)
+    target.finish([moved], 20)
+    assert target.output(moved) == source.output(stays)
+
+
+def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(tiny_folder, make_driver, reference):
+    folder = tiny_folder("llama")
+    driver = make_driver(folder)
+    poison = 300
+    with torch.no_grad():
+        driver.runner._module.get_input_embeddings().weight[poison] = float("nan")
+    good = driver.request("good", [t for t in random_prompt(1, 40) if t != poison])
+    bad = driver.request("bad", [5, poison, 6])
+    with pytest.raises(ValueError, match="request bad"):
+        driver.step((good, good.num_tokens), (bad, 3))
+    assert good.num_computed_tokens == 0
+    heir = driver.request("heir", [9, 10, 11, 12, 13])
+    heir.block_table[:] = bad.block_table
+    driver.finish([good, heir], 6)
+    for request in (good, heir):
+        expected, gaps = reference(folder).greedy(request.tokens[: request.num_prompt_tokens], 6)
+        assert_same_tokens(gaps, expected, driver.output(request))
+
+
+def test_open_runner_describes_the_model_it_loaded(tiny_folder):
+    folder = tiny_folder("mistral")
+    engine = EngineConfig(block_size=8, max_model_len=100, kv_cache_memory=1 << 20, threads=1)
+    runner, cache, info = open_runner(ModelConfig(name="tiny", path=str(folder), dtype="float32"), engine)
+    assert info is runner.info
+    assert (info.max_model_len, info.vocab_size, info.dtype) == (100, 512, "float32")
+    geometry = info.geometry
+    assert (geometry.num_kv_heads, geometry.head_dim, geometry.num_layers, geometry.block_size) == (1, 16, 2, 8)
+    assert geometry.dtype == "float32"
+    assert cache.num_blocks == (1 << 20) // cache.block_bytes
+    assert torch.get_num_threads() == 1
+
+
+def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
+    engine = EngineConfig(num_blocks=5, threads=1)
+    _, cache, info = open_runner(ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="bfloat16"), engine)
+    assert (cache.num_blocks, info.dtype, info.geometry.dtype) == (5, "bfloat16", "bfloat16")
+
+
+def test_open_runner_refuses_a_missing_folder():
+    with pytest.raises(ModelError, match="does not exist"):
+        open_runner(ModelConfig(name="x", path="/nowhere/at/all"), EngineConfig())
+
+
+@pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_waiting_threads_sleep_unless_told_otherwise(given, policy):
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    code = "import pdcluster_worker.model, os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], env={**env, **given}, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [policy, "False"]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 64, 5000])
+def test_warm_up_leaves_answers_as_they_were(num_tokens, tiny_folder, make_driver, reference):
+    """More tokens than the cache or the context hold are cut; a cache of few blocks is enough."""
+    folder = tiny_folder("llama")
+    driver = make_driver(folder, num_blocks=8)
+    driver.runner.warm_up(num_tokens)
+    request = driver.request("r", [5, 6, 7])
+    (sample,) = driver.step((request, 3))
+
+    expected, _ = reference(folder).greedy([5, 6, 7], 1)
+    assert [sample.token_id] == expected

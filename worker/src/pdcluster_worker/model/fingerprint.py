@@ -1,0 +1,89 @@
+"""A fingerprint of a model folder's weights, fast enough for any size.
+
+Two folders with the same fingerprint compute the same function for our
+purpose: workers compare it before KV moves between them (design: 'KV layout
+and handshake').  It covers the config, the exact shape table of every weights
+file and bytes from both ends of every tensor, not every byte.  The precision
+that the engine computes in is no part of it; the KV geometry carries that.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pdcluster_worker.errors import ModelError
+
+SAMPLE_BYTES = 4096
+"""Read from each end of each tensor: one disk block, so a 140 GB model costs some thousand reads."""
+
+_MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
+
+_NOT_WEIGHTS = {"_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+"""Config fields that say where a folder came from or how to run it."""
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """The folder's weights in name order: its safetensors files, or without any its torch .bin files."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def fingerprint(folder: Path) -> str:
+    """Hex sha256 of the config's essentials and of every weights file.
+
+    Raises ModelError for a file that is not what its name says.
+    """
+    digest = hashlib.sha256()
+    digest.update(_essentials(folder / "config.json"))
+    for path in weights_files(folder):
+        with path.open("rb") as file:
+            for part in _safetensors_parts(path, file) if path.suffix == ".safetensors" else _spread_parts(file):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _essentials(path: Path) -> bytes:
+    config: dict[str, Any] = json.loads(path.read_bytes())
+    kept = {name: value for name, value in config.items() if name not in _NOT_WEIGHTS}
+    return json.dumps(kept, sort_keys=True).encode()
+
+
+def _safetensors_parts(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """The header (names, types, shapes, offsets), then both ends of each tensor in file order."""
+    header = _safetensors_header(path, file)
+    yield header
+    tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+    first_byte = 8 + len(header)
+    for begin, end in sorted(tuple(entry["data_offsets"]) for entry in tensors):
+        yield from _ends(file, first_byte + begin, first_byte + end)
+
+
+def _safetensors_header(path: Path, file: BinaryIO) -> bytes:
+    prefix = file.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 2 <= length <= _MAX_HEADER_BYTES:
+        raise ModelError(f"{path} is not a safetensors file (header of {length} bytes): copy the model folder again")
+    header = file.read(length)
+    if len(header) != length:
+        raise ModelError(f"{path} is cut short inside its header: copy the model folder again")
+    return header
+
+
+def _ends(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    """First and last SAMPLE_BYTES of [begin, end), which may overlap."""
+    length = min(SAMPLE_BYTES, end - begin)
+    for start in (begin, end - length):
+        file.seek(start)
+        yield file.read(length)
+
+
+def _spread_parts(file: BinaryIO) -> Iterator[bytes]:
+    """Size and samples at even distances of a file whose inside we do not parse (it is a pickle)."""
+    size = file.seek(0, 2)
+    yield struct.pack("<Q", size)
+    num_samples = 256
+    for index in range(num_samples):
+        file.seek(max(0, size - SAMPLE_BYTES) * index // (num_samples - 1))
+        yield file.read(SAMPLE_BYTES)
