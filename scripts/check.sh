@@ -15,6 +15,7 @@ run() { # run NAME COMMAND...
 run format .venv/bin/ruff format --check .
 run lint .venv/bin/ruff check .
 run types .venv/bin/mypy worker/src operator/src
+run bench-types env MYPYPATH=bench:worker/src:operator/src .venv/bin/mypy bench
 run imports .venv/bin/lint-imports
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py

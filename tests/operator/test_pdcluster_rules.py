@@ -116,7 +116,7 @@ BAD = [
     ),
     (
         at("spec.roles.decode.engine", {"maxSequences": 512}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes a token of each sequence; raise",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
     ),
     (at("spec.engine", None), "spec.engine: is empty; give it a value or remove the key"),
     (at("spec.engine", "big"), "spec.engine: must be a section of fields, not 'big'; write `field: value` lines below it"),

@@ -12,8 +12,8 @@ import pytest
 
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from tests.make_tiny_model import make_tiny_model
-from tests.system.prompts import Prompts
 from tests.reference import Reference
+from tests.system.prompts import Prompts
 from tests.worker.equality.engines import Cluster
 
 NUM_TOKENS = 18  # more than a block, so that every request grows

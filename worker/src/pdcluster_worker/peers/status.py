@@ -56,6 +56,8 @@ async def answering(context: Context) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(e))
     except PeerError as e:
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(e)[:_MAX_MESSAGE])
+    except grpc.aio.BaseError as e:  # the call is over: our server stops, or the peer is gone; nobody would hear a status
+        logger.info("call ended reason=%s", e)
     except Exception:
         logger.exception("call failed")
         await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the log of this worker")
