@@ -5,6 +5,8 @@ differ it tells whether the draw was a near tie there, so that noise of the
 size of float32 rounding decides it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,13 @@ class Reference:
 
     def _generate(self, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
         ids = torch.tensor([prompt])
-        result = self._model.generate(
+        with _one_thread():
+            result = self._generate_once(ids, num_tokens)
+        best = torch.cat(result.logits).topk(2).values
+        return result.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
+
+    def _generate_once(self, ids: torch.Tensor, num_tokens: int) -> Any:
+        return self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=num_tokens,
@@ -77,5 +85,14 @@ class Reference:
             output_logits=True,
             return_dict_in_generate=True,
         )
-        best = torch.cat(result.logits).topk(2).values
-        return result.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Beside busy workers, torch's threads would mostly wait for one another; a tiny model needs but one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

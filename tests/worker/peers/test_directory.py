@@ -223,3 +223,14 @@ async def test_two_workers_do_not_share_a_port(worker: Any) -> None:
 
     with pytest.raises(ConfigError):
         await worker("p2", "prefill", port=int(p.record.grpc_address.split(":")[1]))
+
+
+async def test_lost_peer_leaves_no_task_behind(worker: Any, eventually: Eventually) -> None:
+    d, p = await pair(worker, eventually)
+    before = {task for task in asyncio.all_tasks() if "_consume_request_iterator" in str(task.get_coro())}
+    assert before  # of the Credits stream
+
+    await p.server.stop(None)
+
+    await eventually(lambda: d.lost == ["p"])
+    await eventually(lambda: all(task.done() for task in before))

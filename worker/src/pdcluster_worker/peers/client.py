@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT")
 OutputT = TypeVar("OutputT")
 
+Wants = asyncio.Queue[pb.CreditRequest | None]
+"""What goes out on a Credits stream; None ends it."""
+
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 
 HANDSHAKE_SECONDS = 2.0
@@ -82,7 +85,7 @@ class Peer:
         self._events = events
         self._channel = open_channel(record.grpc_address, here.credentials)
         self._stub = open_stub(self._channel)
-        self._wants: asyncio.Queue[pb.CreditRequest] = asyncio.Queue()
+        self._wants: Wants = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name=f"peer {self.key}")
 
     @property
@@ -181,15 +184,19 @@ class Peer:
             await self._watch()
 
     async def _follow_credits(self) -> None:
-        async with aclosing(replies(self._stub.Credits(self._credit_requests()))) as answers:
-            async for reply in answers:
-                self._events.on_credit(self, reply.request_id, reply.granted)
+        wants = self._wants
+        try:
+            async with aclosing(replies(self._stub.Credits(self._credit_requests(wants)))) as answers:
+                async for reply in answers:
+                    self._events.on_credit(self, reply.request_id, reply.granted)
+        finally:
+            wants.put_nowait(None)  # gRPC keeps waiting for the requests of a call that the other side has ended
         raise PeerError("the peer ended the credits stream")
 
-    async def _credit_requests(self) -> AsyncGenerator[pb.CreditRequest, None]:
+    async def _credit_requests(self, wants: Wants) -> AsyncGenerator[pb.CreditRequest, None]:
         yield pb.CreditRequest(engine_id=self._here.hello.engine_id)
-        while True:
-            yield await self._wants.get()
+        while (request := await wants.get()) is not None:
+            yield request
 
     async def _watch(self) -> None:
         """Follow reports; after a gap, from a new snapshot."""

@@ -1,0 +1,93 @@
+"""A real etcd process that a test can kill, bring back, and bring back empty, at the same address."""
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.system.waiting import wait_for
+
+START_SECONDS = 20.0
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; only for listeners that must come back at the same address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class EtcdServer:
+    """One etcd member on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "etcd.log"
+        self._data = folder / "etcd"
+        self._client_port, self._peer_port = free_port(), free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._http = httpx.Client(base_url=f"http://{self.endpoint}", timeout=5.0)
+
+    @property
+    def endpoint(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self._client_port}"
+
+    def start(self, *, empty: bool = False) -> None:
+        """Start, with the data of its last life unless `empty`; returns when it serves."""
+        if empty:
+            shutil.rmtree(self._data)
+        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        command = [
+            str(Path(sys.executable).parent / "etcd"),
+            *("--name", "test", "--data-dir", str(self._data), "--unsafe-no-fsync", "--log-level", "warn"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+        ]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_for(self._is_healthy, START_SECONDS, f"etcd healthy at {self.endpoint}")
+
+    def kill(self) -> None:
+        """SIGKILL; the data stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
+        self._http.close()
+
+    def values(self, prefix: str) -> dict[str, bytes]:
+        """What is stored under a prefix."""
+        reply = self._http.post(
+            "/v3/kv/range", content=json.dumps({"key": _base64(prefix), "range_end": _base64(prefix[:-1] + chr(ord(prefix[-1]) + 1))})
+        )
+        reply.raise_for_status()
+        return {base64.b64decode(kv["key"]).decode(): base64.b64decode(kv["value"]) for kv in reply.json().get("kvs", [])}
+
+    def put(self, key: str, value: str) -> None:
+        """Write a key."""
+        self._http.post("/v3/kv/put", content=json.dumps({"key": _base64(key), "value": _base64(value)})).raise_for_status()
+
+    def delete(self, key: str) -> None:
+        """Remove a key."""
+        self._http.post("/v3/kv/deleterange", content=json.dumps({"key": _base64(key)})).raise_for_status()
+
+    def _is_healthy(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"etcd ended with {self._process.returncode}: see {self.log}"
+        try:
+            return bool(self._http.get("/health").json()["health"] == "true")
+        except (httpx.HTTPError, ValueError):
+            return False
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,95 @@
+"""T1 and T10: a client that goes away, whatever its request is doing, cancels both legs and leaves no block behind."""
+
+import pytest
+
+from tests.reference import Reference
+from tests.system.cluster import Pair
+from tests.system.prompts import Prompts
+
+LONG = 1500
+"""Tokens: about a hundred chunks of the slow cluster's workers."""
+
+
+def test_abort_while_decoding(pair: Pair, prompts: Prompts) -> None:
+    for place in ("local", "remote"):
+        with pair.decode.client.stream(prompts(100), place, max_tokens=1500) as stream:
+            stream.read_tokens(5)
+            pair.decode.wait_for(lambda: pair.decode.blocks()["in_use"] > 0, "the request decodes")
+        pair.cluster.wait_settled()
+
+
+def test_abort_of_a_whole_answer(pair: Pair, prompts: Prompts) -> None:
+    with pair.decode.client.unread(prompts(100), "local", max_tokens=1500, stop=["never"]):
+        pair.decode.wait_for(lambda: pair.decode.metrics().value("num_requests_running") > 0, "the request runs")
+    pair.cluster.wait_settled()
+
+
+def test_abort_while_prefilling_locally(slow: Pair, prompts: Prompts) -> None:
+    before = slow.decode.metrics()
+    with slow.decode.client.unread(prompts(LONG), "local"):
+        slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the prefill has begun")
+    slow.cluster.wait_settled()
+    assert slow.decode.growth(before, "generation_tokens_total") == 0
+
+
+def test_abort_while_prefilling_remotely(slow: Pair, prompts: Prompts) -> None:
+    before, prefill_before = slow.decode.metrics(), slow.prefill.metrics()
+    with slow.decode.client.unread(prompts(LONG), "remote"):
+        slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker has begun")
+        assert slow.decode.blocks()["receiving"] > 0
+    slow.cluster.wait_settled()
+    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
+    assert slow.prefill.growth(prefill_before, "generation_tokens_total") == 0
+
+
+def test_abort_while_transferring(slow: Pair, prompts: Prompts) -> None:
+    before = slow.decode.metrics()
+    with slow.decode.client.stream(prompts(800), "remote", max_tokens=50) as stream:
+        stream.read_tokens(1)
+        slow.decode.wait_for(lambda: slow.decode.blocks()["receiving"] > 0, "the transfer goes on after the first token")
+        assert stream.prefill == "remote"
+    slow.cluster.wait_settled()
+    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
+
+
+def test_abort_while_waiting_for_a_credit(slow: Pair, prompts: Prompts) -> None:
+    before = slow.decode.metrics()
+    with slow.decode.client.unread(prompts(LONG), "remote"):
+        slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the first request has the credit")
+        with slow.decode.client.unread(prompts(LONG), "remote"):
+            slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") > 0, "the second one waits")
+            assert slow.decode.blocks()["receiving"] == -(-LONG // 16)
+        slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") == 0, "the queue is empty again")
+    slow.cluster.wait_settled()
+    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
+
+
+def test_abort_while_queued_in_the_engine(slow: Pair, prompts: Prompts) -> None:
+    others = [prompts(LONG) for _ in range(2)]
+    with slow.decode.client.unread(others[0], "local"), slow.decode.client.unread(others[1], "local"):
+        slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the engine is busy")
+        with slow.decode.client.unread(prompts(400), "local"):
+            slow.decode.wait_for(lambda: slow.decode.metrics().value("num_requests_waiting") > 0, "a request waits in the engine")
+    slow.cluster.wait_settled()
+
+
+def test_one_choice_that_stops_leaves_its_siblings(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+    prompt = prompts(40)
+    expected = reference.greedy(prompt, 8)
+
+    answer = pair.decode.client.complete(prompt, "remote", n=2, stop=[f"[{expected[4]}]"])
+
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        assert choice.tokens == expected[: expected.index(expected[4])]
+
+
+@pytest.mark.parametrize("prefill", ["local", "remote"])
+def test_many_clients_leave_at_once(pair: Pair, prompts: Prompts, prefill: str) -> None:
+    streams = [pair.decode.client.stream(prompts(120), prefill, max_tokens=1000) for _ in range(10)]
+    for stream in streams:
+        opened = stream.__enter__()
+        opened.read_tokens(1)
+    for stream in streams:
+        stream.__exit__(None, None, None)
+    pair.cluster.wait_settled()

@@ -1,0 +1,164 @@
+"""T4 and broken hand-overs against a real decode worker whose prefill worker is scripted: no block is written late, no answer is wrong."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.reference import Reference
+from tests.system.certificates import Certificates
+from tests.system.client import Answer, Stream
+from tests.system.cluster import Cluster, NewCluster
+from tests.system.fake_prefill import FakePrefill
+from tests.system.kv_port import write_blocks
+from tests.system.prompts import Prompts
+from tests.system.worker_process import WorkerProcess
+
+NUM_BLOCKS = 64
+
+
+@pytest.fixture(scope="module")
+def lone_cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
+    with open_cluster("lone") as cluster:
+        cluster.add_worker("decode", "decode-0", numBlocks=NUM_BLOCKS, verifyTransfers=True)
+        cluster.wait_ready()
+        yield cluster
+
+
+@pytest.fixture
+def decode(lone_cluster: Cluster) -> Iterator[WorkerProcess]:
+    """A decode worker without a prefill worker of its own."""
+    yield lone_cluster.workers["decode-0"]
+    lone_cluster.wait_settled()
+
+
+@pytest.fixture
+def fake(lone_cluster: Cluster, decode: WorkerProcess, certificates: Certificates) -> Iterator[FakePrefill]:
+    """Its prefill worker, in the test's hands."""
+    with FakePrefill(lone_cluster, certificates, decode.record) as fake:
+        decode.wait_for(lambda: decode.metrics().value("peers", role="prefill", state="ready") == 1, "the pair is made")
+        yield fake
+
+
+class Asker(threading.Thread):
+    """A request in the background."""
+
+    def __init__(self, decode: WorkerProcess, prompt: list[int], prefill: str) -> None:
+        super().__init__()
+        self.answer: Answer | None = None
+        self._decode, self._prompt, self._prefill = decode, prompt, prefill
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self._decode.client.complete(self._prompt, self._prefill)
+
+    def result(self) -> Answer:
+        """Wait for the answer."""
+        self.join()
+        assert self.answer is not None
+        return self.answer
+
+
+def test_write_after_the_epoch_ended_is_refused(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
+) -> None:  # T4
+    before = decode.metrics()
+    with decode.client.unread(prompts(100), "remote"):
+        call = fake.next_call()
+        assert decode.blocks()["receiving"] == 7
+    decode.wait_for(lambda: call.cancelled, "both legs are cancelled")
+    decode.wait_for(lambda: decode.blocks()["quarantined"] + decode.blocks()["receiving"] == 0, "the epoch is fenced")
+
+    # Its blocks belong to another request by now, whose KV must stay its own.
+    prompt = prompts(NUM_BLOCKS * 16 - 100)
+    with decode.client.stream(prompt, "local", max_tokens=40) as stream:
+        stream.read_tokens(5)
+        refusals = write_blocks(call.request.target, call.request.target.block_ids, decode.block_bytes)
+        tokens = stream.read_all()
+
+    assert len(refusals) == 7
+    assert None not in refusals
+    reference.check(prompt, tokens)
+    assert decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
+
+
+def test_write_during_the_epoch_is_accepted_once(decode: WorkerProcess, fake: FakePrefill, prompts: Prompts) -> None:
+    with decode.client.unread(prompts(40), "remote"):
+        target = fake.next_call().request.target
+        assert write_blocks(target, target.block_ids, decode.block_bytes) == [None] * 3
+        assert None not in write_blocks(target, target.block_ids, decode.block_bytes)
+
+
+def test_write_outside_the_target_is_refused(decode: WorkerProcess, fake: FakePrefill, prompts: Prompts) -> None:
+    with decode.client.unread(prompts(40), "remote"):
+        target = fake.next_call().request.target
+        others = set(range(NUM_BLOCKS + 1)) - set(target.block_ids)
+        assert None not in write_blocks(target, sorted(others), decode.block_bytes)
+
+
+@pytest.mark.parametrize("num_written", [0, 2])
+def test_claim_of_blocks_that_never_came_means_local_prefill(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference, num_written: int
+) -> None:
+    prompt = prompts(60)
+    asker = Asker(decode, prompt, "remote")
+    call = fake.next_call()
+    (first,) = reference.greedy(prompt, 1)
+    call.first_token(first)
+    target = call.request.target
+    assert write_blocks(target, target.block_ids[:num_written], decode.block_bytes) == [None] * num_written
+    call.finish()
+
+    answer = asker.result()
+    assert answer.prefill == "remote"  # where the first token was made
+    reference.check(prompt, answer.tokens)
+
+
+def test_blocks_that_differ_from_their_checksum_mean_local_prefill(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
+) -> None:
+    prompt = prompts(60)
+    asker = Asker(decode, prompt, "remote")
+    call = fake.next_call()
+    call.first_token(reference.greedy(prompt, 1)[0])
+    assert write_blocks(call.request.target, call.request.target.block_ids, decode.block_bytes) == [None] * 4
+    call.finish(checksum=1)
+
+    reference.check(prompt, asker.result().tokens)
+
+
+def test_call_that_breaks_off_means_local_prefill(decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference) -> None:
+    before, prompt = decode.metrics(), prompts(60)
+    asker = Asker(decode, prompt, "remote")
+    call = fake.next_call()
+    call.first_token(reference.greedy(prompt, 1)[0])
+    call.replies.put(None)
+
+    reference.check(prompt, asker.result().tokens)
+    decode.wait_growth(before, "remote_prefill_total", 1, outcome="failed")
+
+
+def test_first_token_reaches_the_client_before_the_kv(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
+) -> None:
+    prompt = prompts(60)
+    streams: list[Stream] = []
+    seen = threading.Event()
+
+    def read() -> None:
+        with decode.client.stream(prompt, "remote") as stream:
+            streams.append(stream)
+            stream.read_tokens(1)
+            seen.set()
+            stream.read_all()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    call = fake.next_call()
+    call.first_token(reference.greedy(prompt, 1)[0])
+    assert seen.wait(20)
+    assert decode.blocks()["receiving"] == 4
+    call.replies.put(None)
+    reader.join()
+
+    reference.check(prompt, streams[0].tokens)

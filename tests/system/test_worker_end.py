@@ -1,0 +1,95 @@
+"""T11 and sudden ends: SIGTERM drains, a dead engine ends its worker at once, and nothing is left behind."""
+
+import contextlib
+import signal
+
+import httpx
+import pytest
+
+from tests.reference import Reference
+from tests.system.client import body
+from tests.system.cluster import Pair
+from tests.system.prompts import Prompts
+
+
+@pytest.mark.parametrize("place", ["local", "remote"])
+def test_sigterm_lets_an_open_stream_finish(pair: Pair, prompts: Prompts, reference: Reference, place: str) -> None:  # T11
+    prompt = prompts(100)
+    with pair.decode.client.stream(prompt, place, max_tokens=400) as stream:
+        stream.read_tokens(2)
+        pair.decode.terminate()
+        pair.decode.wait_for(lambda: "draining" in pair.decode.log_tail(), "the worker drains")
+        tokens = stream.read_all()
+
+    assert (stream.done, len(tokens)) == (True, 400)
+    reference.check(prompt, tokens)
+    assert pair.decode.wait_end() == 0
+    assert pair.cluster.record(pair.decode.name) is None
+
+
+def test_draining_worker_takes_no_new_requests(slow: Pair, prompts: Prompts) -> None:  # T11
+    with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
+        stream.read_tokens(1)
+        slow.decode.terminate()
+        slow.decode.wait_for(lambda: slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "not ready")
+        reply = slow.decode.client.post(body(prompts(20)))
+        assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        assert "draining" in reply.json()["error"]["message"]
+        assert "retry-after" in reply.headers
+    assert slow.decode.wait_end() == 0  # the client left, so nothing holds it
+
+
+def test_sigterm_of_a_prefill_worker_finishes_its_transfer(slow: Pair, prompts: Prompts, reference: Reference) -> None:  # T11
+    prompt = prompts(500)
+    before = slow.decode.metrics()
+    with slow.decode.client.stream(prompt, "remote") as stream:
+        stream.read_tokens(1)
+        slow.prefill.terminate()
+        tokens = stream.read_all()
+
+    reference.check(prompt, tokens)
+    assert slow.prefill.wait_end() == 0
+    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
+    assert slow.cluster.record(slow.prefill.name) is None
+    assert slow.decode.client.complete(prompts(300), "auto", max_tokens=1).prefill == "local"
+
+
+def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair: Pair, prompts: Prompts) -> None:
+    command = f"/pdcluster/test/{pair.cluster.name}/commands/{pair.prefill.name}"
+    try:
+        pair.cluster.etcd.put(command, "drain")
+        pair.decode.wait_for(lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "local", "prefill drains")
+        assert pair.prefill.is_alive
+        assert pair.cluster.records()[pair.prefill.name]["state"] in ("draining", "drained")
+    finally:
+        pair.cluster.etcd.delete(command)
+    pair.decode.wait_for(lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "remote", "prefill serves again")
+
+
+def test_dead_engine_ends_its_worker_at_once(pair: Pair, prompts: Prompts) -> None:
+    with pair.decode.client.stream(prompts(100), "remote", max_tokens=1500) as stream:
+        stream.read_tokens(2)
+        pair.decode.kill_engine()
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            stream.read_all()
+    assert not stream.done
+
+    assert pair.decode.wait_end() == 1
+    assert pair.cluster.record(pair.decode.name) is None  # revoked, not left to its lease
+
+
+def test_dead_prefill_engine_costs_no_request(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+    pair.prefill.kill_engine()
+    assert pair.prefill.wait_end() == 1
+
+    prompt = prompts(300)
+    answer = pair.decode.client.complete(prompt, "auto")
+    reference.check(prompt, answer.tokens)
+    assert pair.cluster.record(pair.prefill.name) is None
+
+
+def test_interrupt_drains_like_sigterm(pair: Pair) -> None:
+    pair.prefill.process.send_signal(signal.SIGINT)
+
+    assert pair.prefill.wait_end() == 0
+    assert pair.cluster.record(pair.prefill.name) is None

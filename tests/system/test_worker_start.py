@@ -1,0 +1,76 @@
+"""A worker that cannot start says why and ends with 2; one whose etcd is away waits and says so."""
+
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.system.client import Client
+from tests.system.cluster import NewCluster
+from tests.system.etcd_server import EtcdServer, free_port
+from tests.system.prompts import Prompts
+from tests.system.waiting import wait_for
+
+START_SECONDS = 60.0
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc", "kv"])
+def test_taken_port_ends_with_2(new_cluster: NewCluster, kind: str) -> None:
+    worker = new_cluster(f"port-{kind}").add_worker("decode", "decode-0", start=False)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = worker.settings["listen"][kind] = other.getsockname()[1]
+        worker.start()
+        assert worker.wait_end() == 2
+    assert "error: " in worker.log_tail(1)
+    assert str(port) in worker.log_tail(1)
+
+
+def test_missing_model_folder_ends_with_2(new_cluster: NewCluster, tmp_path: Path) -> None:
+    worker = new_cluster("no-model").add_worker("decode", "decode-0", model=tmp_path / "nowhere")
+
+    assert worker.wait_end() == 2
+    assert "error: " in worker.log_tail(1)
+    assert str(tmp_path / "nowhere") in worker.log_tail(1)
+
+
+def test_unknown_setting_ends_with_2(new_cluster: NewCluster) -> None:
+    worker = new_cluster("typo").add_worker("decode", "decode-0", blockSise=16)
+
+    assert worker.wait_end() == 2
+    assert "blockSise" in worker.log_tail(1)
+
+
+def test_missing_identity_ends_with_2(new_cluster: NewCluster) -> None:
+    worker = new_cluster("nobody").add_worker("decode", "decode-0", start=False)
+    worker.start(POD_NAME="")
+
+    assert worker.wait_end() == 2
+    assert "POD_NAME" in worker.log_tail(1)
+
+
+def test_etcd_away_at_start_means_not_ready_until_it_comes(new_cluster: NewCluster, tmp_path: Path, prompts: Prompts) -> None:
+    cluster, etcd = new_cluster("early"), EtcdServer(tmp_path)
+    cluster.etcd = etcd
+    worker = cluster.add_worker("mixed", "mixed-0", start=False)
+    port = worker.settings["listen"]["http"] = free_port()
+    client = Client(f"http://127.0.0.1:{port}")
+    try:
+        worker.start()
+        wait_for(lambda: "etcd" in reason(client), START_SECONDS, lambda: f"/ready names etcd, not {reason(client)!r}")
+        assert client.http.get("/health").status_code == httpx.codes.OK
+        etcd.start()
+        worker.wait_ready()
+        assert len(worker.client.complete(prompts(20)).tokens) == 8
+    finally:
+        client.close()
+        etcd.close()
+
+
+def reason(client: Client) -> str:
+    """Why the worker is not ready; "" when it is, or does not answer yet."""
+    try:
+        reply = client.http.get("/ready")
+    except httpx.TransportError:
+        return ""
+    return reply.json()["reason"] or ""

@@ -1,0 +1,243 @@
+"""One real worker: `python -m pdcluster_worker` with its two files, as `pdctl` or a pod would start it.
+
+The handle outlives the process: `restart` starts the same worker again, at the
+addresses that it had.  Addresses come from its etcd record.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.system.client import Client, Json
+from tests.system.waiting import wait_for
+
+READY_SECONDS = 60.0
+END_SECONDS = 30.0
+SETTLE_SECONDS = 20.0
+
+_UNHANDLED = ("Traceback", "was destroyed but it is pending", "was never retrieved", "unhandled")
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Metrics:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self._samples: Samples = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample's value, `pdcluster_` left out of its name; 0 when it has not been counted yet."""
+        return self._samples.get((f"pdcluster_{name}", tuple(sorted(labels.items()))), 0.0)
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """Values of a metric with one label."""
+        return {dict(labels)[label]: value for (sample, labels), value in self._samples.items() if sample == f"pdcluster_{name}"}
+
+
+class WorkerProcess:
+    """A worker of a cluster.  settings: its engine file; record: reads its etcd record, None without one."""
+
+    def __init__(self, name: str, folder: Path, settings: Json, record: Callable[[], Json | None]) -> None:
+        self.name = name
+        self.settings = settings
+        self.log = folder / f"{name}.log"
+        self._read_record = record
+        self._engine_file, self._policy_file = folder / f"{name}.engine.yaml", folder / f"{name}.policy.yaml"
+        self.write_policy({})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+        self._record: Json | None = None
+        self._previous_engine_id = ""
+        self._num_checked_lines = 0
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self, **environment: str) -> None:
+        """Start the process; returns at once."""
+        self._engine_file.write_text(json.dumps(self.settings))
+        if self._record is not None:
+            self._previous_engine_id = self._record["engine_id"]  # its record may outlive it until the lease ends
+        identity = {"POD_NAME": self.name, "POD_NAMESPACE": "test", "POD_IP": "127.0.0.1"}
+        command = [sys.executable, "-m", "pdcluster_worker", "--engine-config", str(self._engine_file), "--policy", str(self._policy_file)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **identity, **environment})
+
+    def wait_ready(self) -> None:
+        """Wait until it is registered and takes requests."""
+        wait_for(self._is_ready, READY_SECONDS, lambda: f"{self.name} is not ready: record={self._read_record()}")
+
+    def restart(self, *, wait: bool = True) -> None:
+        """Start again after its end, where it listened before."""
+        self.settings["listen"].update({kind: port_of(self.record[f"{kind}_address"]) for kind in ("http", "grpc", "kv")})
+        self.start()
+        if wait:
+            self.wait_ready()
+
+    def kill(self) -> None:
+        """SIGKILL the server process; its engine must die with it."""
+        engine_pid = self.engine_pid
+        self.process.kill()
+        self.process.wait(END_SECONDS)
+        wait_for(lambda: not _is_alive(engine_pid), END_SECONDS, f"the engine process of {self.name} is gone")
+
+    def kill_engine(self) -> None:
+        """SIGKILL the engine process."""
+        os.kill(self.engine_pid, signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Send SIGTERM; returns at once."""
+        self.process.terminate()
+
+    def wait_end(self) -> int:
+        """Wait for the end; returns the exit status."""
+        return self.process.wait(END_SECONDS)
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        if self._process is not None and self._process.poll() is None:  # its pid is its own only until then
+            children = _children(self._process.pid)
+            self._process.kill()
+            self._process.wait()
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    # --- facts --------------------------------------------------------------------------------
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """Of the present or last life."""
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine process, the worker's only child."""
+        (child,) = _children(self.process.pid)
+        return child.pid
+
+    @property
+    def record(self) -> Json:
+        """Its record, as last seen in etcd by `wait_ready`."""
+        assert self._record is not None, f"{self.name} was never ready"
+        return self._record
+
+    @property
+    def client(self) -> Client:
+        """HTTP to this worker."""
+        assert self._client is not None, f"{self.name} was never ready"
+        return self._client
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block."""
+        geometry = self.record["geometry"]
+        item_bytes = {"float32": 4, "bfloat16": 2}[geometry["dtype"]]
+        values: int = geometry["num_kv_heads"] * geometry["num_layers"] * 2 * geometry["block_size"] * geometry["head_dim"]
+        return values * item_bytes
+
+    def metrics(self) -> Metrics:
+        """Scrape it."""
+        return Metrics(self.client.http.get("/metrics").raise_for_status().text)
+
+    def blocks(self) -> dict[str, int]:
+        """KV blocks by state."""
+        return {state: int(value) for state, value in self.metrics().by_label("kv_blocks", "state").items()}
+
+    def growth(self, before: Metrics, name: str, **labels: str) -> float:
+        """How much a counter has grown since a scrape."""
+        return self.metrics().value(name, **labels) - before.value(name, **labels)
+
+    def wait_growth(self, before: Metrics, name: str, expected: float, **labels: str) -> None:
+        """Wait until a counter has grown by exactly that much (the engine reports up to 0.1 s late)."""
+        self.wait_for(
+            lambda: self.growth(before, name, **labels) == expected,
+            lambda: f"{name}{labels} grew by {self.growth(before, name, **labels)}, not {expected}",
+        )
+
+    def wait_for(self, predicate: Callable[[], bool], describe: Callable[[], object] | str) -> None:
+        """Wait for something of this worker, with the usual deadline."""
+        wait_for(predicate, SETTLE_SECONDS, describe)
+
+    def log_tail(self, num_lines: int = 60) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:]) if self.log.exists() else ""
+
+    def unhandled_errors(self) -> list[str]:
+        """Lines of its log, since the last call, that tell of an error which nobody foresaw."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        fresh, self._num_checked_lines = lines[self._num_checked_lines :], len(lines)
+        return [line for line in fresh if any(sign in line for sign in _UNHANDLED)]
+
+    def write_policy(self, policy: Json) -> None:
+        """Replace the policy file, which the worker watches."""
+        fresh = self._policy_file.with_suffix(".new")
+        fresh.write_text(json.dumps(policy))
+        fresh.replace(self._policy_file)
+
+    def _is_ready(self) -> bool:
+        assert self.is_alive, f"{self.name} ended with {self.process.returncode}: {self.log_tail(10)}"
+        record = self._read_record()
+        if record is None or record["engine_id"] in ("", self._previous_engine_id):
+            return False
+        if self._client is None or str(self._client.http.base_url) != f"http://{record['http_address']}":
+            self._reconnect(record)
+        try:
+            is_ready = self.client.http.get("/ready").status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+        if is_ready:
+            self._record = record
+        return is_ready
+
+    def _reconnect(self, record: Json) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = Client(f"http://{record['http_address']}")
+
+
+def port_of(address: str) -> int:
+    """Of host:port."""
+    return int(address.rpartition(":")[2])
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def engine_settings(**values: Any) -> Json:
+    """Sizes of a tiny engine: chunks of 64 tokens, one thread."""
+    return {"blockSize": 16, "maxBatchedTokens": 64, "maxSequences": 32, "numBlocks": 512, "threads": 1, **values}
