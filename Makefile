@@ -20,6 +20,9 @@ model: $(MODEL)/.ready ## fetch and convert the sample chat model, once, into th
 $(MODEL)/.ready: | .venv/.ready
 	@$(PYTHON) scripts/fetch_model.py $(MODEL)
 
+proto: setup ## generate the gRPC code again after a change of worker/proto
+	@scripts/proto.sh
+
 run: setup model ## serve examples/laptop.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/laptop.yaml
 

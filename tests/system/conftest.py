@@ -30,8 +30,8 @@ SLOW_BYTES_PER_SECOND = 128 << 10
 """Of the slow cluster's prefill worker: 16 blocks of the tiny model a second."""
 
 
-SLOW: Json = {"maxBatchedTokens": 16, "maxSequences": 16, "verifyTransfers": True}
-"""Of both its engines; checksums cost little at that speed."""
+SLOW: Json = {"maxBatchedTokens": 4, "maxSequences": 4, "verifyTransfers": True}
+"""Of both its engines: hundreds of steps for a long prompt; checksums cost little at that speed."""
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -7,7 +7,7 @@ from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
 
 LONG = 1500
-"""Tokens: about a hundred chunks of the slow cluster's workers."""
+"""Tokens: some four hundred chunks of the slow cluster's workers."""
 
 
 def test_abort_while_decoding(pair: Pair, prompts: Prompts) -> None:
@@ -53,15 +53,16 @@ def test_abort_while_transferring(slow: Pair, prompts: Prompts) -> None:
 
 
 def test_abort_while_waiting_for_a_credit(slow: Pair, prompts: Prompts) -> None:
-    before = slow.decode.metrics()
-    with slow.decode.client.unread(prompts(LONG), "remote"):
-        slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the first request has the credit")
+    before, num_blocks = slow.decode.metrics(), -(-LONG // 16)
+    with slow.prefill.engine_stopped():  # so that the first request keeps its credit
         with slow.decode.client.unread(prompts(LONG), "remote"):
-            slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") > 0, "the second one waits")
-            assert slow.decode.blocks()["receiving"] == -(-LONG // 16)
-        slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") == 0, "the queue is empty again")
+            slow.decode.wait_for(lambda: slow.decode.blocks()["receiving"] == num_blocks, "the first request has the credit")
+            with slow.decode.client.unread(prompts(LONG), "remote"):
+                slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") == 1, "the second one waits")
+                assert slow.decode.blocks()["receiving"] == num_blocks  # it holds none
+            slow.decode.wait_for(lambda: slow.decode.metrics().value("prefill_queue_requests") == 0, "the queue is empty again")
+        slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
     slow.cluster.wait_settled()
-    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
 
 
 def test_abort_while_queued_in_the_engine(slow: Pair, prompts: Prompts) -> None:

@@ -7,8 +7,6 @@ error.  Afterwards every pool is back to its free count.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -153,8 +151,7 @@ def test_decode_peer_lost_before_the_first_token_means_another_try(
     square: Square, busy: None, prompts: Prompts, reference: Reference
 ) -> None:
     prompt, lost = prompts(50), square.decodes[1]
-    os.kill(lost.engine_pid, signal.SIGSTOP)  # so that no token comes
-    with ThreadPoolExecutor(1) as pool:
+    with lost.engine_stopped(), ThreadPoolExecutor(1) as pool:  # no token comes
         answer = pool.submit(square.decodes[0].client.complete, prompt, "local")
         square.decodes[0].wait_for(lambda: "prompt_tokens=50" in square.decodes[0].log_tail(3), "the request is accepted")
         lost.kill()

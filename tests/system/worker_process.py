@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,17 @@ class WorkerProcess:
     def kill_engine(self) -> None:
         """SIGKILL the engine process."""
         os.kill(self.engine_pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def engine_stopped(self) -> Iterator[None]:
+        """The engine process does nothing within the block (SIGSTOP); the worker may be killed in it."""
+        engine = psutil.Process(self.engine_pid)
+        engine.suspend()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.resume()
 
     def terminate(self) -> None:
         """Send SIGTERM; returns at once."""
