@@ -61,6 +61,7 @@ class RecordingPeer:
         self.targets: list[Target] = []
         self.replies: list[Token | PrefillDone | Exception] = []
         self.closed = False
+        self.ready = True
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
         return self.matched_blocks

@@ -160,3 +160,34 @@ async def test_broker_only_the_head_of_the_queue_asks(settle: Callable[[], Await
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks[1:], return_exceptions=True)
+
+
+async def test_broker_takes_back_what_a_draining_worker_has_not_granted(settle: Callable[[], Awaitable[None]]) -> None:
+    draining, other = RecordingPeer("a"), RecordingPeer("b")
+    pool = Pool(draining)
+    queued, granted = pool.acquire("queued"), pool.acquire("granted")
+    await settle()
+    pool.answer(draining, "queued", granted=False)
+    pool.answer(draining, "granted", granted=True)
+    draining.ready = False
+    pool.peers[:] = [other]
+    pool.broker.on_change(draining)
+
+    assert draining.released == ["queued"]
+    assert [request_id for request_id, _ in other.wants] == ["queued"]
+    assert await granted is draining  # a credit that is out stays good
+    pool.answer(other, "queued", granted=True)
+    assert await queued is other
+
+
+async def test_broker_last_prefill_worker_draining_means_local(settle: Callable[[], Awaitable[None]]) -> None:
+    peer = RecordingPeer("a")
+    pool = Pool(peer)
+    task = pool.acquire("r")
+    await settle()
+    pool.answer(peer, "r", granted=False)
+    peer.ready = False
+    pool.peers.clear()
+    pool.broker.on_change(peer)
+
+    assert await task is None

@@ -77,9 +77,8 @@ async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(worker: Wor
     assert engine.inputs[-1] == Abort("r")
 
 
-async def test_prefilling_draining_worker_refuses(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_prefilling_draining_worker_keeps_the_credits_that_are_out(worker: Worker, engine: ScriptedEngine) -> None:
+    """The service has checked the credit before it calls; a worker without credits left refuses there."""
     worker.state = "draining"
-    with pytest.raises(RequestError, match="draining"):
-        await collect(worker, engine)
 
-    assert not engine.inputs
+    assert await collect(worker, engine, Tokens([Token("r", 7)]), DONE) == [Token("r", 7), DONE]

@@ -212,11 +212,12 @@ async def test_decoding_auto_prefills_short_prompts_locally(
 async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
+    dispatcher.admit()
     waiting = asyncio.create_task(collect(dispatcher, "local"))
     while not engine.inputs:
         await asyncio.sleep(0)
     with pytest.raises(RequestError, match="maxQueuedRequests is 1") as caught:
-        await collect(dispatcher, "local")
+        dispatcher.admit()
 
     assert (caught.value.status, caught.value.code) == (503, "queue_full")
     waiting.cancel()

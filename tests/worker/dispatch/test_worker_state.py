@@ -1,5 +1,6 @@
 """A worker's own state: counting requests, reports to peers, policy reload."""
 
+import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
@@ -10,17 +11,32 @@ from pdcluster_worker.dispatch.worker import Worker, merge
 from pdcluster_worker.engine.messages import BlockEvents
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.policy_file import PolicyFile
+from tests.worker.dispatch.doubles import ScriptedEngine, stats
 
 
-async def test_worker_draining_refuses_new_requests_and_waits_for_the_last(worker: Worker) -> None:
+async def test_worker_draining_refuses_new_requests_and_counts_the_rest(worker: Worker) -> None:
     with worker.request():
         worker.state = "draining"
         with pytest.raises(RequestError, match="draining") as caught, worker.request():
             pass
-        assert worker.active == 1
+        with worker.request(promised=True):
+            assert worker.active == 2
 
-    await worker.idle()
     assert (caught.value.status, worker.active) == (503, 0)
+
+
+async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Worker, engine: ScriptedEngine) -> None:
+    """An engine that frees blocks and goes idle says so once, perhaps before anybody waits."""
+    engine.say(stats(free_blocks=8))
+    while worker.engine.stats is None:
+        await asyncio.sleep(0)
+
+    await asyncio.wait_for(worker.room(8), 5)
+    waiting = asyncio.create_task(worker.room(9))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    engine.say(stats(free_blocks=9))
+    await asyncio.wait_for(waiting, 5)
 
 
 async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

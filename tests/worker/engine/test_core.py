@@ -179,13 +179,15 @@ def test_statistics_count_waiting_tokens_of_queued_and_unfinished_prefills(engin
     assert rig.stats.free_blocks == rig.core.pool.num_available
 
 
-def test_going_idle_checks_the_pool(engine, spec):
-    """A lost reference stops the engine instead of corrupting a later request."""
+def test_idle_engine_checks_its_pool_after_its_output_is_out(engine, spec):
+    """A lost reference stops the engine instead of corrupting a later request, and the check delays no token."""
     rig = engine()
     rig.core.handle(m.Submit(spec("a", max_tokens=1)))
     rig.core.pool.allocate(1)
+    rig.core.check_when_idle()  # there is work: not now
+    assert any(isinstance(output, m.Tokens) for output in rig.core.step())
     with pytest.raises(AssertionError, match="has 1 references, 0 holders are known"):
-        rig.core.step()
+        rig.core.check_when_idle()
 
 
 def test_epochs_are_unguessable_by_default(engine):

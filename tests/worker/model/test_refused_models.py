@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.loader import context_limit, load_model
@@ -154,3 +155,20 @@ def test_sliding_window_that_covers_the_context_is_served(tmp_path, window):
 def test_sliding_window_is_served_within_a_lower_context_setting(tmp_path):
     folder = save(transformers.MistralConfig(**SMALL, sliding_window=64), tmp_path)
     assert load_model(folder, block_size=16, max_model_len=64).info.max_model_len == 64
+
+
+@pytest.mark.parametrize("change", ["a tensor is gone", "a layer more than the file holds"])
+def test_weights_that_lack_tensors_are_refused(tmp_path, tiny_folder, change):
+    """transformers would fill them with random numbers, other ones in each worker."""
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "m")
+    if change == "a tensor is gone":
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        reason = r"lack 1 tensors of config\.json, model\.layers\.1\.mlp\.up_proj\.weight first"
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "layer_types": None}))
+        reason = r"lack \d+ tensors of config\.json, model\.layers\.2"
+    with pytest.raises(ModelError, match=reason):
+        load_model(folder, block_size=16)

@@ -350,9 +350,9 @@ async def test_gap_in_the_watch_brings_a_new_snapshot(worker: Any, eventually: E
     async def with_gap(_: WorkerService, request: pb.WatchRequest, context: Any) -> None:
         """A subscription that loses its second report, the first time."""
         watches.append(request.engine_id)
-        await context.write(pb.WorkerReport(sequence=1, snapshot=True, load=pb.Load(), blocks_stored=[b"a"]))
+        await context.write(pb.WorkerReport(sequence=1, snapshot=True, load=pb.Load(state="ready"), blocks_stored=[b"a"]))
         number = 3 if len(watches) == 1 else 2
-        await context.write(pb.WorkerReport(sequence=number, load=pb.Load(num_running=number), blocks_stored=[b"b"]))
+        await context.write(pb.WorkerReport(sequence=number, load=pb.Load(num_running=number, state="ready"), blocks_stored=[b"b"]))
         await asyncio.Event().wait()
 
     monkeypatch.setattr(WorkerService, "Watch", with_gap)

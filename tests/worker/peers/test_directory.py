@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.engine.messages import KVGeometry, RequestSpec, Sampling, Target
 from pdcluster_worker.errors import ConfigError, PeerError
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.tls import load_credentials
@@ -186,15 +186,39 @@ async def test_watch_brings_load_and_prefix_cache(worker: Any, eventually: Event
     d, p = await worker("d", "decode"), await worker("p", "prefill")
     p.handler.reports = [
         Report(Load(num_running=1), stored=(b"a", b"b"), snapshot=True),
-        Report(Load(num_running=2, waiting_tokens=7, state="draining"), stored=(b"c",), removed=(b"b",)),
+        Report(Load(num_running=2, waiting_tokens=7), stored=(b"c",), removed=(b"b",)),
     ]
 
     d.sees(p)
 
     await eventually(lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2)
     peer = d.directory.prefills()[0]
-    assert peer.load == Load(num_running=2, waiting_tokens=7, state="draining")
+    assert peer.load == Load(num_running=2, waiting_tokens=7)
     assert [peer.prefix_match([block]) for block in (b"a", b"b", b"c")] == [1, 0, 1]
+
+
+async def test_peer_that_reports_draining_takes_no_new_work(worker: Any, eventually: Eventually) -> None:
+    """A report comes within a second and without etcd, whose record may be old."""
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+    p.handler.reports = [Report(Load(), snapshot=True), Report(Load(num_running=1, state="draining"))]
+    d.sees(p)
+
+    await eventually(lambda: [peer.load.num_running for peer in d.directory._peers.values()] == [1])
+    assert d.directory.prefills() == []
+    assert [peer.state for peer in d.directory._peers.values()] == ["ready"]
+
+
+async def test_call_on_a_peer_that_was_dropped_is_the_peers_end(worker: Any, eventually: Eventually) -> None:
+    d, _ = await pair(worker, eventually)
+    (peer,) = d.directory.prefills()
+    d.directory.set_members({})
+    await eventually(lambda: peer.state == "lost")
+
+    target = Target(bytes(16), "decode-engine", "127.0.0.1:1", 0, [1])
+    spec = RequestSpec("r", [1], Sampling(max_tokens=1, seed=0))
+    for stream in (peer.prefill(spec, target), peer.generate(spec, "auto")):
+        with pytest.raises(PeerError):
+            [item async for item in stream]
 
 
 async def test_lost_peer_has_no_prefix_cache_here(worker: Any, eventually: Eventually) -> None:

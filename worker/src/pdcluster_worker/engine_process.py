@@ -121,6 +121,7 @@ def loop(core: EngineCore, mailbox: Mailbox) -> None:
         outputs = core.step()
         if outputs:
             mailbox.send(outputs)
+        core.check_when_idle()
 
 
 def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineSettings:

@@ -23,6 +23,7 @@ from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.node import Node, join_address
 from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import EngineReady
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials, load_credentials
@@ -93,7 +94,9 @@ class ServerProcess:
     async def _live(self, engine: EngineChild, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
         """From the engine's loading to the end of the last request."""
         engine.client.on_stats.append(EngineMetrics(self._metrics, time.monotonic).update)
-        facts = await engine.client.ready()
+        facts = await _ready_unless(stop, engine)
+        if facts is None:
+            return
         backend.engine_is_ready(facts)
         kv_address = join_address(self._identity.address, facts.kv_port)
         worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._policy.current)
@@ -108,6 +111,17 @@ class ServerProcess:
         finally:
             watching.cancel()
             await node.close()
+
+
+async def _ready_unless(stop: asyncio.Event, engine: EngineChild) -> EngineReady | None:
+    """Wait until the engine serves; None when the worker is told to stop before that."""
+    loading, stopping = asyncio.create_task(engine.client.ready()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else loading.result()
+    finally:
+        loading.cancel()
+        stopping.cancel()
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:

@@ -71,8 +71,8 @@ class CreditBroker:
     def ask(self) -> None:
         """Let the heads of the queue ask every prefill worker that they have not asked; call it when either set changes."""
         peers = self._prefills()
-        heads = [wait for request_id in self._queue.heads(ASKING_HEADS) if (wait := self._waits.get(request_id))]
-        for wait in heads:
+        waits = (self._waits.get(request_id) for request_id in self._queue.heads(ASKING_HEADS))
+        for wait in [wait for wait in waits if wait is not None and not wait.chosen.done()]:
             if not peers:
                 self._choose(wait, None)
             for peer in peers:
@@ -88,6 +88,16 @@ class CreditBroker:
             return
         wait.asked[peer] = granted
         self._decide(wait)
+
+    def on_change(self, peer: Peer) -> None:
+        """Hear that a prefill worker takes new work, or no longer does: then what it has not granted is asked of the others."""
+        if not peer.ready:
+            for wait in list(self._waits.values()):
+                if peer in wait.asked and not wait.asked[peer]:
+                    del wait.asked[peer]
+                    peer.release(wait.request_id)
+                    self._decide(wait)
+        self.ask()
 
     def on_lost(self, peer: Peer) -> None:
         """Hear that the stream to a prefill worker broke: its answers are void."""

@@ -38,9 +38,15 @@ class DecodeDispatcher:
         """Requests on this worker now."""
         return self._num_queued + self._num_decoding
 
+    def admit(self) -> None:
+        """Raise RequestError 503 when too many requests here wait for their first token."""
+        limit = self._worker.policy.admission.max_queued_requests
+        if self._num_queued >= limit:
+            message = f"{self._num_queued} requests wait for their first token (qos.admission.maxQueuedRequests is {limit}): retry later"
+            raise RequestError(message, status=503, code="queue_full", retry_after_seconds=1)
+
     async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """The request's tokens.  Raises RequestError (queue_full before any work, else what went wrong)."""
-        self._admit()
+        """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
         mailbox = self._worker.engine.open(spec.request_id)
         self._num_queued += 1
         started = False
@@ -58,12 +64,6 @@ class DecodeDispatcher:
             else:
                 self._num_queued -= 1
             self._worker.engine.close(mailbox)
-
-    def _admit(self) -> None:
-        limit = self._worker.policy.admission.max_queued_requests
-        if self._num_queued >= limit:
-            message = f"{self._num_queued} requests wait for their first token (qos.admission.maxQueuedRequests is {limit}): retry later"
-            raise RequestError(message, status=503, code="queue_full", retry_after_seconds=1)
 
     async def _tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         started = False

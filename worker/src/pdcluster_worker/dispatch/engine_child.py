@@ -10,7 +10,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
 from pdcluster_worker.engine.messages import Stop
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class EngineChild:
         self._socket.bind(self._address)
         command = (sys.executable, "-m", "pdcluster_worker", "--engine-config", str(self._config_path), "--engine", self._address)
         self._process = await asyncio.create_subprocess_exec(*command)
-        self._tasks = [asyncio.create_task(self._talk(), name="engine messages"), asyncio.create_task(self._watch(), name="engine process")]
+        self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
 
     async def stop(self) -> None:
         """End the process: ask, then kill."""
@@ -68,6 +68,12 @@ class EngineChild:
         except Exception as e:
             logger.exception("messages to the engine failed")
             self.client.fail(f"messages failed: {e}")
+
+    async def _unlink_when_connected(self) -> None:
+        """A connected socket needs no name, and a folder that is gone cannot be left behind by a SIGKILL."""
+        with contextlib.suppress(EngineDiedError):
+            await self.client.ready()
+        self._folder.cleanup()
 
     async def _watch(self) -> None:
         assert self._process is not None

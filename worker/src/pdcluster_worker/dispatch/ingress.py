@@ -23,6 +23,7 @@ from pdcluster_worker.routing.score import DecodeCandidate, choose_decode
 logger = logging.getLogger(__name__)
 
 _SELF = ""
+_UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well serve the request
 
 
 class Ingress:
@@ -44,6 +45,8 @@ class Ingress:
         """
         with self._worker.request():
             peer = self._choose()
+            if peer is None:
+                self._here.admit()
             others: PrefillMode = "local" if prefill == "remote" else prefill
             streams = {spec.request_id: self._at(peer, spec, others if index else prefill) for index, spec in enumerate(specs)}
             choices = Choices(streams)
@@ -78,6 +81,7 @@ class Ingress:
         return self._here.run(spec, prefill) if peer is None else self._relay(peer, spec, prefill)
 
     async def _relay(self, peer: Peer, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """The peer admits it, and this worker does not again when it takes over."""
         started = False
         self._relayed[peer.key] += 1
         try:
@@ -86,8 +90,10 @@ class Ingress:
                     started = True
                     yield generated
             return
-        except PeerError as e:
-            logger.warning("decode peer lost request=%s peer=%s started=%s reason=%s", spec.request_id, peer.key, started, e)
+        except (PeerError, RequestError) as e:
+            if isinstance(e, RequestError) and e.status != _UNAVAILABLE:
+                raise  # the request's own fault
+            logger.warning("decode peer failed request=%s peer=%s started=%s reason=%s", spec.request_id, peer.key, started, e)
             if started:
                 raise RequestError(f"the decode worker of this request was lost: {e}", status=503, code="decode_worker_lost") from e
         finally:

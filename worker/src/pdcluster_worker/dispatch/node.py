@@ -32,6 +32,9 @@ from pdcluster_worker.routing.credits import CreditLedger
 
 logger = logging.getLogger(__name__)
 
+DRAIN_CHECK_SECONDS = 0.1
+"""How often a draining worker looks whether it is done."""
+
 GRPC_GRACE_SECONDS = 1.0
 """After a drain no call of ours is open; this bounds a peer that keeps its streams."""
 
@@ -52,7 +55,7 @@ class Node:
         self._broker = CreditBroker(
             worker.credit_queue, lambda: self._directory.prefills(), lambda: worker.policy.prefill_score, worker.block_size
         )
-        events = PeerEvents(self._broker.on_credit, self._broker.on_lost, lambda _: self._broker.ask())
+        events = PeerEvents(self._broker.on_credit, self._broker.on_lost, self._broker.on_change)
         self._directory = Directory(identity.pod, here, events, worker.metrics)
         self._ledger = CreditLedger(self._credit_limit())
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
@@ -123,10 +126,11 @@ class Node:
     # --- draining -----------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Take nothing new, and return when the last request is done."""
+        """Take nothing new, and return when the last request is done and no credit is out."""
         self._ledger.stop()
         self._announce("draining")
-        await self.worker.idle()
+        while self.worker.active or self._ledger.outstanding_tokens:  # noqa: ASYNC110 - two counters of other rooms, and only while draining
+            await asyncio.sleep(DRAIN_CHECK_SECONDS)
         self._announce("drained")
 
     def _on_command(self, drain: bool) -> None:

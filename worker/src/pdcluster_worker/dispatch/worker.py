@@ -46,12 +46,10 @@ class Worker:
     state: WorkerState = "starting"
     blocks: PrefixIndex = field(default_factory=PrefixIndex)
     active: int = 0
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _room: "list[tuple[int, asyncio.Future[None]]]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._idle.set()
         self.engine.on_blocks.append(self._on_blocks)
         self.engine.on_stats.append(self._on_stats)
         self._export_queues()
@@ -71,26 +69,27 @@ class Worker:
         return min(self.blocks.match(_SELF, hashes), (num_tokens - 1) // self.block_size) * self.block_size
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request in, and out at the end.  Raises RequestError 503 when this worker takes no new ones."""
-        if self.state != "ready":
+    def request(self, *, promised: bool = False) -> Iterator[None]:
+        """Count a request in, and out at the end.
+
+        Raises RequestError 503 when this worker takes no new ones, unless it was promised (a credit) before that.
+        """
+        if self.state != "ready" and not promised:
             message = f"this worker is {self.state}: send the request to another one"
             raise RequestError(message, status=503, code="draining", retry_after_seconds=1)
         self.active += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self.active -= 1
-            if self.active == 0:
-                self._idle.set()
-
-    async def idle(self) -> None:
-        """Wait until no request is left here."""
-        await self._idle.wait()
 
     async def room(self, needed_blocks: int) -> None:
-        """Wait until the engine reports that many free blocks."""
+        """Wait until the engine reports that many free blocks.
+
+        Its last report counts too: an engine that frees them and goes idle does not say so twice.
+        """
+        if self.engine.stats is not None and self.engine.stats.free_blocks >= needed_blocks:
+            return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (needed_blocks, future)
         self._room.append(entry)
@@ -106,7 +105,7 @@ class Worker:
         if stats is None:
             return Load(state=self.state, total_blocks=self.engine_ready.num_blocks)
         return Load(
-            num_running=stats.num_running,
+            num_running=stats.num_running + stats.num_receiving,  # whatever holds blocks here
             num_waiting=stats.num_waiting,
             waiting_tokens=stats.waiting_tokens,
             credit_queue_requests=queue.num_requests,

@@ -124,8 +124,13 @@ def _read_weights(path: Path, dtype: torch.dtype) -> Any:
     attention.register()
     transformers_logging.disable_progress_bar()
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attention.ATTENTION_NAME, local_files_only=True, trust_remote_code=False
+        module, loading = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention.ATTENTION_NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except KeyError as e:
         raise ModelError(
@@ -133,6 +138,9 @@ def _read_weights(path: Path, dtype: torch.dtype) -> Any:
         ) from e
     except Exception as e:  # a torn or foreign file fails in many ways
         raise ModelError(f"cannot load weights of {path}: {type(e).__name__}: {e}") from e
+    if missing := sorted(loading["missing_keys"]):
+        # transformers would fill them with random numbers, other ones in each worker.
+        raise ModelError(f"{path}: its weights lack {len(missing)} tensors of config.json, {', '.join(missing[:3])} first: save it whole")
     return module.eval()
 
 

@@ -6,8 +6,8 @@ pair, is `client`'s business.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import grpc
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pdcluster_worker.proto.worker_pb2_grpc import WorkerAsyncStub
 
 ReplyT = TypeVar("ReplyT")
+StreamingCall = Union["grpc.aio.UnaryStreamCall[Any, ReplyT]", "grpc.aio.StreamStreamCall[Any, ReplyT]"]
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
@@ -33,28 +34,38 @@ def open_stub(channel: grpc.aio.Channel) -> "WorkerAsyncStub":
     return stub
 
 
-async def unary(call: "grpc.aio.UnaryUnaryCall[Any, ReplyT]") -> ReplyT:
-    """The answer of a unary call.  Raises PeerError or RequestError."""
+async def unary(start: "Callable[[], grpc.aio.UnaryUnaryCall[Any, ReplyT]]") -> ReplyT:
+    """The answer of the unary call that `start` makes.  Raises PeerError or RequestError."""
     try:
-        return await call
+        return await start()
     except grpc.aio.AioRpcError as e:
         raise error_of(e) from e
+    except grpc.aio.UsageError as e:
+        raise PeerError(f"the connection to the peer was closed: {e}") from e
     except asyncio.CancelledError as e:
         if cancelled_here():
             raise
         raise PeerError("the call was cancelled by the other side") from e
 
 
-async def replies(call: "grpc.aio.UnaryStreamCall[Any, ReplyT] | grpc.aio.StreamStreamCall[Any, ReplyT]") -> AsyncGenerator[ReplyT, None]:
-    """The answers of a streaming call, which is cancelled when the iterator is closed.  Raises PeerError or RequestError."""
+async def replies(start: "Callable[[], StreamingCall[ReplyT]]") -> AsyncGenerator[ReplyT, None]:
+    """The answers of the streaming call that `start` makes; closing the iterator cancels it.  Raises PeerError or RequestError.
+
+    The call is made here, for a channel that was closed meanwhile refuses it: that too is the peer's end.
+    """
+    call: StreamingCall[ReplyT] | None = None
     try:
+        call = start()
         async for reply in call:
             yield reply
     except grpc.aio.AioRpcError as e:
         raise error_of(e) from e
+    except grpc.aio.UsageError as e:
+        raise PeerError(f"the connection to the peer was closed: {e}") from e
     except asyncio.CancelledError as e:
         if cancelled_here():
             raise
         raise PeerError("the call was cancelled by the other side") from e
     finally:
-        call.cancel()
+        if call is not None:
+            call.cancel()

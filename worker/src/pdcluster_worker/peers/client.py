@@ -50,7 +50,7 @@ class PeerEvents:
 
     on_credit: (peer, request id, granted); not granted = queued there, a grant follows.
     on_lost:   the peer was ready and is no more: all its answers and grants are void.
-    on_change: the peer's state changed.
+    on_change: the peer's state changed, or whether it takes new work.
     """
 
     on_credit: "Callable[[Peer, str, bool], None]"
@@ -90,8 +90,8 @@ class Peer:
 
     @property
     def ready(self) -> bool:
-        """Connected, matched, and not draining."""
-        return self.state == "ready" and self.record.state == "ready"
+        """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its reports."""
+        return self.state == "ready" and self.record.state == self.load.state == "ready"
 
     async def close(self) -> None:
         """End the streams and every call."""
@@ -99,6 +99,11 @@ class Peer:
         await asyncio.gather(self._task, return_exceptions=True)
         self._change("lost")
         await self._channel.close(None)
+
+    def take_record(self, record: WorkerRecord) -> None:
+        """Take a newer record of the same worker."""
+        was_ready, self.record = self.ready, record
+        self._tell_readiness(was_ready)
 
     # --- what dispatch asks of it -----------------------------------------------------------------
 
@@ -118,7 +123,7 @@ class Peer:
         """Run a request there; closing the iterator cancels it.  Raises PeerError, or RequestError as raised there."""
         request = pb.GenerateRequest(request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill)
         finished = False
-        async with aclosing(replies(self._stub.Generate(request))) as answers:
+        async with aclosing(replies(lambda: self._stub.Generate(request))) as answers:
             async for reply in answers:
                 token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                 finished = token.finish_reason is not None
@@ -135,7 +140,7 @@ class Peer:
             request=convert.request_to_proto(spec), engine_id=self.record.engine_id, target=convert.target_to_proto(target)
         )
         finished = False
-        async with aclosing(replies(self._stub.Prefill(request))) as answers:
+        async with aclosing(replies(lambda: self._stub.Prefill(request))) as answers:
             async for reply in answers:
                 if reply.WhichOneof("reply") == "done":
                     finished = True
@@ -163,13 +168,16 @@ class Peer:
                 if self.state == "ready" and clock() - began > LAST_BACKOFF_SECONDS:
                     delay = FIRST_BACKOFF_SECONDS  # a connection that served is no reason to wait long
                 self._on_broken(e)
+            except Exception as e:  # a fault of ours must not lose this peer for ever: say it, and start over
+                logger.exception("peer failed pod=%s", self.key)
+                self._on_broken(e)
             await asyncio.sleep(delay)
             delay = min(2 * delay, LAST_BACKOFF_SECONDS)
 
     async def _shake_hands(self) -> bool:
         """Compare facts; False when the pair is refused.  Raises PeerError when another engine answers, or none."""
         mine = self._here.hello
-        message = await unary(self._stub.Handshake(convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS))
+        message = await unary(lambda: self._stub.Handshake(convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS))
         theirs = _parsed(lambda _, hello: convert.hello_from_proto(hello), "", message)
         if theirs.engine_id != self.record.engine_id:
             raise PeerError(f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is registered")
@@ -186,7 +194,7 @@ class Peer:
     async def _follow_credits(self) -> None:
         wants = self._wants
         try:
-            async with aclosing(replies(self._stub.Credits(self._credit_requests(wants)))) as answers:
+            async with aclosing(replies(lambda: self._stub.Credits(self._credit_requests(wants)))) as answers:
                 async for reply in answers:
                     self._events.on_credit(self, reply.request_id, reply.granted)
         finally:
@@ -200,9 +208,10 @@ class Peer:
 
     async def _watch(self) -> None:
         """Follow reports; after a gap, from a new snapshot."""
+        request = pb.WatchRequest(engine_id=self.record.engine_id)
         while True:
             expected = 1
-            async with aclosing(replies(self._stub.Watch(pb.WatchRequest(engine_id=self.record.engine_id)))) as reports:
+            async with aclosing(replies(lambda: self._stub.Watch(request))) as reports:
                 async for report in reports:
                     if report.sequence != expected:
                         logger.info("watch gap peer=%s expected=%d got=%d", self.key, expected, report.sequence)
@@ -214,13 +223,18 @@ class Peer:
             await asyncio.sleep(FIRST_BACKOFF_SECONDS)
 
     def _on_report(self, report: pb.WorkerReport) -> None:
-        self.load = convert.load_from_proto(report.load)
+        was_ready, self.load = self.ready, convert.load_from_proto(report.load)
+        self._tell_readiness(was_ready)
         if report.snapshot:
             self._here.index.snapshot(self.key, report.blocks_stored)
         else:
             self._here.index.apply(self.key, report.blocks_stored, report.blocks_removed)
 
-    def _on_broken(self, error: WorkerError) -> None:
+    def _tell_readiness(self, was_ready: bool) -> None:
+        if self.ready != was_ready:
+            self._events.on_change(self)
+
+    def _on_broken(self, error: Exception) -> None:
         if self.state != "lost":
             logger.warning("lost peer pod=%s engine=%s reason=%s", self.key, self.record.engine_id, error)
         self._change("lost")

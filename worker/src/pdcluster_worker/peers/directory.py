@@ -54,7 +54,7 @@ class Directory:
                 self._drop(pod)
         for pod, record in wanted.items():
             if pod in self._peers:
-                self._peers[pod].record = record
+                self._peers[pod].take_record(record)
             else:
                 self._peers[pod] = Peer(record, self._here, self._events)
         self._count()
@@ -64,7 +64,7 @@ class Directory:
         channel = open_channel(record.grpc_address, self._here.credentials)
         try:
             hello = convert.hello_to_proto(self._here.hello)
-            answer = await unary(open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS))
+            answer = await unary(lambda: open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS))
         except WorkerError:
             return False
         finally:

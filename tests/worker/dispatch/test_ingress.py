@@ -1,0 +1,125 @@
+"""Which decode worker runs a request, and what happens when that worker fails."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from pdcluster_worker.config import PrefillScorePolicy
+from pdcluster_worker.dispatch.broker import CreditBroker
+from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.ingress import Ingress
+from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.peers.types import Generated, Load, PrefillMode
+from tests.worker.dispatch.doubles import ScriptedEngine
+
+
+class DecodePeer:
+    """A decode worker that plays a script of tokens and errors."""
+
+    key = "peer"
+
+    def __init__(self, *script: Generated | Exception) -> None:
+        self.script = script
+        self.load = Load()
+        self.asked: list[str] = []
+
+    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        self.asked.append(spec.request_id)
+        for item in self.script:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+def spec(request_id: str = "r") -> RequestSpec:
+    return RequestSpec(request_id, [1, 2, 3], Sampling(max_tokens=2, seed=1))
+
+
+def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
+    if not isinstance(message, Submit):
+        return ()
+    request_id = message.spec.request_id
+    return [Tokens([Token(request_id, 7)]), Tokens([Token(request_id, 8, finish_reason="length")])]
+
+
+def make_ingress(worker: Worker, engine: ScriptedEngine, *peers: DecodePeer) -> Ingress:
+    engine.answer = two_tokens
+    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
+    here = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list)
+    return Ingress(worker, here, lambda: list(peers))
+
+
+def busy_here(ingress: Ingress) -> None:
+    """Make this worker the worse choice."""
+    ingress._here._num_decoding = 3
+
+
+async def collect(ingress: Ingress, *specs: RequestSpec) -> list[tuple[int, int]]:
+    return [(g.index, g.token.token_id) async for g in ingress.generate(list(specs), "auto")]
+
+
+async def test_ingress_keeps_a_request_that_it_can_serve_as_well(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer()
+
+    assert await collect(make_ingress(worker, engine, peer), spec()) == [(0, 7), (0, 8)]
+    assert not peer.asked
+
+
+async def test_ingress_relays_to_the_worker_with_fewest_requests(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
+    ingress = make_ingress(worker, engine, peer)
+    busy_here(ingress)
+
+    assert await collect(ingress, spec()) == [(0, 5)]
+    assert peer.asked == ["r"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerError("connection refused"),
+        RequestError("the engine of this worker stopped", status=503, code="engine_dead"),
+        RequestError("this worker is draining", status=503, code="draining"),
+        RequestError("too many wait", status=503, code="queue_full"),
+    ],
+    ids=lambda e: getattr(e, "code", None) or "lost",
+)
+async def test_ingress_peer_that_fails_before_the_first_token_means_another_try(
+    worker: Worker, engine: ScriptedEngine, error: Exception
+) -> None:
+    peer = DecodePeer(error)
+    ingress = make_ingress(worker, engine, peer)
+    busy_here(ingress)
+
+    assert await collect(ingress, spec()) == [(0, 7), (0, 8)]
+    assert peer.asked == ["r"]
+
+
+async def test_ingress_peer_lost_after_the_first_token_is_a_clean_error(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer(Generated(Token("r", 5), "local"), PeerError("reset"))
+    ingress = make_ingress(worker, engine, peer)
+    busy_here(ingress)
+    with pytest.raises(RequestError, match="was lost: reset") as caught:
+        await collect(ingress, spec())
+
+    assert (caught.value.code, worker.active) == ("decode_worker_lost", 0)
+
+
+async def test_ingress_fault_of_the_request_itself_is_not_tried_again(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer(RequestError("bad", status=400))
+    ingress = make_ingress(worker, engine, peer)
+    busy_here(ingress)
+    with pytest.raises(RequestError, match="bad"):
+        await collect(ingress, spec())
+
+    assert not engine.inputs
+
+
+async def test_ingress_admits_all_choices_of_a_prompt_as_one(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
+    tokens = await collect(make_ingress(worker, engine), spec("a"), spec("b"), spec("c"))
+
+    assert sorted(tokens) == [(0, 7), (0, 8), (1, 7), (1, 8), (2, 7), (2, 8)]
