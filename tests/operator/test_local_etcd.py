@@ -14,6 +14,7 @@ from pdcluster_operator.discovery import keys
 from pdcluster_operator.discovery.etcd import WorkerRecord, check_reachable, read_workers
 from pdcluster_operator.local import etcd
 from pdcluster_operator.local.keeper import Keeper
+from pdcluster_operator.local.machine import free_port
 
 PREFIX = keys.workers_prefix("default", "chat", "r1")
 RECORD = {"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3", "schema": 1}
@@ -53,13 +54,13 @@ async def test_records_are_read_by_pod_and_strangers_ignored(endpoint: str) -> N
 
 
 async def test_a_dead_endpoint_is_passed_over(endpoint: str) -> None:
-    dead = f"127.0.0.1:{etcd.free_port()}"
+    dead = f"127.0.0.1:{free_port()}"
 
     assert await read_workers([dead, endpoint], PREFIX) == {}
 
 
 async def test_no_endpoint_that_answers_is_an_error() -> None:
-    dead = f"127.0.0.1:{etcd.free_port()}"
+    dead = f"127.0.0.1:{free_port()}"
     with pytest.raises(EtcdUnreachableError, match=f"etcd does not answer at {dead}"):
         await check_reachable([dead])
 
@@ -67,7 +68,7 @@ async def test_no_endpoint_that_answers_is_an_error() -> None:
 async def test_etcd_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(etcd, "START_SECONDS", 0.0)
     with pytest.raises(StartError, match="etcd did not start within 0 s; its log is "):
-        await etcd.wait_until_reachable(f"127.0.0.1:{etcd.free_port()}", tmp_path / "etcd.log")
+        await etcd.wait_until_reachable(f"127.0.0.1:{free_port()}", tmp_path / "etcd.log")
 
 
 def test_etcd_is_found_in_the_path_when_not_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

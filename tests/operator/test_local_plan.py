@@ -7,7 +7,7 @@ import pytest
 from pdcluster_operator.api.errors import InvalidObjectError
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.plan.local import plan_local
+from pdcluster_operator.plan.local import MAX_PROCESSES, plan_local
 
 
 def two_by_two(document: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +53,20 @@ def test_plan_refuses_gpus_and_a_cluster_without_ingress(document: dict[str, Any
     assert list(map(str, refused.value.faults)) == [
         "spec.roles.prefill.pools[0].gpu: pdctl runs cpu pools on this machine, not B200; use gpu: cpu, or apply the file to Kubernetes",
         "spec.roles.decode.pools: no decode worker would answer requests; set replicas to 1 or more",
+    ]
+
+
+def test_plan_refuses_more_processes_than_a_machine_should_run(document: dict[str, Any]) -> None:
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = MAX_PROCESSES - 1
+    assert len(plan_local(parse(document), cores=1, port=0).processes) == 64
+
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 1_000_000
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=1, port=0)
+
+    assert list(map(str, refused.value.faults)) == [
+        "spec.roles: 1000001 replicas in all, and one machine runs at most 64 processes;"
+        " lower replicas to a sum of 64, or apply the file to Kubernetes"
     ]
 
 

@@ -35,6 +35,10 @@ def test_load_finds_the_cluster_beside_other_objects(document: dict[str, Any], t
         ("a: [", "not YAML in line 1: "),
         ("a: 1\nb: 2\na: 3", "not YAML in line 3: 'a' is given twice; correct that line"),
         ("a: !!python/object:os.system {}", "not YAML in line 1: could not determine a constructor"),
+        ("a: 2020-13-45", "not YAML: month must be in 1..12; look for a date"),
+        ("a: !!bool maybe", "not YAML: 'maybe'; look for a date, a number, a tag"),
+        ("a: " + "[" * 5000, "not YAML: maximum recursion depth exceeded"),
+        ("? [a]\n: 1", "not YAML: "),
     ],
 )
 def test_load_refuses_what_is_no_cluster(text: str, message: str, tmp_path: Path) -> None:

@@ -51,6 +51,29 @@ def test_bad_file_is_exit_2_with_a_line_for_each_fault(
     ]
 
 
+@pytest.mark.parametrize("command", ["validate", "up"])
+def test_file_that_yaml_cannot_read_is_exit_2(
+    command: str, pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]
+) -> None:
+    document["spec"]["routing"] = {"offload": {"prefillQueueMax": "DATE"}}
+    path = write_document(document)
+    path.write_text(path.read_text().replace("DATE", "2020-13-45"))
+    result = pdctl(command, str(path))
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {path}: not YAML: month must be in 1..12; ")
+
+
+def test_batches_ahead_beyond_its_limit_is_exit_2(
+    pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]
+) -> None:
+    document["spec"]["routing"] = {"credits": {"batchesAhead": 1.0e308}}
+    result = pdctl("validate", str(write_document(document)))
+
+    assert result.exit_code == 2
+    assert "spec.routing.credits.batchesAhead: must be at most 1000, not 1e+308; lower it" in result.stderr
+
+
 def test_up_refuses_a_plan_for_another_machine(
     pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]
 ) -> None:

@@ -78,6 +78,12 @@ def none_alive(pids: list[int]) -> bool:
     return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
+def processes_of(run: Run) -> list[int]:
+    """Whatever was started on the run's files."""
+    commands = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    return [pid for pid, command in commands.items() if str(run.state_dir) in command]
+
+
 async def test_up_serves_until_sigterm_and_leaves_no_process(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
     run = start(standin="parent")
     await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
@@ -134,7 +140,7 @@ async def test_up_ends_with_2_when_a_worker_refuses_its_input(start: Callable[..
     run = start(standin="exit 2")
     assert run.process.wait(30) == 2
     assert "cpu-0: model kind is not supported (log " in run.text()
-    assert psutil.Process().children() == []
+    assert processes_of(run) == []
 
 
 async def test_up_second_signal_kills_a_worker_that_does_not_drain(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
@@ -163,6 +169,25 @@ async def test_up_takes_a_policy_edit(
     write_document(document)
     await wait_until(lambda: "policy updated" in run.text(), "the news")
     assert yaml.safe_load(Path((run.state() or {})["policy"]).read_text())["offload"]["prefillLengthThreshold"] == 32
+
+
+async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
+    start: Callable[..., Run],
+    wait_until: Callable[..., Any],
+    document: dict[str, Any],
+    write_document: Callable[[dict[str, Any]], Path],
+) -> None:
+    run = start()
+    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+
+    document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 32}}
+    path = write_document(document)
+    good = path.read_text()
+    path.write_text(good.replace("prefillLengthThreshold: 32", "prefillLengthThreshold: 2020-13-45"))
+    await wait_until(lambda: "edit refused, the last good policy stays:\n    not YAML: month must be" in run.text(), "the refusal")
+    path.write_text(good)
+    await wait_until(lambda: "policy updated" in run.text(), "the news")
+    assert run.states() == ["ready", "ready"]
 
 
 async def test_up_refuses_a_taken_port(start: Callable[..., Run]) -> None:

@@ -78,6 +78,23 @@ def test_engine_edit_is_refused_whole(
     assert said == ["edit refused, the last good policy stays: spec.engine.maxBatchedTokens changed; restart to apply"]
 
 
+def test_edit_that_cannot_be_written_is_told_and_the_next_one_taken(
+    document: dict[str, Any], write_document: Write, tmp_path: Path
+) -> None:
+    before, folder, said = parse(document), tmp_path / "run", list[str]()
+    document["spec"]["qos"] = {"admission": {"maxQueuedRequests": 5}}
+    watcher = PolicyWatcher(write_document(document), before, folder / "policy.yaml", said.append)
+    watcher.look()
+
+    assert len(said) == 1
+    assert said[0].startswith("edit not taken, the last good policy stays: FileNotFoundError: ")
+    folder.mkdir()
+    document["spec"]["qos"] = {"admission": {"maxQueuedRequests": 50}}
+    write_document(document)
+    watcher.look()
+    assert said[1:] == ["policy updated"]
+
+
 def test_missing_and_unchanged_files_are_no_edits(watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any]) -> None:
     watcher, target, said = watched
     source = target.with_name("cluster.yaml")

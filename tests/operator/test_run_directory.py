@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pdcluster_operator.api.errors import StartError
 from pdcluster_operator.local.machine import available_cores, port_is_free
 from pdcluster_operator.local.run_directory import RunDirectory, default_state_dir, replace_file, runs
 
@@ -34,6 +35,15 @@ def test_next_run_removes_ended_runs_of_its_name_only(tmp_path: Path) -> None:
     assert other.exists()
     second = RunDirectory.create(tmp_path, "chat")
     assert {run.path for run in runs(tmp_path, "chat")} == {alive.path, second.path}
+
+
+def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError) as refused:
+        RunDirectory.create(tmp_path / "file", "chat")
+
+    assert str(refused.value) == f"cannot write {tmp_path}/file/chat: Not a directory; choose another folder with --state-dir"
+    assert refused.value.exit_code == 1
 
 
 def test_state_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

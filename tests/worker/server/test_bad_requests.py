@@ -31,6 +31,12 @@ def error_of(response) -> _Error:
     return _Body.model_validate_json(response.content).error
 
 
+def rejections(rig) -> dict[str, float]:
+    """What is counted as refused, by reason."""
+    samples = [sample for family in rig.metrics.request_rejected.collect() for sample in family.samples]
+    return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total")}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -274,6 +280,33 @@ async def test_an_error_before_the_first_token_has_its_own_status(rig, http, cli
     assert rig.value("pdcluster_request_rejected_total", reason="no_prefill_worker") == 3
 
 
+@pytest.mark.parametrize("code", ["queue_full", "draining", "not_ready", "no_prefill_worker"])
+async def test_a_refusal_before_any_work_is_a_rejection(rig, http, code):
+    rig.backend.error = RequestError("not now", status=503, code=code)
+    await http.post(CHAT, json={"model": "tiny", "messages": HELLO})
+
+    assert rejections(rig) == {code: 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("prefill_failed", 503),
+        ("engine_dead", 503),
+        ("decode_worker_lost", 503),
+        ("transfer_failed", 503),
+        ("engine_error", 500),
+        (None, 500),
+    ],
+)
+async def test_a_failure_of_work_is_no_rejection(rig, http, code, status):
+    rig.backend.error = RequestError("it broke", status=status, code=code)
+    response = await http.post(CHAT, json={"model": "tiny", "messages": HELLO})
+
+    assert (response.status_code, error_of(response).code) == (status, code)
+    assert rejections(rig) == {}
+
+
 async def test_an_error_after_the_first_token_ends_a_stream_without_done(rig, http, client):
     rig.backend.error, rig.backend.error_after = RequestError("peer lost", status=503), 2
     response = await http.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": True})
@@ -291,7 +324,7 @@ async def test_an_error_after_the_first_token_of_a_whole_answer_has_its_status(r
     response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "a"})
 
     assert (response.status_code, error_of(response).message) == (503, "peer lost")
-    assert rig.value("pdcluster_request_rejected_total", reason="unavailable") == 0
+    assert rejections(rig) == {}
 
 
 @pytest.mark.parametrize("after", [0, 2])

@@ -1,11 +1,14 @@
-"""A client that goes away closes the backend's stream, whichever form it asked for and whenever it leaves."""
+"""A client that goes away, or reads no more, closes the backend's stream, whichever form it asked for and whenever it leaves."""
 
 import asyncio
 import json
+import socket
 from contextlib import suppress
 
 import httpx
 import pytest
+
+from pdcluster_worker.server.connection import Connection
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -67,3 +70,49 @@ async def test_one_client_that_leaves_does_not_disturb_another(rig, wire, until)
 
     assert answer.text.endswith("data: [DONE]\n\n")
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "Hello, world!"
+
+
+@pytest.fixture
+async def deaf(server):
+    """Sends a request on a socket with small buffers, of which it reads nothing by itself."""
+    opened = []
+
+    async def ask(body):
+        loop = asyncio.get_running_loop()
+        sock = socket.socket()
+        opened.append(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", server.port))
+        content = json.dumps(body).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        await loop.sock_sendall(sock, head.encode() + content)
+        return sock
+
+    yield ask
+    for sock in opened:
+        sock.close()
+
+
+async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(rig, server, deaf, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="pdcluster_worker")
+    monkeypatch.setattr(Connection, "send_seconds", 0.2)
+    rig.backend.max_model_len = 1 << 30
+    rig.backend.script = lambda spec: [104] * 300_000  # far more than the kernel's buffers hold
+    await deaf({**BODY, "stream": True})
+    async with asyncio.timeout(DEADLINE_SECONDS * 4):
+        await rig.backend.cancelled.wait()
+        assert await server.drain(DEADLINE_SECONDS * 4)
+
+    assert "client stopped reading, connection aborted" in caplog.text
+    assert "client gone request=" in caplog.text
+
+
+async def test_a_whole_answer_that_nobody_reads_holds_up_no_drain(rig, server, deaf, monkeypatch, until):
+    monkeypatch.setattr(Connection, "send_seconds", 0.2)
+    rig.backend.max_model_len = 1 << 30
+    rig.backend.script = lambda spec: [104] * 2_000
+    await deaf({**BODY, "logprobs": True, "top_logprobs": 20, "max_tokens": 2_000})
+    async with asyncio.timeout(DEADLINE_SECONDS * 4):
+        await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
+        assert await server.drain(DEADLINE_SECONDS * 4)

@@ -42,6 +42,16 @@ async def test_a_request_before_the_engine_is_ready_is_503(rig, http):
     assert response.json()["error"]["code"] == "not_ready"
 
 
+async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):
+    rig.backend.max_model_len = 0
+    one = (await http.get("/v1/models/tiny")).json()
+
+    assert one == {"id": "tiny", "object": "model", "created": one["created"], "owned_by": "pdcluster"}
+    assert (await http.get("/v1/models")).json()["data"] == [one]
+    rig.backend.max_model_len = 200
+    assert (await http.get("/v1/models/tiny")).json() == {**one, "max_model_len": 200}
+
+
 async def test_version_is_the_packages(http):
     assert (await http.get("/version")).json() == {"version": __version__}
 

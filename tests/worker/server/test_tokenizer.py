@@ -137,9 +137,7 @@ def test_ids_beyond_the_vocabulary_have_no_bytes(folder):
 @pytest.mark.model
 async def test_sample_model_renders_as_transformers_does():
     transformers = pytest.importorskip("transformers")
-    folder = Path.home() / ".cache/pdcluster/smollm2-135m-instruct"
-    if not folder.is_dir():
-        pytest.skip("the sample model is not here: make model")
+    folder = chat_model()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = Tokenizer.load(folder)
     messages = [{"role": "user", "content": "What is the capital of France? Né 日本"}, {"role": "assistant", "content": "Paris."}]

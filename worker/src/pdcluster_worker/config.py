@@ -127,7 +127,7 @@ class PrefillScorePolicy(_Section, frozen=True):
 class CreditPolicy(_Section, frozen=True):
     """How far ahead of its engine a prefill worker accepts work: tokens = batches_ahead * maxBatchedTokens."""
 
-    batches_ahead: Annotated[float, msgspec.Meta(gt=0.0)] = 2.0
+    batches_ahead: Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)] = 2.0
 
 
 class AdmissionPolicy(_Section, frozen=True):
@@ -175,10 +175,14 @@ def load_policy(path: Path) -> PolicyConfig:
 
 def _load(path: Path, kind: type[SectionT]) -> SectionT:
     try:
-        return msgspec.convert(yaml.safe_load(path.read_bytes()) or {}, kind)
+        content = path.read_bytes()
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
-    except yaml.YAMLError as e:
+    try:
+        document = yaml.safe_load(content)
+    except Exception as e:  # besides YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
         raise ConfigError(f"{path}: not YAML: {e}") from e
+    try:
+        return msgspec.convert(document or {}, kind)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{path}: {e}") from e

@@ -23,11 +23,14 @@ class PolicyFile:
         self._read = _content(path)
 
     async def watch(self, on_change: Callable[[PolicyConfig], None]) -> None:
-        """Follow the file until cancelled."""
+        """Follow the file until cancelled; what `on_change` raises is logged, and the next edit is taken as ever."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             if self.reload():
-                on_change(self.current)
+                try:
+                    on_change(self.current)
+                except Exception:
+                    logger.exception("a policy change was not applied whole path=%s", self._path)
 
     def reload(self) -> bool:
         """Look once; True if another policy is in force now."""

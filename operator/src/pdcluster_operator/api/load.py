@@ -52,7 +52,7 @@ def parse(document: dict[str, Any]) -> PDCluster:
 def _find(text: str) -> dict[str, Any]:
     try:
         documents = [document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None]
-    except yaml.YAMLError as e:
+    except Exception as e:  # besides YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
         raise InvalidObjectError([_yaml_fault(e)]) from e
     clusters = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     if len(clusters) != 1:
@@ -61,10 +61,11 @@ def _find(text: str) -> dict[str, Any]:
     return clusters[0]
 
 
-def _yaml_fault(error: yaml.YAMLError) -> Fault:
+def _yaml_fault(error: Exception) -> Fault:
     mark = getattr(error, "problem_mark", None)
-    where = f" in line {mark.line + 1}" if mark else ""
-    return Fault("", f"not YAML{where}: {getattr(error, 'problem', None) or error}", "correct that line")
+    if mark is None:
+        return Fault("", f"not YAML: {error}", "look for a date, a number, a tag or a nesting that cannot be read")
+    return Fault("", f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}", "correct that line")
 
 
 def _without_server_fields(document: dict[str, Any]) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class PrefillScoreSpec(Section):
 class CreditsSpec(Section):
     """How far ahead of its engine a prefill worker accepts work: batchesAhead * maxBatchedTokens tokens."""
 
-    batches_ahead: Annotated[float, Field(gt=0.0)] = 2.0
+    batches_ahead: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
 
 
 class RoutingSpec(Section):

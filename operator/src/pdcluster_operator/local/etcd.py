@@ -6,13 +6,13 @@ for a quick start.  It keeps its ports and data when it is restarted.
 
 import asyncio
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
 
 from pdcluster_operator.api.errors import EtcdUnreachableError, StartError
 from pdcluster_operator.discovery.etcd import check_reachable
+from pdcluster_operator.local.machine import free_port
 from pdcluster_operator.local.processes import Launch
 
 START_SECONDS = 15.0
@@ -56,11 +56,3 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
             if time.monotonic() > deadline:
                 raise StartError(f"etcd did not start within {START_SECONDS:g} s; its log is {log}", exit_code=1) from e
         await asyncio.sleep(0.1)
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,4 +1,4 @@
-"""What this machine gives us: CPU cores by affinity and cgroup limit, and whether a port is free."""
+"""What this machine gives us: CPU cores by affinity and cgroup limit, and which ports are free."""
 
 import errno
 import os
@@ -26,6 +26,14 @@ def port_is_free(port: int) -> bool:
                 return False
             raise
         return True
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _cgroup_cores(cgroup: Path) -> float | None:

@@ -44,11 +44,11 @@ class PolicyWatcher:
             return
         self._seen = stamp
         try:
-            edited = load(self._source)
+            self._take(load(self._source))
         except InvalidObjectError as e:
             self._report("\n    ".join(["edit refused, the last good policy stays:", *map(str, e.faults)]))
-            return
-        self._take(edited)
+        except Exception as e:  # whatever an edit does, the cluster goes on
+            self._report(f"edit not taken, the last good policy stays: {type(e).__name__}: {e}; save the file to try again")
 
     def _take(self, edited: PDCluster) -> None:
         fixed = restart_fields(self._cluster, edited)

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import yaml
 
+from pdcluster_operator.api.errors import StartError
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -26,15 +28,18 @@ class RunDirectory:
 
     @classmethod
     def create(cls, state_dir: Path, name: str) -> "RunDirectory":
-        """Make a fresh folder, for this user only; remove those of ended runs."""
+        """Make a fresh folder, for this user only; remove those of ended runs.  Raises StartError when it cannot be written."""
         parent = state_dir / name
-        parent.mkdir(parents=True, exist_ok=True)
-        for old in runs(state_dir, name):
-            if not old.is_alive:
-                shutil.rmtree(old.path, ignore_errors=True)
-        run = cls(Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent)))
-        for folder in (run.config, run.certificates, run.logs):
-            folder.mkdir()
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for old in runs(state_dir, name):
+                if not old.is_alive:
+                    shutil.rmtree(old.path, ignore_errors=True)
+            run = cls(Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent)))
+            for folder in (run.config, run.certificates, run.logs):
+                folder.mkdir()
+        except OSError as e:
+            raise StartError(f"cannot write {parent}: {e.strerror}; choose another folder with --state-dir", exit_code=1) from e
         return run
 
     @property

@@ -22,7 +22,7 @@ from pdcluster_operator.discovery.keys import workers_prefix
 from pdcluster_operator.local.certificates import make_certificates
 from pdcluster_operator.local.etcd import etcd_launch, find_etcd, wait_until_reachable
 from pdcluster_operator.local.keeper import Keeper
-from pdcluster_operator.local.machine import available_cores, port_is_free
+from pdcluster_operator.local.machine import available_cores, free_port, port_is_free
 from pdcluster_operator.local.policy import PolicyWatcher
 from pdcluster_operator.local.rows import Row
 from pdcluster_operator.local.run_directory import RunDirectory
@@ -49,7 +49,7 @@ class UpRequest:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """What was checked before anything started."""
 
     request: UpRequest
@@ -76,10 +76,20 @@ class _Signals:
 
 def up(request: UpRequest, screen: Screen) -> None:
     """Run a cluster until SIGINT or SIGTERM.  Raises InvalidObjectError or StartError."""
-    plan = plan_local(request.cluster, cores=available_cores(), port=request.port)
+    asyncio.run(_serve(prepare(request), screen))
+
+
+def prepare(request: UpRequest) -> Prepared:
+    """Check all that needs no process.  Raises InvalidObjectError or StartError.
+
+    Port 0 becomes a port here, once: a worker that is restarted then serves
+    again at the address that was announced.
+    """
+    port = request.port or free_port()
+    plan = plan_local(request.cluster, cores=available_cores(), port=port)
     model_path = find_model(request.cluster, request.source)
-    _check_port(request.port)
-    asyncio.run(_serve(_Prepared(request, plan, model_path), screen))
+    _check_port(port)
+    return Prepared(request, plan, model_path)
 
 
 def _check_port(port: int) -> None:
@@ -91,7 +101,7 @@ def _check_port(port: int) -> None:
         raise StartError(f"port {port} is taken; choose another with --port or PDCLUSTER_PORT", exit_code=2)
 
 
-async def _serve(prepared: _Prepared, screen: Screen) -> None:
+async def _serve(prepared: Prepared, screen: Screen) -> None:
     signals = _listen_to_signals()
     cluster, plan = prepared.request.cluster, prepared.plan
     name, namespace = cluster.metadata.name, cluster.metadata.namespace
@@ -113,7 +123,7 @@ async def _serve(prepared: _Prepared, screen: Screen) -> None:
     screen.say("stopped")
 
 
-async def _run_workers(prepared: _Prepared, crew: _Crew, signals: _Signals, screen: Screen) -> None:
+async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, screen: Screen) -> None:
     """Start the workers, announce them, serve until told to stop, drain."""
     workers = [
         (process.role, process.pool.name, keeper) for process, keeper in zip(prepared.plan.processes, crew.supervisor.keepers, strict=True)

@@ -14,6 +14,7 @@ from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.sections import EngineSpec, PoolSpec
 
 _INGRESS_ROLES = ("decode", "mixed")
+MAX_PROCESSES = 64  # each loads the model anew; more is a slip of the pen rather than a machine
 
 
 @dataclass(frozen=True)
@@ -86,5 +87,14 @@ def _check_runs_here(cluster: PDCluster) -> None:
     ingress = next(role for role in _INGRESS_ROLES if role in roles)
     if not any(pool.replicas for pool in roles[ingress].pools):
         faults.append(Fault(f"spec.roles.{ingress}.pools", f"no {ingress} worker would answer requests", "set replicas to 1 or more"))
+    num_processes = sum(pool.replicas for spec in roles.values() for pool in spec.pools)
+    if num_processes > MAX_PROCESSES:
+        faults.append(
+            Fault(
+                "spec.roles",
+                f"{num_processes} replicas in all, and one machine runs at most {MAX_PROCESSES} processes",
+                f"lower replicas to a sum of {MAX_PROCESSES}, or apply the file to Kubernetes",
+            )
+        )
     if faults:
         raise InvalidObjectError(faults)

@@ -76,8 +76,9 @@ class Counters:
     steps: list[tuple[str, float]] = field(default_factory=list)
 
     def count_request(self, request: Request) -> None:
-        """A request got its blocks for the first time."""
-        self.prompt_tokens += request.num_prompt_tokens
+        """A request got its blocks for the first time; a prefill for a peer counts its prompt at the peer, which admitted it."""
+        if request.target is None:
+            self.prompt_tokens += request.num_prompt_tokens
         self.prefix_query_tokens += request.num_tokens
         self.prefix_hit_tokens += request.num_cached_tokens
 

@@ -89,17 +89,17 @@ def _base_app(worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfi
 def _add_models(app: FastAPI, worker: Worker) -> None:
     created = int(time.time())
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model_exclude_none=True)
     async def models() -> ModelList:
         return ModelList(data=[card()])
 
-    @app.get("/v1/models/{model:path}", responses={404: {"model": ErrorReply}})
+    @app.get("/v1/models/{model:path}", response_model_exclude_none=True, responses={404: {"model": ErrorReply}})
     async def model(model: str) -> ModelCard:
         check_model(model, worker.model_name)
         return card()
 
     def card() -> ModelCard:
-        return ModelCard(id=worker.model_name, created=created, max_model_len=worker.max_model_len)
+        return ModelCard(id=worker.model_name, created=created, max_model_len=worker.max_model_len or None)
 
 
 def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:

@@ -12,7 +12,7 @@ from pdcluster_worker.peers.types import Generated, PrefillMode
 
 
 class Worker(Protocol):
-    """A worker of any role: its model and whether it lives and serves."""
+    """A worker of any role: its model and whether it lives and serves; max_model_len and vocab_size are 0 until its engine is ready."""
 
     model_name: str
     max_model_len: int

@@ -3,7 +3,7 @@
 Nothing is sent before the first token, so an error before it has its own HTTP
 status; an error after it is an `error` event without `[DONE]` (streams) or an
 error status (whole answers).  A client that goes away cancels the generation at
-once, in either form.
+once, in either form; one that stops reading is made to go by `connection`.
 """
 
 import asyncio

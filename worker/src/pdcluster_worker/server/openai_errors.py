@@ -22,7 +22,8 @@ from pdcluster_worker.server.replies import Error, ErrorReply
 _SHOULD = re.compile("^(Input|String|List) should")
 _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_REASONS = {400: "invalid_request", 404: "not_found", 413: "body_too_large", 429: "rate_limited", 503: "unavailable"}
+_REASONS = {400: "invalid_request", 404: "not_found", 413: "body_too_large", 429: "rate_limited"}
+_REFUSALS = frozenset({"queue_full", "draining", "not_ready", "no_prefill_worker"})
 
 
 def reply(error: RequestError) -> ErrorReply:
@@ -42,12 +43,18 @@ def reason(error: RequestError) -> str:
     return error.code or _REASONS.get(error.status, "error")
 
 
+def is_refusal(error: RequestError) -> bool:
+    """Whether the error refuses a request before any work: the client's fault, or a 503 of `_REFUSALS`; other 5xx are failures of work."""
+    return error.status < 500 or error.code in _REFUSALS
+
+
 def install(app: FastAPI, rejected: Counter) -> None:
     """Answer every expected exception of `app` in OpenAI's shape; refused requests are counted in `rejected` by reason."""
 
     def _on_request_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        rejected.labels(reason(error)).inc()
+        if is_refusal(error):
+            rejected.labels(reason(error)).inc()
         return response(error)
 
     def _on_invalid(request: Request, error: Exception) -> Response:

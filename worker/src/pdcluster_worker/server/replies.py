@@ -182,13 +182,13 @@ class CompletionUsageChunk(CompletionChunk):
 
 
 class ModelCard(BaseModel):
-    """A model that this worker serves."""
+    """A model that this worker serves; max_model_len: in tokens, left out until the engine is ready."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "pdcluster"
-    max_model_len: int
+    max_model_len: int | None
 
 
 class ModelList(BaseModel):

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.server.connection import Connection
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
@@ -59,6 +60,7 @@ async def serve(app: ASGIApp, host: str, port: int) -> HttpServer:
     bound = _bind(host, port)
     config = uvicorn.Config(
         app,
+        http=Connection,
         log_config=None,
         access_log=False,
         lifespan="off",

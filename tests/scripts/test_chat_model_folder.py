@@ -1,0 +1,40 @@
+"""One folder of the sample chat model: the Makefile, the examples and the tests agree, whatever the environment says."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chat_model import FOLDER, chat_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_makefile_makes_the_folder_of_the_tests() -> None:
+    """With a CACHE in the environment, which must not matter."""
+    printed = subprocess.run(
+        ["make", "--no-print-directory", "--eval", "folder: ; @echo $(MODEL)", "folder"],
+        cwd=ROOT,
+        env={**os.environ, "CACHE": "/elsewhere"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip() == str(FOLDER)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_use_the_folder_of_the_tests(path: Path) -> None:
+    model = yaml.safe_load(path.read_text())["spec"]["model"]
+
+    assert Path(model["path"]).expanduser() == FOLDER
+
+
+def test_missing_model_fails_the_test_and_names_the_target(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="not complete: run `make model`"):
+        chat_model(tmp_path)
+
+    (tmp_path / ".ready").touch()
+    assert chat_model(tmp_path) == tmp_path

@@ -1,0 +1,39 @@
+"""The policy file's watch: it outlives whatever an edit does."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pdcluster_worker import policy_file
+from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.policy_file import PolicyFile
+
+
+async def test_policy_watch_goes_on_after_a_change_that_could_not_be_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(policy_file, "CHECK_SECONDS", 0.01)
+    path = tmp_path / "policy.yaml"
+    path.write_text("")
+    taken: asyncio.Queue[int] = asyncio.Queue()
+
+    def take(policy: PolicyConfig) -> None:
+        taken.put_nowait(policy.offload.prefill_queue_max)
+        if policy.offload.prefill_queue_max == 1:
+            raise OverflowError("too much")
+
+    watching = asyncio.create_task(PolicyFile(path).watch(take))
+    try:
+        async with asyncio.timeout(10):
+            for value in (1, 2):
+                new = path.with_name("new")
+                new.write_text(f"offload: {{prefillQueueMax: {value}}}")
+                new.replace(path)
+                assert await taken.get() == value
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    assert "a policy change was not applied whole" in caplog.text
+    assert "OverflowError: too much" in caplog.text

@@ -1,0 +1,58 @@
+"""One HTTP connection: uvicorn's, with an end for a client that stops reading.
+
+Whoever writes to a client that reads nothing would wait for ever, with its
+request open and a drain behind it.  Here no progress for SEND_SECONDS aborts
+the connection, which the application sees as a client that has gone.  A slow
+client that goes on reading is never cut off.
+"""
+
+import asyncio
+import logging
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+logger = logging.getLogger(__name__)
+
+SEND_SECONDS = 30.0
+
+
+class Connection(HttpToolsProtocol):
+    """Watches what is still to be sent whenever the socket takes no more."""
+
+    send_seconds = SEND_SECONDS
+    _check: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks when the client reads."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        """The socket takes no more: look again in send_seconds."""
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        """All is sent."""
+        self._stop_looking()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left to watch."""
+        self._stop_looking()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        self._check = self.loop.call_later(self.send_seconds, self._look, self.transport.get_write_buffer_size())
+
+    def _look(self, unsent_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent_bytes:
+            self._look_later()
+            return
+        logger.warning("client stopped reading, connection aborted client=%s unsent_bytes=%d", self.client, unsent_bytes)
+        self.transport.abort()
+
+    def _stop_looking(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
