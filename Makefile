@@ -1,6 +1,6 @@
 # One way to do each thing; `make help` lists them.
 PYTHON := .venv/bin/python
-CACHE  ?= $(HOME)/.cache/pdcluster
+CACHE  := $(HOME)/.cache/pdcluster
 MODEL  := $(CACHE)/smollm2-135m-instruct
 
 .DEFAULT_GOAL := help

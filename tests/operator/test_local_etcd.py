@@ -82,6 +82,6 @@ def test_etcd_is_found_in_the_path_when_not_beside_python(monkeypatch: pytest.Mo
     assert etcd.find_etcd() == tmp_path / "bin" / "etcd"
 
 
-def test_keys_are_those_of_the_design() -> None:
+def test_keys_are_those_of_the_contract() -> None:
     assert keys.worker_key(PREFIX, "decode", "cpu", "pod-0") == "/pdcluster/default/chat/workers/r1/decode/cpu/pod-0"
     assert keys.command_key("default", "chat", "pod-0") == "/pdcluster/default/chat/commands/pod-0"

@@ -1,4 +1,4 @@
-"""T6, the first promise of design.md: the same tokens whatever path a request takes.
+"""T6, the first promise of docs/architecture.md: the same tokens whatever path a request takes.
 
 54 prompts around block, chunk and threshold edges, over {mixed, local, remote,
 preempted, prefix-hit} x {alone, together}: greedy answers against transformers'

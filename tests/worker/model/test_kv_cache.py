@@ -1,4 +1,4 @@
-"""The cache keeps what is written, block by block and byte by byte, in the layout of design.md."""
+"""The cache keeps what is written, block by block and byte by byte, in the layout of docs/architecture.md."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def write_tokens(cache, slots, layer):
     return key, value
 
 
-def test_written_tokens_lie_in_the_layout_of_the_design():
+def test_written_tokens_lie_in_the_documented_layout():
     cache = KVCache(GEOMETRY, 5)
     key, value = write_tokens(cache, [13, 6], layer=1)  # block 3 offset 1, block 1 offset 2
     assert cache.tensor.shape == (5, 3, 2, 2, 4, 8)

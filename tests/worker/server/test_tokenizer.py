@@ -11,6 +11,7 @@ import pytest
 
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.server.tokenizer import Tokenizer
+from tests.chat_model import chat_model
 
 HELLO = [{"role": "user", "content": "Hi"}]
 

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics, each defined once; names are the contract of design.md (`tests/contract`).
+"""The worker's Prometheus metrics, each defined once; names are the contract of docs/architecture.md (`tests/contract`).
 
 Attribute names are metric names without the `pdcluster_` prefix and the
 `_total` suffix.  Engine counters arrive as cumulative values in EngineStats

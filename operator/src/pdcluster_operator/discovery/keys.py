@@ -1,4 +1,4 @@
-"""etcd keys of design.md's contract; the worker builds the same ones (`tests/contract`)."""
+"""etcd keys of docs/architecture.md's contract; the worker builds the same ones (`tests/contract`)."""
 
 
 def workers_prefix(namespace: str, name: str, revision: str) -> str:

@@ -19,7 +19,7 @@ from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import CreditQueue
 
 REPORT_SECONDS = 1.0
-"""How often peers hear of our load (design: 'Scale, past one machine')."""
+"""How often peers hear of our load (docs/architecture.md, 'Discovery')."""
 
 _SELF = ""
 """Our key in the prefix index; a pod's name is never empty."""
@@ -135,7 +135,7 @@ class Worker:
         metrics.prefill_queue_tokens.set_function(lambda: self._prefill_queue()[1])
 
     def _prefill_queue(self) -> tuple[int, int]:
-        """Our part of the prefill queue (design.md), in requests and tokens."""
+        """Our part of the prefill queue (docs/architecture.md), in requests and tokens."""
         if self.role == "prefill":
             load = self.load()
             return load.num_waiting, load.waiting_tokens

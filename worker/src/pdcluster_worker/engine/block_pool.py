@@ -1,4 +1,4 @@
-"""Who owns each KV block: the five states of design.md, 'Who owns a block'.
+"""Who owns each KV block: the five states of docs/architecture.md, 'Who owns a block'.
 
     free --allocate--> in use --release--> free, or cached when it has a hash
     cached --allocate (its hash is dropped) or acquire (a prefix hit)--> in use

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 EPOCH_BYTES = 16
-"""Length of an epoch: a 128-bit capability that names one transfer (design: 'A request's life', 5)."""
+"""Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A request's life', 5)."""
 
 FinishReason = Literal["stop", "length"]
 

@@ -72,7 +72,7 @@ class PagedAttention:
         """One query token a sequence.  query: [Hq, B, D]; returns [B, Hq, D].
 
         The query heads that share a KV head are rows of one small query, so
-        each key is loaded once for all of them (behaviours 4.1).
+        each key is loaded once for all of them [docs/behaviours.md, attention].
         """
         num_heads, batch, head_dim = query.shape
         num_kv_heads = self._cache.geometry.num_kv_heads

@@ -1,8 +1,8 @@
 """Counter-based randomness: a number in (0, 1) from (seed, position) alone.
 
 The same request draws the same number for the same position on every worker,
-in every batch, after preemption and after a move (design: 'KV layout and
-handshake', last paragraph).  Integer arithmetic only, so it is the same on
+in every batch, after preemption and after a move (docs/architecture.md,
+'Promises', 1).  Integer arithmetic only, so it is the same on
 every machine.
 """
 
