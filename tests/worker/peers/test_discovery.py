@@ -118,7 +118,7 @@ async def test_unreachable_etcd_is_a_stated_problem_until_it_comes_up(stopped_et
 
     stopped_etcd.start()
 
-    await asyncio.wait_for(a.discovery.wait_registered(), 20)
+    await eventually(lambda: a.discovery.registered_once)
     assert a.discovery.problem is None
     assert a.pods == {"a"}
 

@@ -67,8 +67,9 @@ class DecodeDispatcher:
 
     async def _tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         started = False
-        if prefill == "remote" or (prefill == "auto" and self._should_offload(spec)):
-            async with aclosing(self._remote.first_token(mailbox, spec, forced=prefill == "remote")) as first:
+        hashes = [] if prefill == "local" else block_hashes([*spec.prompt, *spec.output], self._worker.block_size)
+        if prefill == "remote" or (prefill == "auto" and self._should_offload(spec, hashes)):
+            async with aclosing(self._remote.first_token(mailbox, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:
                     started = True
                     yield generated
@@ -94,15 +95,15 @@ class DecodeDispatcher:
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
         return token
 
-    def _should_offload(self, spec: RequestSpec) -> bool:
+    def _should_offload(self, spec: RequestSpec, hashes: list[bytes]) -> bool:
         prefills = self._prefills()
         if not prefills:
             return False
-        tokens = [*spec.prompt, *spec.output]
+        num_tokens = len(spec.prompt) + len(spec.output)
         return should_offload(
             self._worker.policy.offload,
-            prompt_tokens=len(tokens),
-            cached_tokens=self._worker.cached_tokens(block_hashes(tokens, self._worker.block_size), len(tokens)),
+            prompt_tokens=num_tokens,
+            cached_tokens=self._worker.cached_tokens(hashes, num_tokens),
             prefill_queue=self._prefill_queue(prefills),
             decode_active=self._num_decoding,
         )

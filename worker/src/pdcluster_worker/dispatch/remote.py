@@ -16,7 +16,6 @@ import msgspec
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.engine_client import Mailbox
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.messages import (
     PrefillDone,
     Receive,
@@ -52,13 +51,15 @@ class RemotePrefill:
         self._worker = worker
         self._broker = broker
 
-    async def first_token(self, mailbox: Mailbox, spec: RequestSpec, *, forced: bool) -> AsyncGenerator[Generated, None]:
+    async def first_token(
+        self, mailbox: Mailbox, spec: RequestSpec, hashes: list[bytes], *, forced: bool
+    ) -> AsyncGenerator[Generated, None]:
         """The first token, if a prefill worker made it; afterwards the engine here goes on, from its KV or by itself.
 
-        Yields nothing when the prefill will be local after all.  Raises
+        hashes: of the full blocks of its tokens.  Yields nothing when the prefill will be local after all.  Raises
         RequestError 503 when that happens although the client forced `remote`.
         """
-        reserved = await self._reserve(mailbox, spec)
+        reserved = await self._reserve(mailbox, spec, hashes)
         if reserved is None:
             if forced:
                 raise RequestError('no prefill worker is ready, and pdcluster.prefill is "remote"', status=503, code="no_prefill_worker")
@@ -106,15 +107,14 @@ class RemotePrefill:
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
         self._worker.engine.send(ReceiveDone(spec.request_id, reserved.blocks.epoch, first, done.checksum))
 
-    async def _reserve(self, mailbox: Mailbox, spec: RequestSpec) -> _Reserved | None:
+    async def _reserve(self, mailbox: Mailbox, spec: RequestSpec, hashes: list[bytes]) -> _Reserved | None:
         """A credit first, then blocks, so that a waiting request holds none; None when no prefill worker is left."""
         clock = asyncio.get_running_loop().time
-        tokens = [*spec.prompt, *spec.output]
-        hashes = block_hashes(tokens, self._worker.block_size)
+        num_tokens = len(spec.prompt) + len(spec.output)
         start = clock()
-        self._worker.credit_queue.add(spec.request_id, len(tokens), spec.priority)
+        self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority)
         try:
-            while (peer := await self._broker.acquire(spec.request_id, len(tokens), spec.priority, hashes)) is not None:
+            while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
                 blocks = await self._receive(mailbox, spec, peer)
                 if isinstance(blocks, ReceiveReady):
                     return _Reserved(peer, blocks, clock() - start)

@@ -57,30 +57,22 @@ class DiscoveryEvents:
 class Discovery:
     """One per worker.
 
-    problem: why etcd does not serve this worker now; None while a session lives.
+    problem:         why etcd does not serve this worker now; None while a session lives.
+    registered_once: latches at the first registration.
     """
 
     def __init__(self, config: DiscoveryConfig, keys: DiscoveryKeys, events: DiscoveryEvents) -> None:
         self.problem: str | None = "not registered in etcd yet"
+        self.registered_once = False
         self._lease_seconds = config.lease_seconds
         self._endpoints: Iterator[str] = cycle(config.endpoints)
         self._keys = keys
         self._events = events
         self._membership = Membership()
         self._is_draining = False
-        self._registered = asyncio.Event()
         self._record_changed = asyncio.Event()
         self._has_missing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def registered_once(self) -> bool:
-        """Latches at the first registration."""
-        return self._registered.is_set()
-
-    async def wait_registered(self) -> None:
-        """Return once this worker has been in etcd."""
-        await self._registered.wait()
 
     def start(self, record: WorkerRecord) -> None:
         """Register, and go on trying for as long as it takes; returns at once."""
@@ -152,7 +144,7 @@ class Discovery:
         listed = [decode_record(key, value) for key, value in workers.values.items()]
         self._apply(self._membership.resync({record.pod: record for record in listed if record is not None}))
         self._set_draining(bool(command.values))
-        self._registered.set()
+        self.registered_once = True
 
     def _report_problem(self, problem: str) -> None:
         if problem != self.problem:
