@@ -2,12 +2,13 @@
 PYTHON := .venv/bin/python
 CACHE  := $(HOME)/.cache/pdcluster
 MODEL  := $(CACHE)/smollm2-135m-instruct
+KUBERNETES := $(CACHE)/kubernetes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model proto run test check bench clean
+.PHONY: help setup model kubernetes proto charts run test check bench cluster cluster-down e2e clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
@@ -20,13 +21,21 @@ model: $(MODEL)/.ready ## fetch and convert the sample chat model, once, into th
 $(MODEL)/.ready: | .venv/.ready
 	@$(PYTHON) scripts/fetch_model.py $(MODEL)
 
+kubernetes: $(KUBERNETES)/.ready ## build the Kubernetes that tests and the test cluster run, once, into the cache directory
+
+$(KUBERNETES)/.ready: scripts/kubernetes.sh | .venv/.ready
+	@scripts/kubernetes.sh $(KUBERNETES)
+
 proto: setup ## generate the gRPC code again after a change of worker/proto
 	@scripts/proto.sh
+
+charts: setup ## copy the CRDs and the sample cluster into the Helm chart again after a change
+	@$(PYTHON) scripts/chart_copies.py
 
 run: setup model ## serve examples/laptop.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/laptop.yaml
 
-test: setup model ## all tests
+test: setup model kubernetes ## all tests
 	@$(PYTHON) -m pytest
 
 check: setup ## format, lint, types, import directions, sizes and duplicates
@@ -34,6 +43,15 @@ check: setup ## format, lint, types, import directions, sizes and duplicates
 
 bench: setup model ## our mixed and 1P1D beside Hugging Face generate(), in one run
 	@$(PYTHON) bench/run.py
+
+cluster: setup model kubernetes ## start a one-node Kubernetes with both images and the sample model (root, Debian)
+	@$(PYTHON) -m e2e.rig up
+
+cluster-down: ## end the cluster and remove every trace of it
+	@[ ! -d .cluster ] || $(PYTHON) -m e2e.rig down
+
+e2e: setup model kubernetes ## all tests on a real cluster: the one that is up, one made for them, or PDCLUSTER_KUBECONFIG's
+	@$(PYTHON) -m pytest e2e
 
 clean: ## remove .venv and every cache in this folder
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format, lint, types, import directions, sizes and duplicates.  Runs them all, then says which failed.
+# Format, lint, types, import directions, sizes, duplicates and the chart's copies.  Runs them all, then says which failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +19,7 @@ run bench-types env MYPYPATH=bench:worker/src:operator/src .venv/bin/mypy bench
 run imports .venv/bin/lint-imports
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
+run charts .venv/bin/python scripts/chart_copies.py --check
 
 if [ "${#failed[@]}" -gt 0 ]; then
     echo "check: failed: ${failed[*]}"

@@ -1,5 +1,6 @@
 """crds/pdcluster.yaml and pdcluster_operator.api say the same: fields, requirements, defaults, limits and names."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -8,10 +9,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 import annotated_types
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from pdcluster_operator.api import conditions
 from pdcluster_operator.api.accelerators import accelerators
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.pdcluster import PDClusterSpec
@@ -28,7 +29,7 @@ def sections(model: type[BaseModel], schema: dict[str, Any], path: str) -> Itera
     for field in model.model_fields.values():
         alias = str(field.alias)
         child = schema["properties"].get(alias, {})
-        child = child.get("items", child)
+        child = child.get("items", child.get("additionalProperties", child))
         for nested in models_in(field.annotation):
             yield from sections(nested, child, f"{path}.{alias}")
 
@@ -64,7 +65,7 @@ def test_crd_field_is_the_model_field(path: str, field: FieldInfo, schema: dict[
     if get_origin(field.annotation) is Literal:
         assert schema["enum"] == list(get_args(field.annotation))
     assert schema.get("nullable", False) is (type(None) in get_args(field.annotation) and not models_in(field.annotation))
-    assert limits(schema) == model_limits(field)
+    assert {key: value for key, value in limits(schema).items() if key in model_limits(field) or key not in LENGTHS} == model_limits(field)
 
 
 def json_type(annotation: Any) -> str:
@@ -74,26 +75,33 @@ def json_type(annotation: Any) -> str:
         annotation = annotation.__origin__
     if get_origin(annotation) is tuple:
         return "array"
-    if models_in(annotation):
+    if get_origin(annotation) is dict or models_in(annotation):
         return "object"
     if get_origin(annotation) is Literal:
-        return "string"
+        annotation = type(get_args(annotation)[0])
     return {int: "integer", float: "number", bool: "boolean", str: "string"}[annotation]
 
 
+LENGTHS = ("maxLength", "maxItems", "maxProperties", "minItems", "minLength")
+"""Where the model has none, the API server needs one to know what a CEL rule costs; or the model's own rule says it better."""
+
+
 def limits(schema: dict[str, Any]) -> dict[str, float]:
-    """Numeric limits; those of int-or-string are in its integer form."""
-    schema = schema.get("anyOf", [schema])[0]
-    found = {key: schema[key] for key in ("maximum",) if key in schema}
+    """Limits of numbers, and of lengths."""
+    found = {key: schema[key] for key in ("maximum", *LENGTHS) if key in schema}
     if "minimum" in schema:
         found["above" if schema.get("exclusiveMinimum") else "minimum"] = schema["minimum"]
     return found
 
 
 def model_limits(field: FieldInfo) -> dict[str, float]:
+    """The same of a model's field; of text, list or map by the type of the field.  Quantities are checked by a rule."""
     metadata = [*field.metadata, *(item for argument in get_args(field.annotation) for item in flat(argument))]
+    if any(isinstance(item, BeforeValidator) for item in metadata):
+        return {}
+    kind = {"array": "Items", "object": "Properties"}.get(json_type(field.annotation), "Length")
     found: dict[str, float] = {}
-    for item in metadata:
+    for item in metadata if kind == "Length" else field.metadata:
         match item:
             case annotated_types.Ge(value):
                 found["minimum"] = value
@@ -101,6 +109,10 @@ def model_limits(field: FieldInfo) -> dict[str, float]:
                 found["above"] = value
             case annotated_types.Le(value):
                 found["maximum"] = value
+            case annotated_types.MaxLen(value):
+                found[f"max{kind}"] = value
+            case annotated_types.MinLen(value):
+                found[f"min{kind}"] = value
     return found
 
 
@@ -120,12 +132,17 @@ def test_crd_engine_descriptions_name_the_defaults() -> None:
     assert not any("default" in schema for schema in engine.values())
 
 
-def test_crd_names_the_known_accelerators() -> None:
-    pool = SCHEMA["properties"]["spec"]["properties"]["roles"]["properties"]["prefill"]["properties"]["pools"]
+@pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
+def test_crd_names_the_known_accelerators(role: str) -> None:
+    pools = SCHEMA["properties"]["spec"]["properties"]["roles"]["properties"][role]["properties"]["pools"]
+    spec_rules = SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+    (rule,) = [rule for rule in spec_rules if rule.get("fieldPath") == f".roles.{role}.pools"]
 
-    assert set(pool["items"]["properties"]["gpu"]["enum"]) == set(accelerators())
-    assert pool["maxItems"] == MAX_POOLS
-    assert pool["items"]["properties"]["gpu"]["default"] == PoolSpec.model_fields["gpu"].default
+    assert set(re.findall(r"'([^']+)'", rule["rule"])) == set(accelerators())
+    for text in (rule["message"], pools["items"]["properties"]["gpu"]["description"]):
+        assert all(name in text for name in accelerators())
+    assert pools["maxItems"] == MAX_POOLS
+    assert pools["items"]["properties"]["gpu"]["default"] == PoolSpec.model_fields["gpu"].default
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
@@ -137,32 +154,48 @@ def test_crd_name_lengths_are_those_of_a_workload(role: str) -> None:
     assert rules[0].endswith(f"<= {room})")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_examples_pass_the_crd_schema(path: Path) -> None:
-    schema = closed(SCHEMA)
-    Draft202012Validator.check_schema(schema)
+@pytest.mark.parametrize("field", ["blockSize", "maxBatchedTokens", "maxSequences"])
+def test_crd_rules_know_the_engine_defaults(field: str) -> None:
+    rules = " ".join(rule["rule"] for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"])
+    assumed = re.findall(rf"\.\?{field}\)\.orValue\((\d+)\)", rules)
+    (default,) = [each.default for each in EngineSpec.model_fields.values() if each.alias == field]
 
-    assert list(map(str, Draft202012Validator(schema).iter_errors(yaml.safe_load(path.read_text())))) == []
+    assert assumed
+    assert {int(number) for number in assumed} == {default}
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """As JSON Schema of today, with unknown fields refused as the API server does in strict mode."""
-    made = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes")}
-    if "properties" in made:
-        made["properties"] = {name: closed(child) for name, child in made["properties"].items()}
-        made["additionalProperties"] = False
-    if "items" in made:
-        made["items"] = closed(made["items"])
-    if made.pop("exclusiveMinimum", False):
-        made["exclusiveMinimum"] = made.pop("minimum")
-    return made
+def test_crd_never_fills_in_what_counts_as_given() -> None:
+    """Defaults of `replicas`, and any inside `engine` or a pod template, would speak for the user."""
+    assert [path for path, schema in all_below(SCHEMA) if "default" in schema and re.search(r"replicas$|engine|podTemplate", path)] == []
+
+
+def test_crd_has_words_for_every_field() -> None:
+    plain = {"", ".apiVersion", ".kind", ".metadata", ".metadata.name"}
+    assert [path for path, schema in all_below(SCHEMA) if not schema.get("description") and path not in plain] == []
+
+
+def all_below(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field below a schema with its own, entries of lists and maps aside."""
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from all_below(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from (each for each in all_below(schema[key], path) if each[0] != path)
+
+
+def test_crd_status_has_the_condition_types() -> None:
+    conditions_schema = SCHEMA["properties"]["status"]["properties"]["conditions"]
+    types = [value for name, value in vars(conditions).items() if name.endswith(("_READY", "READY", "SERVING", "RECONCILING", "STALLED"))]
+    named = [each for each in types if isinstance(each, str)]
+
+    assert all(each in conditions_schema["description"] for each in named)
+    assert len(named) == 9
+    assert conditions_schema["x-kubernetes-list-map-keys"] == ["type"]
 
 
 def test_crd_rules_carry_messages() -> None:
-    def rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
-        yield from schema.get("x-kubernetes-validations", [])
-        for child in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
-            yield from rules(child)
+    rules = [rule for _, schema in all_below(SCHEMA) for rule in schema.get("x-kubernetes-validations", [])]
 
-    assert all(rule["message"] for rule in rules(SCHEMA))
-    assert len(list(rules(SCHEMA))) > 10
+    assert all(rule["message"] for rule in rules)
+    assert len(rules) > 10

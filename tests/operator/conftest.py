@@ -1,7 +1,6 @@
 """What the operator's tests share.  Real here: etcd, processes, signals, files, TLS.  Not real: the worker program (standin_worker.py)."""
 
 import asyncio
-import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,26 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.operator.object_cases import minimal
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def document() -> dict[str, Any]:
     """A valid 1P1D object, free to be changed."""
-    return copy.deepcopy(
-        {
-            "apiVersion": "pdcluster.io/v1alpha1",
-            "kind": "PDCluster",
-            "metadata": {"name": "chat"},
-            "spec": {
-                "model": {"name": "tiny", "path": "/models/tiny"},
-                "roles": {
-                    "prefill": {"pools": [{"name": "cpu", "replicas": 1}]},
-                    "decode": {"pools": [{"name": "cpu", "replicas": 1}]},
-                },
-            },
-        }
-    )
+    return minimal()
 
 
 @pytest.fixture

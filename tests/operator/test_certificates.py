@@ -1,13 +1,14 @@
 """The per-run certificates, checked by OpenSSL."""
 
-import contextlib
 import ssl
 import stat
 from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.local.certificates import WORKER_NAME, Certificates, make_certificates
+from pdcluster_operator.certificates.authority import WORKER_NAME
+from pdcluster_operator.local.certificates import Certificates, make_certificates
+from tests.operator.certificates.handshakes import handshake
 
 
 @pytest.fixture
@@ -23,16 +24,6 @@ def context(side: Certificates, protocol: int, trusted: Certificates) -> ssl.SSL
     made.verify_mode = ssl.CERT_REQUIRED
     made.verify_flags |= ssl.VERIFY_X509_STRICT
     return made
-
-
-def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """One handshake in memory, in which each side checks the other.  Raises ssl.SSLError."""
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (client.wrap_bio(to_client, to_server, server_hostname=name), server.wrap_bio(to_server, to_client, server_side=True))
-    for end in ends * 3:  # as many turns as TLS 1.3 takes, and one to spare
-        with contextlib.suppress(ssl.SSLWantReadError):
-            end.do_handshake()
-    assert [end.version() for end in ends] == ["TLSv1.3", "TLSv1.3"]
 
 
 @pytest.mark.parametrize("name", [WORKER_NAME, "127.0.0.1"])

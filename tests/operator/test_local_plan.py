@@ -1,4 +1,4 @@
-"""The plan of one machine, and the revision."""
+"""The plan of one machine."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 
 from pdcluster_operator.api.errors import InvalidObjectError
 from pdcluster_operator.api.load import parse
-from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.local import MAX_PROCESSES, plan_local
 
 
@@ -70,33 +69,13 @@ def test_plan_refuses_more_processes_than_a_machine_should_run(document: dict[st
     ]
 
 
-@pytest.mark.parametrize(
-    ("section", "value", "changes"),
-    [
-        ("routing", {"offload": {"prefillLengthThreshold": 1}}, False),
-        ("qos", {"admission": {"maxQueuedRequests": 1}}, False),
-        ("service", {"port": 9999}, False),
-        ("engine", {"blockSize": 16}, False),  # its default
-        ("engine", {"blockSize": 32}, True),
-        ("engine", {"kvCacheMemory": "1Gi"}, False),  # the default in other words
-        ("model", {"name": "tiny", "path": "/models/tiny", "dtype": "float32"}, True),
-        ("discovery", {"etcd": {"endpoints": ["etcd:2379"]}}, True),
-    ],
-)
-def test_revision_names_what_engine_files_are_made_of(section: str, value: dict[str, Any], changes: bool, document: dict[str, Any]) -> None:
-    before = revision_of(parse(document).spec)
-    document["spec"][section] = value
+def test_plan_refuses_models_that_are_not_on_this_machine(document: dict[str, Any]) -> None:
+    document["spec"]["model"] = {"name": "tiny", "huggingFace": {"repo": "a/b"}}
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=1, port=0)
+    assert str(refused.value) == ("spec.model.huggingFace: pdctl does not download models; give path, the model's folder on this machine")
 
-    assert (revision_of(parse(document).spec) != before) is changes
-
-
-def test_revision_ignores_replicas(document: dict[str, Any]) -> None:
-    before = revision_of(parse(document).spec)
-    document["spec"]["roles"]["decode"]["pools"][0] |= {"replicas": 5, "maxReplicas": 9}
-
-    assert revision_of(parse(document).spec) == before
-
-
-def test_revision_is_stable_between_versions(document: dict[str, Any]) -> None:
-    """A change here means that an upgrade rolls every cluster: it must be on purpose."""
-    assert revision_of(parse(document).spec) == "b627cd25"
+    document["spec"]["model"] = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}}
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=1, port=0)
+    assert str(refused.value) == "spec.model.pvc: there are no volumes on this machine; leave it out and give path as a folder here"

@@ -59,7 +59,7 @@ def test_load_refuses_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_parse_leaves_out_what_the_server_owns(document: dict[str, Any]) -> None:
-    document["metadata"] |= {"uid": "1", "resourceVersion": "2", "managedFields": [], "creationTimestamp": "now"}
+    document["metadata"] |= {"uid": "1", "resourceVersion": "2", "managedFields": [], "creationTimestamp": "now", "generateName": "c"}
     document["status"] = {"ready": True}
 
     assert parse(document).metadata.name == "chat"

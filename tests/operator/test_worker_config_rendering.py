@@ -1,10 +1,11 @@
 """The worker's two files, written out in full."""
 
+from dataclasses import replace
 from typing import Any
 
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.manifests.worker_config import WorkerSite, engine_file, policy_file
+from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
 
 SITE = WorkerSite(
     model_path="/abs/tiny",
@@ -48,10 +49,20 @@ def test_engine_file_is_complete(document: dict[str, Any]) -> None:
             "verifyTransfers": False,
             "fenceTimeoutSeconds": 30.0,
         },
-        "discovery": {"endpoints": ["127.0.0.1:2379"]},
+        "discovery": {"endpoints": ["127.0.0.1:2379"], "tls": None},
         "tls": {"ca": "/c/ca.pem", "certificate": "/c/worker.pem", "key": "/c/worker.key"},
-        "listen": {"host": "127.0.0.1", "http": 8000, "grpc": 0, "kv": 0},
+        "listen": {"host": "127.0.0.1", "http": 8000, "grpc": 0, "kv": 0, "apiKeys": None},
     }
+
+
+def test_engine_file_names_what_an_etcd_with_tls_and_api_keys_need(document: dict[str, Any]) -> None:
+    cluster = parse(document)
+    pool = cluster.spec.roles.present()["decode"].pools[0]
+    site = replace(SITE, etcd_tls=EtcdTls(ca="/e/ca.crt", certificate="/e/tls.crt", key="/e/tls.key"), api_keys="/keys")
+    made = engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site)
+
+    assert made["discovery"]["tls"] == {"ca": "/e/ca.crt", "certificate": "/e/tls.crt", "key": "/e/tls.key"}
+    assert made["listen"]["apiKeys"] == "/keys"
 
 
 def test_policy_file_is_complete(document: dict[str, Any]) -> None:

@@ -116,6 +116,8 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         "python scripts/check_sizes.py",
         "== duplicates",
         "python scripts/check_duplicates.py",
+        "== charts",
+        "python scripts/chart_copies.py --check",
         "check: all passed",
     ]
 
@@ -131,6 +133,7 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         ("lint-imports", "imports"),
         ("python scripts/check_sizes", "sizes"),
         ("python scripts/check_duplicates", "duplicates"),
+        ("python scripts/chart_copies", "charts"),
     ],
 )
 def test_check_names_what_failed_after_running_all(tmp_path: Path, failing: str, name: str) -> None:

@@ -36,6 +36,7 @@ def test_draining_worker_takes_no_new_requests(slow: Pair, prompts: Prompts) -> 
         assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
         assert "draining" in reply.json()["error"]["message"]
         assert "retry-after" in reply.headers
+        assert reply.headers["connection"] == "close"  # the next request goes to another worker
     assert slow.decode.wait_end() == 0  # the client left, so nothing holds it
 
 
@@ -64,6 +65,19 @@ def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair: Pair, prompts
     finally:
         pair.cluster.etcd.delete(command)
     pair.decode.wait_for(lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "remote", "prefill serves again")
+
+
+def test_second_sigterm_does_not_wait(slow: Pair, prompts: Prompts) -> None:
+    with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
+        stream.read_tokens(1)
+        slow.decode.terminate()
+        slow.decode.wait_for(lambda: slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "it drains")
+        slow.decode.terminate()  # only now: two signals at once may arrive as one
+        assert slow.decode.wait_end() == 0
+        with contextlib.suppress(httpx.TransportError):
+            stream.read_all()
+        assert not stream.done
+    assert slow.cluster.record(slow.decode.name) is None
 
 
 def test_dead_engine_ends_its_worker_at_once(pair: Pair, prompts: Prompts) -> None:

@@ -35,7 +35,7 @@ from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.service import WorkerService
-from pdcluster_worker.peers.tls import Credentials, load_credentials
+from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.peers.types import Generated, Hello, Load, Report
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
@@ -271,7 +271,7 @@ def stranger_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="session")
 def credentials(authority: Authority) -> Credentials:
     """Credentials of a worker of the cluster."""
-    return load_credentials(authority.issue())
+    return Credentials(authority.issue())
 
 
 class Handler:
@@ -345,7 +345,7 @@ class Worker:
             lambda peer: self.lost.append(peer.key),
             lambda _: None,
         )
-        self.directory = Directory(record.pod, Here(hello, credentials.channel, self.refusals, self.index), events, self.metrics)
+        self.directory = Directory(record.pod, Here(hello, credentials, self.refusals, self.index), events, self.metrics)
         self.server: grpc.aio.Server | None = None
 
     def sees(self, *others: "Worker") -> None:

@@ -12,7 +12,7 @@ import pytest
 from pdcluster_worker.engine.messages import KVGeometry, RequestSpec, Sampling, Target
 from pdcluster_worker.errors import ConfigError, PeerError
 from pdcluster_worker.peers.server import start_grpc
-from pdcluster_worker.peers.tls import load_credentials
+from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.peers.types import Load, Report
 
 Eventually = Callable[..., Any]
@@ -117,7 +117,7 @@ async def test_old_engine_id_is_not_connected_to(worker: Any, record: Any, event
 async def test_peer_outside_the_ca_is_not_served(worker: Any, authority: Any, stranger_authority: Any, eventually: Eventually) -> None:
     p = await worker("p", "prefill")
     # It trusts our CA, so only the check of its own certificate can refuse it.
-    stranger = await worker("s", "decode", creds=load_credentials(stranger_authority.issue(trusted=authority)))
+    stranger = await worker("s", "decode", creds=Credentials(stranger_authority.issue(trusted=authority)))
 
     stranger.sees(p)
 
@@ -128,7 +128,7 @@ async def test_peer_outside_the_ca_is_not_served(worker: Any, authority: Any, st
 
 async def test_server_outside_the_ca_is_not_trusted(worker: Any, authority: Any, stranger_authority: Any) -> None:
     d = await worker("d", "decode")
-    impostor = await worker("p", "prefill", creds=load_credentials(stranger_authority.issue(trusted=authority)))
+    impostor = await worker("p", "prefill", creds=Credentials(stranger_authority.issue(trusted=authority)))
 
     assert not await d.directory.probe(impostor.record)
 

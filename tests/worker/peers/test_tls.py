@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.peers.tls import load_credentials
+from pdcluster_worker.peers.tls import Credentials
 
 
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
@@ -15,7 +15,7 @@ def test_missing_file_is_refused_by_name(authority: Any, tmp_path: Path, name: s
     config = msgspec.structs.replace(authority.issue(), **{name: str(tmp_path / "none.pem")})
 
     with pytest.raises(ConfigError, match=rf"tls\.{name}: .*none\.pem cannot be read"):
-        load_credentials(config)
+        Credentials(config)
 
 
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
@@ -24,7 +24,7 @@ def test_file_that_is_not_pem_is_refused_by_name(authority: Any, tmp_path: Path,
     path.write_bytes(b"\x00garbage")
 
     with pytest.raises(ConfigError, match=rf"tls\.{name}: .* is not a PEM file"):
-        load_credentials(msgspec.structs.replace(authority.issue(), **{name: str(path)}))
+        Credentials(msgspec.structs.replace(authority.issue(), **{name: str(path)}))
 
 
 def test_broken_pem_is_refused(authority: Any, tmp_path: Path) -> None:
@@ -32,11 +32,11 @@ def test_broken_pem_is_refused(authority: Any, tmp_path: Path) -> None:
     path.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
 
     with pytest.raises(ConfigError, match=r"tls\.ca"):
-        load_credentials(msgspec.structs.replace(authority.issue(), ca=str(path)))
+        Credentials(msgspec.structs.replace(authority.issue(), ca=str(path)))
 
 
 def test_key_of_another_certificate_is_refused(authority: Any) -> None:
     config = msgspec.structs.replace(authority.issue(), key=authority.issue().key)
 
     with pytest.raises(ConfigError, match="not a certificate and its key"):
-        load_credentials(config)
+        Credentials(config)

@@ -69,12 +69,16 @@ class ScriptedBackend:
     aborted: list[str] = field(default_factory=list)
     not_ready: str | None = None
     dead: str | None = None
+    drains: bool = False
 
     def ready(self) -> str | None:
         return self.not_ready
 
     def alive(self) -> str | None:
         return self.dead
+
+    def draining(self) -> bool:
+        return self.drains
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

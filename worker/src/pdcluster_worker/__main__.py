@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 from pdcluster_worker.errors import ConfigError, ModelError
+from pdcluster_worker.logs import start_logging
 
 
 def main() -> int:
     """Parse the command line and run this process's side."""
     arguments = _parser().parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    start_logging()
     try:
         if arguments.engine is not None:
             from pdcluster_worker import engine_process  # torch is for the engine process only

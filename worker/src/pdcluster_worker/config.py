@@ -69,18 +69,31 @@ class EngineConfig(_Section, frozen=True):
 
 
 class ListenConfig(_Section, frozen=True):
-    """Where to listen; port 0 = any free port, announced in etcd."""
+    """Where to listen; port 0 = any free port, announced in etcd.
+
+    api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
+    """
 
     host: str = "0.0.0.0"
     http: Port = 8000
     grpc: Port = 9000
     kv: Port = 9100
+    api_keys: str | None = None
+
+
+class EtcdTLSConfig(_Section, frozen=True):
+    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for one."""
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
 
 
 class DiscoveryConfig(_Section, frozen=True):
-    """etcd endpoints as host:port, and the lease of this worker's record."""
+    """etcd endpoints as host:port, TLS to them (None = plain), and the lease of this worker's record."""
 
     endpoints: Annotated[list[str], msgspec.Meta(min_length=1)]
+    tls: EtcdTLSConfig | None = None
     lease_seconds: Positive = 10
 
 

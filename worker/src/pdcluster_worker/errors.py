@@ -3,6 +3,8 @@
 WorkerError
 ├── ConfigError          a config file or an environment value is wrong; the process ends with 2
 ├── ModelError           the model folder is missing, unsupported or does not fit; the process ends with 2
+├── FetchError           a model cannot be downloaded as asked; the process ends with 2
+├── HubError             the model hub did not answer, or broke off; tried again, then the process ends with 1
 ├── RequestError         a request cannot be served; carries the HTTP status and OpenAI's error fields
 └── PeerError            another worker failed us: unreachable, refused, or broke off
 """
@@ -18,6 +20,14 @@ class ConfigError(WorkerError):
 
 class ModelError(WorkerError):
     """The model cannot be served; the message names the reason."""
+
+
+class FetchError(WorkerError):
+    """Trying again would not help; the message names the repository and the fix."""
+
+
+class HubError(WorkerError):
+    """Trying again may help; the message says what broke off."""
 
 
 class RequestError(WorkerError):

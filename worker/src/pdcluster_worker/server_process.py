@@ -12,12 +12,14 @@ import contextlib
 import logging
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from pdcluster_worker.config import Identity, WorkerConfig, load_worker_config
+from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig, load_worker_config
 from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
@@ -26,7 +28,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import EngineReady
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.tls import Credentials, load_credentials
+from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.policy_file import PolicyFile
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
@@ -45,19 +47,32 @@ HTTP_DRAIN_SECONDS = 5.0
 def run(config_path: Path, policy_path: Path | None) -> int:
     """Run one worker until it has drained or its engine has died; returns the exit status.  Raises ConfigError, ModelError."""
     config = load_worker_config(config_path)
-    process = ServerProcess(config_path, config, Identity.from_env(), load_credentials(config.tls), PolicyFile(policy_path))
+    files = Files(
+        Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
+    )
+    if config.discovery.tls is not None:
+        EtcdCredentials(config.discovery.tls)  # wrong files are said now, not when the model has been loaded
+    process = ServerProcess(config_path, config, Identity.from_env(), files)
     return uvloop.run(process.run())
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is re-read while the worker runs."""
+
+    credentials: Credentials
+    policy: PolicyFile
+    api_keys: ApiKeys
 
 
 class ServerProcess:
     """One run of one worker."""
 
-    def __init__(self, config_path: Path, config: WorkerConfig, identity: Identity, credentials: Credentials, policy: PolicyFile) -> None:
+    def __init__(self, config_path: Path, config: WorkerConfig, identity: Identity, files: Files) -> None:
         self._config_path = config_path
         self._config = config
         self._identity = identity
-        self._credentials = credentials
-        self._policy = policy
+        self._files = files
         self._metrics = Metrics()
 
     async def run(self) -> int:
@@ -83,12 +98,17 @@ class ServerProcess:
             await engine.stop()
 
     async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
-        listen = self._config.listen
+        listen, files = self._config.listen, self._files
+        accepts_key = files.api_keys.accepts if files.api_keys.required else None
+
+        def policy() -> PolicyConfig:
+            return files.policy.current
+
         if self._config.role == "prefill":
-            app = create_prefill_app(backend, self._metrics, lambda: self._policy.current)
+            app = create_prefill_app(backend, self._metrics, policy, accepts_key=accepts_key)
         else:
             tokenizer = Tokenizer.load(Path(self._config.model.path))
-            app = create_app(backend, tokenizer, self._metrics, lambda: self._policy.current)
+            app = create_app(backend, tokenizer, self._metrics, policy, accepts_key=accepts_key)
         return await serve(app, listen.host, listen.http)
 
     async def _live(self, engine: EngineChild, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
@@ -99,9 +119,13 @@ class ServerProcess:
             return
         backend.engine_is_ready(facts)
         kv_address = join_address(self._identity.address, facts.kv_port)
-        worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._policy.current)
-        node = Node(self._config, self._identity, self._credentials, worker)
-        watching = asyncio.create_task(self._policy.watch(node.set_policy), name="policy file")
+        worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._files.policy.current)
+        node = Node(self._config, self._identity, self._files.credentials, worker)
+        watching = [
+            asyncio.create_task(self._files.policy.watch(node.set_policy), name="policy file"),
+            asyncio.create_task(self._files.credentials.watch(), name="certificates"),
+            asyncio.create_task(self._files.api_keys.watch(), name="API keys"),
+        ]
         try:
             await node.join(http.port)
             backend.serve(node)
@@ -109,7 +133,8 @@ class ServerProcess:
             await node.drain()
             await http.drain(HTTP_DRAIN_SECONDS)
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await node.close()
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,11 +22,12 @@ _EXPLANATIONS = {
     "dict_type": _SECTION,
     "tuple_type": ("must be a list", "write its entries as `- ...` lines"),
     "literal_error": ("must be {expected}", "change it to that"),
-    "greater_than_equal": ("must be at least {ge:g}", "raise it"),
-    "greater_than": ("must be more than {gt:g}", "raise it"),
-    "less_than_equal": ("must be at most {le:g}", "lower it"),
+    "greater_than_equal": ("must be at least {ge}", "raise it"),
+    "greater_than": ("must be more than {gt}", "raise it"),
+    "less_than_equal": ("must be at most {le}", "lower it"),
     "string_too_short": ("must not be empty text", "write its name or path"),
-    "string_pattern_mismatch": ("must be host:port", "write it like 127.0.0.1:2379"),
+    "string_too_long": ("must have at most {max_length} characters", "shorten it"),
+    "too_long": ("must have at most {max_length} entries", "remove some"),
 }
 
 
@@ -62,7 +63,8 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
 def _explain(kind: str, context: dict[str, Any]) -> tuple[str, str]:
     """Reason and fix of one of pydantic's own error types; limits come from its context."""
     reason, fix = _EXPLANATIONS.get(kind, (f"is wrong ({kind.replace('_', ' ')})", "see crds/pdcluster.yaml"))
-    return reason.format(**context), fix
+    whole = {name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in context.items()}
+    return reason.format(**whole), fix
 
 
 def _path(location: Location) -> str:
@@ -86,6 +88,8 @@ def _step(annotation: Any, part: int | str) -> Any:
     """Type of one field or entry of a type; None when it has no such part."""
     if isinstance(part, int):
         return next((args[0] for args in (get_args(annotation),) if args), None)
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
     for model in _models(annotation):
         for name, field in model.model_fields.items():
             if part in (name, field.alias):

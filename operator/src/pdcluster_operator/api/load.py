@@ -21,6 +21,7 @@ _SERVER_METADATA = frozenset(
         "deletionGracePeriodSeconds",
         "deletionTimestamp",
         "finalizers",
+        "generateName",
         "generation",
         "managedFields",
         "ownerReferences",

@@ -4,23 +4,32 @@ A PDCluster that exists as a value here has passed every rule; code above never
 checks again.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pdcluster_operator.api.accelerators import accelerators
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
-from pdcluster_operator.api.rules import rule
+from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.sections import (
+    MAX_ACCELERATORS,
+    AcceleratorSpec,
     DiscoverySpec,
     EngineSpec,
+    ImageSpec,
     ModelSpec,
-    Name,
+    MonitoringSpec,
+    NetworkPolicySpec,
+    PlacementSpec,
+    PoolSpec,
     QosSpec,
     RolesSpec,
+    RolloutSpec,
     RoutingSpec,
     Section,
     ServiceSpec,
 )
+from pdcluster_operator.api.values import Name, PodTemplate
 
 KIND = "PDCluster"
 _KV_FIELDS = ("block_size", "kv_cache_dtype")  # what both ends of a KV transfer must share, besides the model
@@ -30,21 +39,40 @@ class Metadata(Section):
     """Name and namespace of the object; labels and annotations are the user's own."""
 
     name: Name
-    namespace: Name = "default"
+    namespace: Annotated[
+        str, spelled(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace", "use at most 63 lower-case letters, digits and '-'")
+    ] = "default"
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class PDClusterSpec(Section):
-    """What to serve and how."""
+    """What to serve and how.  accelerators: types by name, besides and over those of accelerators.yaml."""
 
     model: ModelSpec
     roles: RolesSpec
+    image: ImageSpec = ImageSpec()
     engine: EngineSpec = EngineSpec()
+    accelerators: Annotated[dict[str, AcceleratorSpec], Field(max_length=MAX_ACCELERATORS)] = Field(default_factory=dict)
     routing: RoutingSpec = RoutingSpec()
     qos: QosSpec = QosSpec()
     discovery: DiscoverySpec = DiscoverySpec()
     service: ServiceSpec = ServiceSpec()
+    placement: PlacementSpec | None = None
+    rollout: RolloutSpec = RolloutSpec()
+    monitoring: MonitoringSpec = MonitoringSpec()
+    network_policy: NetworkPolicySpec = NetworkPolicySpec()
+    pod_template: PodTemplate = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _gpu_known(self) -> Self:
+        known = {*accelerators(), *self.accelerators}
+        for name, role in self.roles.present().items():
+            for index, pool in enumerate(role.pools):
+                if pool.gpu not in known:
+                    fix = f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
+                    raise rule(f"{pool.gpu!r} is not a known accelerator", fix, at=f"roles.{name}.pools[{index}].gpu")
+        return self
 
     @model_validator(mode="after")
     def _kv_compatible(self) -> Self:
@@ -74,6 +102,18 @@ class PDClusterSpec(Section):
     def engine_of(self, role: str) -> EngineSpec:
         """The engine of one role: its own values over `spec.engine`."""
         return self.engine.overridden_by(self.roles.present()[role].engine)
+
+    def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
+        """What the pool's gpu asks of a node: the object's own definition, or that of accelerators.yaml."""
+        if pool.gpu in self.accelerators:
+            return self.accelerators[pool.gpu]
+        known = accelerators()[pool.gpu]
+        return AcceleratorSpec.model_construct(resource=known.resource, node_labels=known.node_labels)
+
+    @property
+    def ingress_role(self) -> Literal["decode", "mixed"]:
+        """The role whose workers answer HTTP."""
+        return "mixed" if self.roles.mixed is not None else "decode"
 
 
 class PDCluster(Section):

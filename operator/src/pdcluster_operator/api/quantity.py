@@ -3,6 +3,7 @@
 Only the suffixes that make sense for memory are known; a milli-byte is refused.
 """
 
+import math
 import re
 from decimal import Decimal
 from typing import Annotated
@@ -22,7 +23,7 @@ def parse_quantity(value: object) -> object:
     match = _PATTERN.fullmatch(value)
     if match is None:
         raise rule(f"{value!r} is not an amount of memory", "write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi")
-    return -int(-Decimal(match[1]) * _SUFFIXES[match[2] or ""] // 1)
+    return math.ceil(Decimal(match[1]) * _SUFFIXES[match[2] or ""])
 
 
 Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=1)]

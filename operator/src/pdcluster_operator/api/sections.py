@@ -8,22 +8,17 @@ server, and `tests/contract` holds the two together.
 from collections import Counter
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pdcluster_operator.api.accelerators import accelerators
-from pdcluster_operator.api.names import dns_label
 from pdcluster_operator.api.quantity import Quantity
-from pdcluster_operator.api.rules import rule
+from pdcluster_operator.api.rules import rule, spelled
+from pdcluster_operator.api.values import Amount, Endpoint, Name, Natural, ObjectName, PodTemplate, Port, Positive, Replicas, Text, Weight
 
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Weight = Annotated[float, Field(ge=0.0)]
-Name = Annotated[str, AfterValidator(dns_label)]
-Text = Annotated[str, Field(min_length=1)]
 Many = Field(strict=False)  # a list in YAML, a tuple here
 MAX_POOLS = 16
+MAX_ENDPOINTS = 16
+MAX_ACCELERATORS = 64
 
 
 class Section(BaseModel):
@@ -32,17 +27,79 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, alias_generator=to_camel)
 
 
-class ModelSpec(Section):
-    """Which model.
+class PvcSpec(Section):
+    """A volume that holds model folders; `model.path` is then below its root."""
 
-    name:  what clients call it
-    path:  its Hugging Face folder, on every worker; `~` and paths relative to the file are for `pdctl` only
-    dtype: of weights and KV; auto = bfloat16 where the machine computes it natively, else float32
+    claim_name: ObjectName
+
+
+class HuggingFaceSpec(Section):
+    """A repository of the Hugging Face hub, downloaded before a worker starts.
+
+    revision:     a commit, tag or branch
+    token_secret: a Secret whose key `token` reads a gated or private repository
+    """
+
+    repo: Annotated[
+        str, Field(max_length=200), spelled(r"[\w.-]+(/[\w.-]+)?", "a repository", "write it like HuggingFaceTB/SmolLM2-135M-Instruct")
+    ]
+    revision: Text = "main"
+    token_secret: ObjectName | None = None
+
+
+class ModelSpec(Section):
+    """Which model, and where its Hugging Face folder comes from: a path (in the image or on a volume) or the hub.
+
+    name:       what clients call it
+    path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
+    dtype:      of weights and KV; auto = bfloat16 where the machine computes it natively, else float32
+    node_cache: folder of the node that keeps downloads for the next pod there; without it each pod downloads for itself
     """
 
     name: Text
-    path: Text
+    path: Text | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    pvc: PvcSpec | None = None
+    hugging_face: HuggingFaceSpec | None = None
+    node_cache: (
+        Annotated[str, Field(max_length=4096), spelled(r"/[^\n]+", "an absolute path", "write it like /var/cache/models")] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.path is None) == (self.hugging_face is None):
+            raise rule("needs either path or huggingFace, and not both", "give the one that the model comes from")
+        if self.pvc is not None and self.path is None:
+            raise rule("a volume needs the model's path in it", "give path, or leave pvc out", at="pvc")
+        if self.node_cache is not None and self.hugging_face is None:
+            raise rule("keeps downloads, and nothing is downloaded", "give huggingFace, or leave nodeCache out", at="nodeCache")
+        return self
+
+
+class ImageSpec(Section):
+    """The worker image.  name: None = the one that the operator was installed with, kept for the life of a revision."""
+
+    name: Text | None = None
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_secrets: Annotated[tuple[ObjectName, ...], Many] = ()
+
+
+class ResourcesSpec(Section):
+    """CPU, memory and the like of one worker, as in a container; accelerators are added from the pool's gpu."""
+
+    requests: dict[str, Amount] = Field(default_factory=dict)
+    limits: dict[str, Amount] = Field(default_factory=dict)
+
+
+class AcceleratorSpec(Section):
+    """A type of accelerator that accelerators.yaml does not have.
+
+    resource:    what a pod asks for, as in nvidia.com/gpu; None = nothing besides cpu and memory
+    node_labels: labels of the nodes that carry it
+    """
+
+    resource: Text | None = None
+    node_labels: dict[str, str] = Field(default_factory=dict)
 
 
 class EngineSpec(Section):
@@ -86,14 +143,12 @@ class PoolSpec(Section):
     name: Name
     gpu: str = "cpu"
     gpus_per_replica: Positive = 1
-    replicas: Natural
-    min_replicas: Natural | None = None
-    max_replicas: Natural | None = None
+    replicas: Replicas
+    min_replicas: Replicas | None = None
+    max_replicas: Replicas | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.gpu not in accelerators():
-            raise rule(f"{self.gpu!r} is not a known accelerator", f"use one of {', '.join(sorted(accelerators()))}", at="gpu")
         if self.gpus_per_replica != 1:
             raise rule(
                 f"must be 1, not {self.gpus_per_replica}", "workers run without tensor parallelism: use more replicas", at="gpusPerReplica"
@@ -109,10 +164,12 @@ class PoolSpec(Section):
 
 
 class RoleSpec(Section):
-    """One role: its pools, and its own engine values over `spec.engine`."""
+    """One role: its pools, its own engine values over `spec.engine`, and its pod template merged over `spec.podTemplate`."""
 
     pools: Annotated[tuple[PoolSpec, ...], Many]
     engine: EngineSpec = EngineSpec()
+    resources: ResourcesSpec = ResourcesSpec()
+    pod_template: PodTemplate = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -189,10 +246,39 @@ class QosSpec(Section):
     admission: AdmissionSpec = AdmissionSpec()
 
 
-class EtcdSpec(Section):
-    """endpoints: host:port of an etcd to use; none = one is started for this cluster."""
+class StorageSpec(Section):
+    """A volume for each member of the cluster's etcd.  retain: keep it when the PDCluster is deleted."""
 
-    endpoints: Annotated[tuple[Annotated[str, Field(pattern=r"^[^\s:/]+:[0-9]{1,5}$")], ...], Many] = ()
+    size: Quantity
+    class_name: Text | None = None
+    retain: bool = False
+
+
+class EtcdSpec(Section):
+    """The etcd that holds the workers' leased records: given endpoints, or one that is run for this cluster.
+
+    endpoints:  host:port of an etcd to use; none = one is run
+    tls_secret: a Secret with ca.crt, and tls.crt and tls.key if the etcd asks for a client certificate; with endpoints only
+    replicas:   members of the one that is run
+    image:      of the one that is run; None = the operator's setting
+    storage:    None = kept in memory and made anew from the workers' own registrations after a restart
+    """
+
+    endpoints: Annotated[tuple[Endpoint, ...], Many, Field(max_length=MAX_ENDPOINTS)] = ()
+    tls_secret: ObjectName | None = None
+    replicas: Literal[1, 3] = 1
+    image: Text | None = None
+    storage: StorageSpec | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tls_secret is not None and not self.endpoints:
+            raise rule("is for endpoints, and none are given", "give endpoints, or leave tlsSecret out", at="tlsSecret")
+        if self.storage is not None and self.endpoints:
+            raise rule("is for an etcd that is run here, and endpoints are given", "leave storage or endpoints out", at="storage")
+        if self.replicas > 1 and self.storage is None and not self.endpoints:
+            raise rule("3 members need storage: one that lost its data could not come back", "give storage, or replicas: 1", at="storage")
+        return self
 
 
 class DiscoverySpec(Section):
@@ -202,6 +288,47 @@ class DiscoverySpec(Section):
 
 
 class ServiceSpec(Section):
-    """port: where the OpenAI API is served."""
+    """Where the OpenAI API is served.
+
+    port:           of the Service; with `pdctl`, of the first ingress worker
+    annotations:    of the Service, as a load balancer wants them
+    api_key_secret: a Secret each of whose values is a key that clients may present as `Authorization: Bearer`; None = no key is asked for
+    """
 
     port: Port = 8000
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    annotations: dict[str, str] = Field(default_factory=dict)
+    api_key_secret: ObjectName | None = None
+
+
+class PlacementSpec(Section):
+    """Keep all workers of a revision where KV moves fast: on nodes with one value of a label, such as a rack or an NVLink domain."""
+
+    domain_label: Text
+    mode: Literal["Required", "Preferred"] = "Preferred"
+
+
+class RolloutSpec(Section):
+    """How a new revision replaces the old one.
+
+    strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where accelerators are short
+    grace_period_seconds: what a stopped worker has to finish its streams before it is killed
+    """
+
+    strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
+    grace_period_seconds: Annotated[int, Field(ge=10)] = 300
+
+
+class MonitoringSpec(Section):
+    """Objects for Prometheus and Grafana, made where their kinds exist.  labels: what your Prometheus and Grafana select by."""
+
+    pod_monitor: bool = True
+    alerts: bool = True
+    dashboard: bool = True
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class NetworkPolicySpec(Section):
+    """enabled: let only this cluster's workers and the operator reach its gRPC, KV and etcd ports; HTTP stays open to all."""
+
+    enabled: bool = True

@@ -6,16 +6,21 @@ no more.  Records are leased: one that is gone belongs to a worker that is gone.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import aetcd
+import grpc
+from aetcd import rpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from pdcluster_operator.api.errors import EtcdUnreachableError
 
 logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 3
-_OPTIONS = {"grpc.use_local_subchannel_pool": 1}  # a new connection must not inherit the back-off of one that failed
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)  # a new connection must not inherit the back-off of one that failed
+_MAX_REASON = 300  # characters: it goes into a condition
 
 
 @dataclass(frozen=True)
@@ -35,31 +40,74 @@ class WorkerRecord:
     addresses: dict[str, str]
 
 
-async def read_workers(endpoints: Sequence[str], prefix: str) -> dict[str, WorkerRecord]:
+@dataclass(frozen=True)
+class EtcdTLS:
+    """PEM contents for an etcd that speaks TLS; certificate and key only where it asks clients for one."""
+
+    ca: bytes
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+    @classmethod
+    def of_secret(cls, name: str, data: Mapping[str, bytes]) -> "EtcdTLS":
+        """From the decoded data of the Secret `name`.  Raises EtcdUnreachableError that names the key and the fix."""
+        ca, certificate, key = (data.get(file) or None for file in ("ca.crt", "tls.crt", "tls.key"))
+        try:
+            x509.load_pem_x509_certificates(ca or b"")
+        except ValueError as e:
+            raise EtcdUnreachableError(f"Secret {name}: ca.crt is not a PEM certificate: put etcd's certificate authority there") from e
+        if certificate is None and key is None:
+            return cls(ca or b"")
+        try:
+            public = x509.load_pem_x509_certificate(certificate or b"").public_key()
+            is_pair = serialization.load_pem_private_key(key or b"", password=None).public_key() == public
+        except (ValueError, TypeError) as e:
+            fix = "put a PEM certificate and its unencrypted key there, or leave both out"
+            raise EtcdUnreachableError(f"Secret {name}: tls.crt and tls.key cannot be read: {fix}") from e
+        if not is_pair:
+            raise EtcdUnreachableError(f"Secret {name}: tls.key does not belong to tls.crt: put the certificate's own key there")
+        return cls(ca or b"", certificate, key)
+
+
+async def read_workers(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None) -> dict[str, WorkerRecord]:
     """Records below a prefix (`keys.workers_prefix`), by pod.  Raises EtcdUnreachableError."""
     found: dict[str, WorkerRecord] = {}
-    for key, value in await _read_prefix(endpoints, prefix):
+    for key, value in await _read_prefix(endpoints, prefix, tls):
         record = parse_record(key.removeprefix(prefix), value)
         if record is not None:
             found[record.pod] = record
     return found
 
 
-async def check_reachable(endpoints: Sequence[str]) -> None:
+async def check_reachable(endpoints: Sequence[str], tls: EtcdTLS | None = None) -> None:
     """Raises EtcdUnreachableError when no endpoint answers a read."""
-    await _read_prefix(endpoints, "/pdcluster/")
+    await _read_prefix(endpoints, "/pdcluster/", tls)
 
 
-async def _read_prefix(endpoints: Sequence[str], prefix: str) -> list[tuple[str, bytes]]:
+async def _read_prefix(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None) -> list[tuple[str, bytes]]:
+    request = rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode())  # "0" comes after "/"
     failures = []
     for endpoint in endpoints:
-        host, _, port = endpoint.rpartition(":")
         try:
-            async with aetcd.Client(host=host, port=int(port), timeout=_TIMEOUT_SECONDS, options=_OPTIONS) as client:
-                return [(item.key.decode(), item.value) for item in await client.get_prefix(prefix.encode())]
-        except (aetcd.ClientError, OSError, TimeoutError) as e:
-            failures.append(f"{endpoint} ({type(e).__name__})")
+            async with _channel(endpoint, tls) as channel:
+                answer = await rpc.KVStub(channel).Range(request, timeout=_TIMEOUT_SECONDS)
+                return [(item.key.decode(errors="replace"), item.value) for item in answer.kvs]
+        except rpc.AioRpcError as e:
+            failures.append(f"{endpoint} ({_reason(e)})")
     raise EtcdUnreachableError(f"etcd does not answer at {', '.join(failures)}")
+
+
+def _channel(endpoint: str, tls: EtcdTLS | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    return grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+
+
+def _reason(error: Any) -> str:
+    """Why, in one line: TLS speaks in many."""
+    details = " ".join((error.details() or "").split())
+    return f"{error.code().name}: {details[:_MAX_REASON]}" if details else str(error.code().name)
 
 
 def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:

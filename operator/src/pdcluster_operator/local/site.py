@@ -27,6 +27,7 @@ class Site:
 
 def find_model(cluster: PDCluster, source: Path) -> Path:
     """The model folder: `~` expanded, a relative path taken from the PDCluster file's folder.  Raises StartError when it is not there."""
+    assert cluster.spec.model.path is not None, "plan_local refuses models without a path"
     path = source.absolute().parent / Path(cluster.spec.model.path).expanduser()
     if not path.is_dir():
         raise StartError(f"spec.model.path: no folder at {path}; run `make model` for the sample model, or correct the path", exit_code=2)

@@ -13,7 +13,6 @@ from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.sections import EngineSpec, PoolSpec
 
-_INGRESS_ROLES = ("decode", "mixed")
 MAX_PROCESSES = 64  # each loads the model anew; more is a slip of the pen rather than a machine
 
 
@@ -51,7 +50,7 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
         for pool in spec.pools
         for ordinal in range(pool.replicas)
     ]
-    first_ingress = next(slot for slot in slots if slot[0] in _INGRESS_ROLES)
+    first_ingress = next(slot for slot in slots if slot[0] == cluster.spec.ingress_role)
     threads = max(1, cores // len(slots))
     processes = {
         slot: ProcessSpec(
@@ -84,9 +83,14 @@ def _check_runs_here(cluster: PDCluster) -> None:
         for index, pool in enumerate(spec.pools)
         if pool.gpu != "cpu"
     ]
-    ingress = next(role for role in _INGRESS_ROLES if role in roles)
+    ingress = cluster.spec.ingress_role
     if not any(pool.replicas for pool in roles[ingress].pools):
         faults.append(Fault(f"spec.roles.{ingress}.pools", f"no {ingress} worker would answer requests", "set replicas to 1 or more"))
+    model = cluster.spec.model
+    if model.path is None:
+        faults.append(Fault("spec.model.huggingFace", "pdctl does not download models", "give path, the model's folder on this machine"))
+    if model.pvc is not None:
+        faults.append(Fault("spec.model.pvc", "there are no volumes on this machine", "leave it out and give path as a folder here"))
     num_processes = sum(pool.replicas for spec in roles.values() for pool in spec.pools)
     if num_processes > MAX_PROCESSES:
         faults.append(

@@ -37,6 +37,10 @@ class WorkerBackend:
         """None while the engine lives or loads, else why it does not."""
         return None if self._engine.died is None else f"the engine stopped: {self._engine.died}"
 
+    def draining(self) -> bool:
+        """Whether it drains or has drained."""
+        return self._node is not None and self._node.worker.state in ("draining", "drained")
+
     async def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:

@@ -51,7 +51,7 @@ class Node:
         facts = worker.engine_ready
         hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.tensor_parallel, config.revision)
         refusals = Refusals(worker.metrics)
-        here = Here(hello, credentials.channel, refusals, worker.blocks)
+        here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(
             worker.credit_queue, lambda: self._directory.prefills(), lambda: worker.policy.prefill_score, worker.block_size
         )

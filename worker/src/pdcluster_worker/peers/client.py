@@ -14,8 +14,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-import grpc
-
 from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
 from pdcluster_worker.errors import PeerError, WorkerError
 from pdcluster_worker.peers import convert
@@ -23,6 +21,7 @@ from pdcluster_worker.peers.calls import open_channel, open_stub, replies, unary
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
+from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.peers.types import Generated, Hello, Load, PrefillMode, PrefillPlace
 from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.routing.prefix_index import PrefixIndex
@@ -63,7 +62,7 @@ class Here:
     """This worker's side, shared by all its peers."""
 
     hello: Hello
-    credentials: grpc.ChannelCredentials
+    credentials: Credentials
     refusals: Refusals
     index: PrefixIndex
 
@@ -83,8 +82,7 @@ class Peer:
         self.load = Load()
         self._here = here
         self._events = events
-        self._channel = open_channel(record.grpc_address, here.credentials)
-        self._stub = open_stub(self._channel)
+        self._open()
         self._wants: Wants = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name=f"peer {self.key}")
 
@@ -154,12 +152,25 @@ class Peer:
 
     # --- the pair ---------------------------------------------------------------------------------
 
+    def _open(self) -> None:
+        self._credentials = self._here.credentials.channel
+        self._channel = open_channel(self.record.grpc_address, self._credentials)
+        self._stub = open_stub(self._channel)
+
+    async def _show_newest_certificate(self) -> None:
+        """A channel shows what it was opened with, for ever: after a change of certificates a new connection needs a new one."""
+        if self._credentials is not self._here.credentials.channel:
+            old = self._channel
+            self._open()
+            await old.close(None)
+
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         delay = FIRST_BACKOFF_SECONDS
         while True:
             began = clock()
             try:
+                await self._show_newest_certificate()
                 if not await self._shake_hands():
                     self._change("refused")
                     return

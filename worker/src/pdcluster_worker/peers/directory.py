@@ -61,7 +61,7 @@ class Directory:
 
     async def probe(self, record: WorkerRecord) -> bool:
         """Whether the worker answers a handshake as the engine of its record, within HANDSHAKE_SECONDS."""
-        channel = open_channel(record.grpc_address, self._here.credentials)
+        channel = open_channel(record.grpc_address, self._here.credentials.channel)
         try:
             hello = convert.hello_to_proto(self._here.hello)
             answer = await unary(lambda: open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS))

@@ -19,6 +19,7 @@ from pdcluster_worker.peers.etcd import Etcd, EtcdError, KeyEvent, Listing
 from pdcluster_worker.peers.membership import Membership
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.records import WorkerRecord, decode_record, encode_record, pod_of, worker_key
+from pdcluster_worker.peers.tls import EtcdCredentials
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class DiscoveryEvents:
 
 
 class Discovery:
-    """One per worker.
+    """One per worker.  Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot are passed over.
 
     problem:         why etcd does not serve this worker now; None while a session lives.
     registered_once: latches at the first registration.
@@ -65,6 +66,7 @@ class Discovery:
         self.problem: str | None = "not registered in etcd yet"
         self.registered_once = False
         self._lease_seconds = config.lease_seconds
+        self._tls = None if config.tls is None else EtcdCredentials(config.tls)
         self._endpoints: Iterator[str] = cycle(config.endpoints)
         self._keys = keys
         self._events = events
@@ -108,7 +110,8 @@ class Discovery:
     async def _attempt(self, endpoint: str) -> str:
         """One session; returns why it ended."""
         try:
-            async with Etcd(endpoint, min(CALL_SECONDS, self._lease_seconds)) as etcd:
+            credentials = None if self._tls is None else self._tls.channel()
+            async with Etcd(endpoint, min(CALL_SECONDS, self._lease_seconds), credentials) as etcd:
                 await self._serve(etcd)
         except EtcdError as e:
             return str(e)

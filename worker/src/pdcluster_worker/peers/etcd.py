@@ -1,7 +1,8 @@
 """One connection to one etcd endpoint: the seven calls that discovery needs.
 
-aetcd brings the typed stubs; its own Watcher is not used, because it stays
-silent when the server ends a watch or refuses its start revision.  Here every
+aetcd brings the messages and stubs.  Its own client is not used: it speaks no
+TLS, and its Watcher stays silent when the server ends a watch or refuses its
+start revision.  Here every
 way in which a call or a watch can end is an EtcdError, and every call is
 bounded in time.  What to do about it is `discovery`'s business.
 """
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-import aetcd
 import grpc
 from aetcd import rpc
 
@@ -22,7 +22,7 @@ from pdcluster_worker.peers.status import cancelled_here
 ResponseT = TypeVar("ResponseT")
 
 # A connection is made anew after every failure, so it must not inherit another one's back-off from gRPC's shared pool.
-_OPTIONS = {"grpc.use_local_subchannel_pool": 1, "grpc.enable_retries": 0}
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
 # What `read` returns at the end of a stream; the type stubs lack it.
 _EOF: Any = vars(grpc.aio)["EOF"]
@@ -53,46 +53,50 @@ class KeyEvent:
 
 
 class Etcd:
-    """An async context manager; `endpoint` is host:port, `timeout_seconds` bounds each call.
+    """An async context manager; `endpoint` is host:port, `timeout_seconds` bounds each call, without `credentials` it speaks no TLS.
 
-    Where a method takes a `key`, one that ends in "/" means everything under it.
+    With TLS the certificate must be for the endpoint's host.  Where a method takes a `key`, one that ends in "/" means everything under it.
     """
 
-    def __init__(self, endpoint: str, timeout_seconds: float) -> None:
-        host, _, port = endpoint.rpartition(":")
-        self._client = aetcd.Client(host=host, port=port, options=_OPTIONS)
+    def __init__(self, endpoint: str, timeout_seconds: float, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._endpoint = endpoint
+        self._credentials = credentials
         self._timeout_seconds = timeout_seconds
 
     async def __aenter__(self) -> "Etcd":
-        await self._client.connect()
+        if self._credentials is None:
+            self._channel = grpc.aio.insecure_channel(self._endpoint, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(self._endpoint, self._credentials, options=_OPTIONS)
+        self._kv, self._lease = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._client.channel.close()
+        await self._channel.close(None)
 
     async def read(self, key: str) -> Listing:
         """What is there now, read through the quorum."""
         request = rpc.RangeRequest(key=key.encode(), range_end=_range_end(key))
-        response = await self._call(self._client.kvstub.Range, request)
+        response = await self._call(self._kv.Range, request)
         values = {kv.key.decode(errors="replace"): kv.value for kv in response.kvs}
         return Listing(response.header.cluster_id, response.header.revision, values)
 
     async def put(self, key: str, value: bytes, lease_id: int) -> None:
         """Write a key that lives as long as the lease."""
-        await self._call(self._client.kvstub.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+        await self._call(self._kv.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
 
     async def grant(self, seconds: int) -> int:
         """A new lease; returns its id."""
-        response = await self._call(self._client.leasestub.LeaseGrant, rpc.LeaseGrantRequest(TTL=seconds))
+        response = await self._call(self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=seconds))
         return int(response.ID)
 
     async def revoke(self, lease_id: int) -> None:
         """End a lease and delete its keys."""
-        await self._call(self._client.leasestub.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+        await self._call(self._lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
 
     async def keep_alive(self, lease_id: int) -> None:
         """Extend a lease.  Raises EtcdError when it has expired, or this etcd never knew it."""
-        call = self._client.leasestub.LeaseKeepAlive(timeout=self._timeout_seconds)
+        call = self._lease.LeaseKeepAlive(timeout=self._timeout_seconds)
         try:
             await _checked(call.write(rpc.LeaseKeepAliveRequest(ID=lease_id)))
             response = await _checked(call.read())
@@ -103,7 +107,7 @@ class Etcd:
 
     async def watch(self, key: str, from_revision: int) -> AsyncGenerator[list[KeyEvent], None]:
         """Every change from that revision on; never ends well, always in EtcdError."""
-        call = rpc.WatchStub(self._client.channel).Watch(metadata=_HAS_LEADER)
+        call = rpc.WatchStub(self._channel).Watch(metadata=_HAS_LEADER)
         create = rpc.WatchCreateRequest(key=key.encode(), range_end=_range_end(key), start_revision=from_revision)
         try:
             await _checked(call.write(rpc.WatchRequest(create_request=create)))

@@ -18,7 +18,7 @@ async def start_grpc(service: WorkerService, host: str, port: int, credentials: 
     add_WorkerServicer_to_server(service, server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound_port = server.add_secure_port(address, credentials.server)
+        bound_port = server.add_secure_port(address, credentials.server())
     except RuntimeError as e:
         raise ConfigError(f"listen.grpc: {address} cannot be used: taken or not ours; choose another port, or 0 for any") from e
     await server.start()

@@ -1,57 +1,80 @@
-"""Mutual TLS between the workers of one cluster, from three PEM files.
+"""TLS of the connections that a worker has: mutual with the other workers of its cluster, and to an etcd that speaks it.
 
-Both ends show a certificate and accept only those of the cluster's CA, so a
-stranger gets no further than the handshake.  The files are checked when they
-are read, key against certificate included: gRPC itself would find out only
-when the first peer connects, and say little.
+Both ends show a certificate and accept only those of the authorities in their
+CA file, so a stranger gets no further than the handshake.  All files are read
+anew while the worker runs: new handshakes, of either side, go by the newest
+good files, and connections that stand are left alone.  A cluster changes its
+authority by accepting two for a while.
 """
 
-import ssl
-from dataclasses import dataclass
-from pathlib import Path
+import asyncio
+from typing import Any
 
 import grpc
 
-from pdcluster_worker.config import TLSConfig
-from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.config import EtcdTLSConfig, TLSConfig
+from pdcluster_worker.peers.pem import Pem, PemFiles, PemPaths
+
+CHECK_SECONDS = 5.0
+"""How often the files are looked at; little beside the minute or two in which a kubelet changes a mounted Secret."""
 
 
-@dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who we are to those that connect to us, and to those that we connect to."""
+    """Who we are to the workers that connect to us (`server`), and to those that we connect to (`channel`).
 
-    server: grpc.ServerCredentials
-    channel: grpc.ChannelCredentials
+    Raises ConfigError naming the setting, the file and the reason when the files cannot be used at the start.
+    """
+
+    def __init__(self, config: TLSConfig) -> None:
+        self._files = PemFiles(PemPaths("tls", config.ca, config.certificate, config.key))
+        self.channel = _channel(self._files.current)
+
+    def server(self) -> grpc.ServerCredentials:
+        """For one server: gRPC keeps in them what it was last given."""
+        shown = self._files.current
+
+        def newer() -> Any:
+            """Called before each handshake, in a thread of gRPC's; None = as before."""
+            nonlocal shown
+            newest = self._files.current
+            if newest is shown:
+                return None
+            shown = newest
+            return _server(newest)
+
+        return grpc.dynamic_ssl_server_credentials(_server(shown), newer, require_client_authentication=True)
+
+    def reload(self) -> bool:
+        """Look once; True if other files are in force now, and `channel` is another object."""
+        if not self._files.reload():
+            return False
+        self.channel = _channel(self._files.current)
+        return True
+
+    async def watch(self) -> None:
+        """Follow the files until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self.reload()
 
 
-def load_credentials(config: TLSConfig) -> Credentials:
-    """Read and check the files.  Raises ConfigError naming the setting, the file and the reason."""
-    ca, certificate, key = (_read(name, getattr(config, name)) for name in ("ca", "certificate", "key"))
-    _check(config)
-    return Credentials(
-        server=grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True),
-        channel=grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=certificate),
-    )
+class EtcdCredentials:
+    """What etcd is shown; raises ConfigError like `Credentials`."""
+
+    def __init__(self, config: EtcdTLSConfig) -> None:
+        self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))
+
+    def channel(self) -> grpc.ChannelCredentials:
+        """For one connection, from the files as they are now or were when they were last good."""
+        self._files.reload()
+        return _channel(self._files.current)
 
 
-def _read(name: str, path: str) -> bytes:
-    try:
-        content = Path(path).read_bytes()
-    except OSError as e:
-        raise ConfigError(f"tls.{name}: {path} cannot be read: {e.strerror}") from e
-    if b"-----BEGIN " not in content:
-        raise ConfigError(f"tls.{name}: {path} is not a PEM file")
-    return content
+def _channel(pem: Pem) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(root_certificates=pem.ca, private_key=pem.key, certificate_chain=pem.certificate)
 
 
-def _check(config: TLSConfig) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_verify_locations(config.ca)
-    except ssl.SSLError as e:
-        raise ConfigError(f"tls.ca: {config.ca} holds no CA certificate: {e}") from e
-    try:
-        # An encrypted key must be an error, not a question on the terminal.
-        context.load_cert_chain(config.certificate, config.key, password=lambda: "")
-    except (ssl.SSLError, ValueError) as e:
-        raise ConfigError(f"tls.certificate, tls.key: {config.certificate} and {config.key} are not a certificate and its key: {e}") from e
+def _server(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    assert pem.key is not None
+    assert pem.certificate is not None  # TLSConfig demands both
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], root_certificates=pem.ca)

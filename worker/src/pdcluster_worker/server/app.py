@@ -17,8 +17,10 @@ from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server import chat, completion, openai_errors
+from pdcluster_worker.server.authorization import AcceptsKey, Authorization
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit
+from pdcluster_worker.server.farewell import Farewell
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
@@ -46,9 +48,15 @@ def create_app(
     metrics: Metrics,
     policy: Callable[[], PolicyConfig],
     clock: Callable[[], float] = time.monotonic,
+    *,
+    accepts_key: AcceptsKey = None,
 ) -> FastAPI:
-    """The application of a decode or mixed worker.  `policy` returns the policy in force now."""
-    app = _base_app(backend, metrics, policy, clock)
+    """The application of a decode or mixed worker.
+
+    policy:      returns the policy in force now
+    accepts_key: see `authorization.Authorization`
+    """
+    app = _base_app(backend, metrics, policy, clock, accepts_key)
     serving = Serving(backend, tokenizer, metrics, clock)
 
     @app.post(_CHAT, responses=_documented(ChatReply))
@@ -63,10 +71,15 @@ def create_app(
 
 
 def create_prefill_app(
-    worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float] = time.monotonic
+    worker: Worker,
+    metrics: Metrics,
+    policy: Callable[[], PolicyConfig],
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    accepts_key: AcceptsKey = None,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
-    app = _base_app(worker, metrics, policy, clock)
+    app = _base_app(worker, metrics, policy, clock, accepts_key)
 
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
@@ -76,10 +89,14 @@ def create_prefill_app(
     return app
 
 
-def _base_app(worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float]) -> FastAPI:
+def _base_app(
+    worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float], accepts_key: AcceptsKey
+) -> FastAPI:
     app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, limit=lambda: policy().admission.max_body_bytes, rejected=metrics.request_rejected)
+    app.add_middleware(Authorization, accepts=accepts_key, rejected=metrics.request_rejected)
     app.add_middleware(RequestContextMiddleware, clock=clock)
+    app.add_middleware(Farewell, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected)
     _add_models(app, worker)
     _add_state(app, worker, metrics)
@@ -129,6 +146,6 @@ def _state(response: Response, reason: str | None) -> State:
 
 def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Answers of a generation route, for the OpenAPI document."""
-    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 404, 413, 429, 500, 503)}
+    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 413, 429, 500, 503)}
     answers[200] = {"model": reply, "content": _STREAM}
     return answers

@@ -26,6 +26,10 @@ class Worker(Protocol):
         """None while the engine lives, else why it does not."""
         ...
 
+    def draining(self) -> bool:
+        """Whether it takes nothing new and is about to go."""
+        ...
+
 
 class Backend(Worker, Protocol):
     """A worker that generates."""

@@ -1,0 +1,37 @@
+{{/* Name of the operator's objects: the release's, with the chart's where it is not part of it already. */}}
+{{- define "pdcluster.name" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of an object that has no namespace: two releases may not meet there. */}}
+{{- define "pdcluster.clusterName" -}}
+{{ printf "%s:%s" .Release.Namespace (include "pdcluster.name" .) }}
+{{- end -}}
+
+{{- define "pdcluster.selector" -}}
+app.kubernetes.io/name: pdcluster-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "pdcluster.labels" -}}
+{{ include "pdcluster.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/part-of: pdcluster
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "pdcluster.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "pdcluster.name" .) }}
+{{- end -}}
+
+{{/* An image's full name, from the chart and registry, repository and tag. */}}
+{{- define "pdcluster.image" -}}
+{{- $prefix := ternary "" (printf "%s/" .image.registry) (empty .image.registry) -}}
+{{ printf "%s%s:%s" $prefix .image.repository (.image.tag | default .chart.AppVersion) }}
+{{- end -}}

@@ -1,0 +1,59 @@
+{{/*
+What the operator may do where PDClusters are.  One rule for each reason; `patch` is server-side apply, and with `create`
+it makes what is missing.  A right that is not in this list is one that the code does not use.
+*/}}
+{{- define "pdcluster.rules" -}}
+# Reads the objects that people write, and writes nothing but their status.
+- apiGroups: [pdcluster.io]
+  resources: [pdclusters]
+  verbs: [get, list, watch]
+- apiGroups: [pdcluster.io]
+  resources: [pdclusters/status]
+  verbs: [patch]
+# Children name their PDCluster as an owner that waits for them; clusters that guard this (OpenShift) ask for this right.
+- apiGroups: [pdcluster.io]
+  resources: [pdclusters/finalizers]
+  verbs: [update]
+# A scaler for each pool, which `kubectl scale` and autoscalers write to.
+- apiGroups: [pdcluster.io]
+  resources: [pdpoolscalers]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [pdcluster.io]
+  resources: [pdpoolscalers/status]
+  verbs: [patch]
+# Workers and etcd, and the record that each set of workers is rendered from.
+- apiGroups: [apps]
+  resources: [statefulsets, controllerrevisions]
+  verbs: [get, list, watch, create, patch, delete]
+# Ingress and peer Services, engine and policy files, the dashboard, the workers' identity (which gets no rights).
+- apiGroups: [""]
+  resources: [services, configmaps, serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+# The cluster's certificate authority and certificate, and reading the TLS Secret of an etcd of your own.  Kubernetes
+# cannot limit this to labelled Secrets: watchNamespaces limits it to namespaces.  Owner references delete them.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, list, watch, create, patch]
+# The safety pack of each cluster.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, prometheusrules]
+  verbs: [get, list, watch, create, patch, delete]
+# Why a worker is not ready.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+# Why a worker was not created.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
+# What the operator did, and what a person should look at.
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

@@ -1,0 +1,163 @@
+"""What the tests do to a cluster: kubectl, helm, questions through the Service, and a look at everything when a test fails.
+
+The cluster is the rig's (`e2e.rig`), or any that PDCLUSTER_KUBECONFIG names; the
+tests know no difference.  Requests come from a pod of the cluster, so that they
+take the way of a user's: the Service's name, its address, a ready decode pod.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from e2e.rig import cluster as rig
+from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
+from e2e.rig.paths import Cluster as RigCluster
+from e2e.rig.shell import run
+
+Json = dict[str, Any]
+
+OPERATOR_NAMESPACE = "pdcluster-system"
+RELEASE = "pdcluster"
+NAME = "chat"  # of examples/cpu-cluster.yaml
+SELECTOR = f"pdcluster.io/cluster={NAME}"
+EXAMPLE = REPOSITORY / "examples" / "cpu-cluster.yaml"
+CLIENT_POD = "e2e-client"
+CLIENT_PROGRAM = Path(__file__).with_name("client_program.py")
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """A cluster to test on.
+
+    images: operator, worker and etcd, by these keys: names under which the cluster's nodes have them or can pull them
+    """
+
+    kubeconfig: Path
+    images: dict[str, str] = field(default_factory=dict)
+
+    def kubectl(self, *arguments: object, stdin: str | None = None) -> str:
+        """Run kubectl to its end and return its stdout.  Raises CommandError with what it said."""
+        return run([*self._kubectl, *arguments], stdin=stdin)
+
+    def get(self, *arguments: object) -> Json:
+        """`kubectl get` as JSON: one object, or a list with `items`."""
+        answer: Json = json.loads(self.kubectl("get", *arguments, "--output=json"))
+        return answer
+
+    def pods(self, *more: str) -> list[Json]:
+        """The pods of the example, without those that are ending.  more: further labels, as KEY=VALUE."""
+        listed = self.get("pods", f"--selector={','.join((SELECTOR, *more))}")["items"]
+        return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+
+    def is_ready(self, generation: int | None = None) -> bool:
+        """Whether the example's Ready is true and of the newest generation."""
+        status = self.get(f"pdc/{NAME}").get("status", {})
+        wanted = generation or self.get(f"pdc/{NAME}")["metadata"]["generation"]
+        return status.get("observedGeneration") == wanted and any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", [])
+        )
+
+    def helm(self, *arguments: object) -> str:
+        """Run helm in the operator's namespace.  Raises CommandError."""
+        return run([REPOSITORY / ".venv/bin/helm", f"--kubeconfig={self.kubeconfig}", f"--namespace={OPERATOR_NAMESPACE}", *arguments])
+
+    def install_operator(self) -> None:
+        """Install the chart, or upgrade it to the same values; returns when the operator is available."""
+        images = {key: dict(zip(("repository", "tag"), name.rsplit(":", 1), strict=True)) for key, name in self.images.items()}
+        values = {"image": images["operator"], "workerImage": images["worker"], "etcdImage": self.images["etcd"]}
+        settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+        self.helm(
+            "upgrade", "--install", "--create-namespace", "--wait", "--timeout=3m", RELEASE, REPOSITORY / "charts/pdcluster", *settings
+        )
+
+    def ask(self, *arguments: object) -> list[Json]:
+        """Run the client program (see there) in the client pod; one entry for each line it printed."""
+        command = ["exec", "--stdin", CLIENT_POD, "--", "python", "-", *arguments]
+        return [json.loads(line) for line in self.kubectl(*command, stdin=CLIENT_PROGRAM.read_text()).splitlines()]
+
+    @contextmanager
+    def load(self, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
+        """The client program while it runs, to read line by line; killed when the block is left before it ended."""
+        command = [str(word) for word in (*self._kubectl, "exec", "--stdin", CLIENT_POD, "--", "python", "-", *arguments)]
+        with CLIENT_PROGRAM.open() as program, subprocess.Popen(command, stdin=program, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def start_client(self) -> None:
+        """A pod that can run Python, from the worker's image, with nothing of a worker."""
+        container = {
+            "name": "client",
+            "image": self.images["worker"],
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["python", "-c", "import signal; signal.sigwait([signal.SIGTERM])"],
+            "resources": {"requests": {"cpu": "50m"}},
+        }
+        spec = {"containers": [container], "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT_POD}, "spec": spec}
+        self.kubectl("apply", "--filename=-", stdin=json.dumps(pod))
+        self.kubectl("wait", "--for=condition=Ready", f"pod/{CLIENT_POD}", "--timeout=120s")
+
+    @property
+    def _kubectl(self) -> tuple[object, ...]:
+        program = shutil.which("kubectl") or CACHE.kubernetes / "kubectl"
+        return (program, f"--kubeconfig={self.kubeconfig}")
+
+
+@contextmanager
+def kubernetes() -> Iterator[Kubernetes]:
+    """The cluster of PDCLUSTER_KUBECONFIG, or the rig: one that is up is used and left up, else one is started and removed.
+
+    Another cluster needs the images (PDCLUSTER_OPERATOR_IMAGE, PDCLUSTER_WORKER_IMAGE, PDCLUSTER_ETCD_IMAGE, with tags)
+    and a PersistentVolumeClaim `models` in namespace default with the folder smollm2-135m-instruct.
+    """
+    if kubeconfig := os.environ.get("PDCLUSTER_KUBECONFIG"):
+        yield Kubernetes(Path(kubeconfig), {key: _image_of_environment(key) for key in ("operator", "worker", "etcd")})
+        return
+    here, images = RigCluster(), {"operator": IMAGES.operator, "worker": IMAGES.worker, "etcd": IMAGES.etcd}
+    if rig.is_running(here):
+        yield Kubernetes(here.kubeconfig, images)
+        return
+    try:
+        rig.up(here)
+        yield Kubernetes(here.kubeconfig, images)
+    finally:
+        rig.down(here)
+
+
+def save_state(cluster: Kubernetes, folder: Path) -> None:
+    """Write objects, events and the logs of every container into the folder.  Does not raise: a failed test is to be told, not this."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kinds = "pdc,pdps,statefulsets,deployments,controllerrevisions,pods,services,endpointslices,configmaps,pvc,pdb,networkpolicies,leases"
+    _save(cluster, folder / "objects.yaml", "get", kinds, "--all-namespaces", "--output=yaml")
+    _save(cluster, folder / "pods.txt", "get", "pods", "--all-namespaces", "--output=wide")
+    _save(cluster, folder / "events.txt", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
+    for line in _save(cluster, folder / "names", "get", "pods", "--all-namespaces", "--no-headers").splitlines():
+        namespace, pod = line.split()[:2]
+        logs = ("logs", pod, f"--namespace={namespace}", "--all-containers", "--prefix", "--tail=2000")
+        _save(cluster, folder / f"{namespace}.{pod}.log", *logs)
+        _save(cluster, folder / f"{namespace}.{pod}.previous.log", *logs, "--previous")
+
+
+def _save(cluster: Kubernetes, path: Path, *arguments: str) -> str:
+    try:
+        text = cluster.kubectl(*arguments)
+    except Exception as e:  # whatever it is, it belongs into the file
+        text = f"{e}\n"
+    path.write_text(text)
+    return text
+
+
+def _image_of_environment(key: str) -> str:
+    variable = f"PDCLUSTER_{key.upper()}_IMAGE"
+    image = os.environ.get(variable, "")
+    if ":" not in image.rpartition("/")[2]:
+        raise ValueError(f"{variable} is {image!r}: with PDCLUSTER_KUBECONFIG, name an image with a tag that the cluster has or can pull")
+    return image

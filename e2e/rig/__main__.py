@@ -1,0 +1,46 @@
+"""`python -m e2e.rig up | down`: start the test cluster and leave it up, or remove it."""
+
+import sys
+
+from e2e.rig import cluster
+from e2e.rig.paths import CACHE, IMAGES, Cluster
+from e2e.rig.shell import CommandError
+
+USAGE = "usage: python -m e2e.rig up | down"
+
+
+def main(arguments: list[str]) -> int:
+    here = Cluster()
+    try:
+        match arguments:
+            case ["up"]:
+                cluster.up(here)
+                print(_how_to_use(here))
+            case ["down"]:
+                cluster.down(here)
+            case _:
+                print(USAGE, file=sys.stderr)
+                return 2
+    except CommandError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _how_to_use(here: Cluster) -> str:
+    return f"""
+The cluster is up: one node, no registry and no way out of it.
+
+    export KUBECONFIG={here.kubeconfig}
+    export PATH={CACHE.kubernetes}:$PATH        # where this machine has no kubectl
+    kubectl get pods --all-namespaces
+
+Images:  {" ".join(IMAGES.loaded)}
+Model:   PersistentVolumeClaim `models` in namespace default, folder {CACHE.model.name}
+Logs:    {here.log}
+Remove:  make cluster-down
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

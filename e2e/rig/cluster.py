@@ -1,0 +1,141 @@
+"""Starts the test cluster on this machine and removes it.
+
+`up` returns when the node is ready, names resolve and the sample model is
+there as PersistentVolumeClaim `models`; `down` ends every process and leaves
+the machine as it was, but for the cache directory and the Debian packages.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from e2e.rig import components, images, store
+from e2e.rig.paths import CACHE, REPOSITORY, Cluster
+from e2e.rig.shell import CommandError, install_packages, run, step
+from tests.apiserver.credentials import Credentials
+
+PACKAGES = {
+    **images.PACKAGES,
+    "containerd": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+}
+NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--propagation=unchanged")
+READY_SECONDS = 180.0
+END_SECONDS = 30.0
+
+
+def up(cluster: Cluster) -> None:
+    """Build what is missing and start the cluster.  Raises CommandError."""
+    if os.geteuid() != 0:
+        raise CommandError(
+            "the test cluster needs root, for namespaces and containers; or set PDCLUSTER_KUBECONFIG to use a cluster of yours"
+        )
+    if is_running(cluster):
+        raise CommandError(f"the cluster of {cluster.root} is running: use it, or end it with `make cluster-down`")
+    down(cluster)
+    install_packages(PACKAGES)
+    images.build_images()
+    store.fill()
+    with step("starting Kubernetes"):
+        cluster.pki.mkdir(parents=True)
+        store.copy_to(cluster.root / "containerd")
+        _start_box(cluster)
+        _wait_for_node(cluster)
+        kubectl(cluster, "apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(_objects(cluster)))
+        kubectl(cluster, "wait", "pvc/models", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
+
+
+def down(cluster: Cluster) -> None:
+    """End the cluster's processes and remove its files and control groups; does nothing when there is none."""
+    if is_running(cluster):
+        holder = int(cluster.pid_file.read_text())
+        for first in Path(f"/proc/{holder}/task/{holder}/children").read_text().split():
+            os.kill(int(first), signal.SIGKILL)
+        deadline = time.monotonic() + END_SECONDS
+        while is_running(cluster):
+            if time.monotonic() > deadline:
+                raise CommandError(f"process {holder} holds the cluster's namespaces and did not end within {END_SECONDS:.0f} s")
+            time.sleep(0.1)
+    if cluster.root.exists():
+        run(["unshare", "--mount", sys.executable, "-m", "e2e.rig.box", "sweep", cluster.root], environment=_environment())
+        shutil.rmtree(cluster.root)
+
+
+def is_running(cluster: Cluster) -> bool:
+    """Whether the process that holds the namespaces lives; another process with its number is not taken for it."""
+    try:
+        command = Path(f"/proc/{int(cluster.pid_file.read_text())}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return str(cluster.root).encode() in command.split(b"\0")
+
+
+def kubectl(cluster: Cluster, *arguments: str, stdin: str | None = None) -> str:
+    """Run kubectl as administrator of the cluster.  Raises CommandError."""
+    return run([CACHE.kubernetes / "kubectl", f"--kubeconfig={cluster.kubeconfig}", *arguments], stdin=stdin)
+
+
+def _start_box(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        shutil.copy(components.write_all(cluster, Credentials(cluster.pki), url), cluster.kubeconfig)
+        cluster.kubeconfig.chmod(0o600)
+        cluster.log.mkdir()
+        box = [sys.executable, "-m", "e2e.rig.box", "run", str(cluster.root), str(listener.fileno())]
+        with (cluster.log / "box.log").open("wb") as log:
+            holder = subprocess.Popen(
+                ["unshare", *NAMESPACES, *box],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
+                cwd=REPOSITORY,
+                env=_environment(),
+            )
+    cluster.pid_file.write_text(str(holder.pid))
+
+
+def _wait_for_node(cluster: Cluster) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        try:
+            kubectl(cluster, "wait", f"node/{components.NODE}", "--for=condition=Ready", "--timeout=5s", "--request-timeout=10s")
+            kubectl(cluster, "get", "serviceaccount/default", "--namespace=default")
+            return
+        except CommandError as e:
+            if not is_running(cluster) or time.monotonic() > deadline:
+                raise CommandError(f"the cluster did not start; its logs are in {cluster.log}\n{e}") from e
+            time.sleep(0.5)
+
+
+def _objects(cluster: Cluster) -> list[dict[str, object]]:
+    """The sample model as a volume of the namespace `default`."""
+    volume = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadOnlyMany"],
+        "storageClassName": "",
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": "default", "name": "models"},
+        "hostPath": {"path": str(cluster.models), "type": "Directory"},
+    }
+    claim = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "models"}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "models"}, "spec": volume},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models", "namespace": "default"}, "spec": claim},
+    ]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,118 @@
+"""Builds the images of the test cluster with buildah, from the Dockerfiles that everyone uses.
+
+No registry is asked: the base that the Dockerfiles take as BASE_IMAGE is a
+Debian with Python made by debootstrap, and busybox (the pause image, too) and
+etcd are single static binaries.  buildah keeps its layers in the cache
+directory, so a change of our code rebuilds the last layers only.
+
+Debian's buildah (1.28) empties the file system of an image after `RUN
+--mount=type=cache`; the same folder is given to it as a volume of the build,
+and those options are taken out.  Nothing else of the Dockerfiles changes.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
+from e2e.rig.shell import run, step
+
+BASE_PACKAGES = "ca-certificates,python3,python3-venv"
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+# How this machine reaches a package registry, where it says so: settings of the stand-in, which every stage inherits.
+REGISTRY_SETTINGS = ("PIP_INDEX_URL", "PIP_CERT", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "HTTP_PROXY", "HTTPS_PROXY")
+
+CACHE_MOUNT = re.compile(r"--mount=type=cache,target=/root/.cache\s+(\\\n\s*)?")
+
+PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "busybox": "busybox-static"}
+
+
+def build_images() -> None:
+    """Make every image that is missing or whose sources have changed."""
+    _forget_old_layers()
+    _build_base()
+    busybox = shutil.which("busybox") or "/bin/busybox"
+    _build_binary(IMAGES.busybox, Path(busybox), 'RUN ["/bin/busybox", "--install", "/bin"]\nCMD ["/bin/sleep", "2147483647"]')
+    _build_binary(IMAGES.etcd, CACHE.kubernetes / "etcd", 'ENTRYPOINT ["/bin/etcd"]')
+    for image, dockerfile in ((IMAGES.operator, "Dockerfile.operator"), (IMAGES.worker, "Dockerfile.worker")):
+        with step(f"building {image}"):
+            _build(image, REPOSITORY / dockerfile, REPOSITORY, base=IMAGES.base)
+    # The packages are of use only when the pins change, and are gigabytes.
+    shutil.rmtree(CACHE.images / "tmp")
+    (CACHE.images / "dependencies").write_text(_dependencies())
+
+
+def buildah(*arguments: object) -> str:
+    """Run buildah on the storage in the cache directory.  Raises CommandError."""
+    (CACHE.images / "tmp").mkdir(parents=True, exist_ok=True)
+    storage = ["--root", CACHE.images / "storage", "--runroot", CACHE.images / "run", "--storage-driver", "overlay"]
+    environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(CACHE.images / "tmp")}
+    return run(["buildah", *storage, *arguments], environment=environment)
+
+
+def has_image(name: str) -> bool:
+    return name in buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
+
+
+def _dependencies() -> str:
+    """A digest of what decides the worker's large layers; layers of other dependencies are never used again."""
+    sources = [REPOSITORY / name for name in ("Dockerfile.worker", "constraints.txt", "worker/pyproject.toml")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def _forget_old_layers() -> None:
+    record = CACHE.images / "dependencies"
+    if record.exists() and record.read_text() == _dependencies():
+        return
+    debian = buildah("images", "--quiet", "--no-trunc", IMAGES.debian).split() if has_image(IMAGES.debian) else []
+    old = [image for image in buildah("images", "--all", "--quiet", "--no-trunc").split() if image not in debian]
+    if old:
+        buildah("rmi", "--force", *dict.fromkeys(old))
+
+
+def _build(image: str, dockerfile: Path, context: Path, *, base: str = "") -> None:
+    arguments = [f"--build-arg=BASE_IMAGE={base}"] if base else []
+    packages, without_mounts = CACHE.images / "tmp/packages", CACHE.images / "tmp/Dockerfile"
+    packages.mkdir(parents=True, exist_ok=True)
+    without_mounts.write_text(CACHE_MOUNT.sub("", dockerfile.read_text()))
+    options = ("--layers", "--pull-never", "--network=host", "--format=docker", f"--volume={packages}:/root/.cache")
+    buildah("build", *options, *arguments, "-f", without_mounts, "-t", image, context)
+
+
+def _build_base() -> None:
+    if not has_image(IMAGES.debian):
+        _build_debian()
+    context = CACHE.images / "base"
+    context.mkdir(exist_ok=True)
+    settings = [f'ENV {name}="{os.environ[name]}"\n' for name in REGISTRY_SETTINGS if os.environ.get(name)]
+    shutil.copy(CERTIFICATES, context / "certificates")
+    (context / "Dockerfile").write_text(f"FROM {IMAGES.debian}\nCOPY certificates {CERTIFICATES}\n" + "".join(settings))
+    _build(IMAGES.base, context / "Dockerfile", context)
+    shutil.rmtree(context)
+
+
+def _build_debian() -> None:
+    context = CACHE.images / "debian"
+    shutil.rmtree(context, ignore_errors=True)
+    root = context / "root"
+    with step("making a Debian with Python as base image"):
+        run(["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", root])
+        (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
+        leave_out = ("./dev/*", "./var/cache/apt/*", "./var/lib/apt/lists/*", "./usr/share/doc/*", "./usr/share/man/*")
+        run(["tar", "-C", root, *(f"--exclude={pattern}" for pattern in leave_out), "-cf", context / "root.tar", "."])
+        (context / "Dockerfile").write_text("FROM scratch\nADD root.tar /\n")
+        _build(IMAGES.debian, context / "Dockerfile", context)
+    shutil.rmtree(context)
+
+
+def _build_binary(image: str, binary: Path, instructions: str) -> None:
+    """An image of one static binary at /bin."""
+    context = CACHE.images / "binary"
+    shutil.rmtree(context, ignore_errors=True)
+    (context / "bin").mkdir(parents=True)
+    shutil.copy2(binary, context / "bin" / binary.name)
+    (context / "Dockerfile").write_text(f"FROM scratch\nCOPY bin /bin\nENV PATH=/bin\n{instructions}\n")
+    _build(image, context / "Dockerfile", context)
+    shutil.rmtree(context)

@@ -1,0 +1,47 @@
+"""The example answers chat requests through its Service, with the KV cache moved between its workers."""
+
+import re
+
+from e2e.harness import NAME, Json, Kubernetes
+
+SERVICE = f"http://{NAME}:8000"
+
+
+def metric(cluster: Kubernetes, pod: Json, name: str) -> float:
+    """Sum of a metric over its labels, scraped from the pod's own address.  Fails when the pod has no such metric."""
+    (page,) = cluster.ask("get", f"http://{pod['status']['podIP']}:8000/metrics")
+    assert page["status"] == 200
+    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page["text"], re.MULTILINE)
+    assert values, f"{pod['metadata']['name']} has no metric {name}"
+    return sum(float(value) for value in values)
+
+
+def test_chat_is_answered_with_remote_prefill(chat: Kubernetes) -> None:
+    (prefill,), (decode,) = chat.pods("pdcluster.io/role=prefill"), chat.pods("pdcluster.io/role=decode")
+    sent = metric(chat, prefill, "pdcluster_kv_transfer_bytes_total")
+    remote = metric(chat, decode, "pdcluster_remote_prefill_total")
+
+    (answer,) = chat.ask("ask", SERVICE, "remote")
+
+    assert (answer["status"], answer["prefill"]) == (200, "remote"), answer
+    assert "Paris" in answer["text"]
+    assert metric(chat, decode, "pdcluster_remote_prefill_total") == remote + 1
+    assert metric(chat, prefill, "pdcluster_kv_transfer_bytes_total") > sent
+
+
+def test_local_and_remote_prefill_give_the_same_answer(chat: Kubernetes) -> None:
+    (local,), (remote,) = chat.ask("ask", SERVICE, "local"), chat.ask("ask", SERVICE, "remote")
+
+    assert (local["prefill"], remote["prefill"]) == ("local", "remote")
+    assert local["text"] == remote["text"]
+
+
+def test_status_tells_what_kubectl_shows(chat: Kubernetes) -> None:
+    status = chat.get(f"pdc/{NAME}")["status"]
+    conditions = {condition["type"]: condition["status"] for condition in status["conditions"]}
+
+    wanted = ("Ready", "Serving", "DiscoveryReady", "PrefillReady", "DecodeReady", "IngressReady")
+    assert {name: conditions.get(name) for name in wanted} == dict.fromkeys(wanted, "True")
+    columns = chat.kubectl("get", f"pdc/{NAME}").splitlines()
+    assert columns[0].split() == ["NAME", "MODEL", "PREFILL", "DECODE", "READY", "REASON", "AGE"]
+    assert columns[1].split()[:5] == [NAME, "smollm2-135m-instruct", "1/1", "1/1", "True"]

@@ -1,0 +1,68 @@
+"""Condition types and their reasons: every word that status and events may use.
+
+Ready = all is as declared, and follows from the role, discovery and ingress
+conditions below it; Serving = requests are answered.  Reconciling and Stalled
+are there only while they are true, as kstatus wants them.
+"""
+
+from typing import Final
+
+READY: Final = "Ready"
+SERVING: Final = "Serving"
+DISCOVERY_READY: Final = "DiscoveryReady"
+PREFILL_READY: Final = "PrefillReady"
+DECODE_READY: Final = "DecodeReady"
+MIXED_READY: Final = "MixedReady"
+INGRESS_READY: Final = "IngressReady"
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+
+ROLE_READY = {"prefill": PREFILL_READY, "decode": DECODE_READY, "mixed": MIXED_READY}
+
+# All is well.
+AS_DECLARED: Final = "AsDeclared"
+ETCD_ANSWERS: Final = "EtcdAnswers"
+ANSWERING: Final = "Answering"
+
+# On the way.
+STARTING: Final = "Starting"
+ROLLING_OUT: Final = "RollingOut"
+SCALING: Final = "Scaling"
+DOWNLOADING_MODEL: Final = "DownloadingModel"
+
+# A person should look.
+INVALID_SPEC: Final = "InvalidSpec"
+ETCD_UNREACHABLE: Final = "EtcdUnreachable"
+IMAGE_NOT_PULLED: Final = "ImageNotPulled"
+CONFIGURATION_REFUSED: Final = "ConfigurationRefused"
+CRASH_LOOPING: Final = "CrashLooping"
+UNSCHEDULABLE: Final = "Unschedulable"
+QUOTA_EXCEEDED: Final = "QuotaExceeded"
+PODS_REFUSED: Final = "PodsRefused"
+MODEL_NOT_DOWNLOADED: Final = "ModelNotDownloaded"
+FORBIDDEN: Final = "Forbidden"
+NAME_TAKEN: Final = "NameTaken"
+APPLY_FAILED: Final = "ApplyFailed"
+NOT_ANSWERING: Final = "NotAnswering"
+
+# Of events only.
+ROLLOUT_STARTED: Final = "RolloutStarted"
+ROLLOUT_SWITCHED: Final = "RolloutSwitched"
+ROLLOUT_DROPPED: Final = "RolloutDropped"
+SCALED: Final = "Scaled"
+
+NEEDS_A_PERSON = frozenset(
+    {
+        INVALID_SPEC,
+        IMAGE_NOT_PULLED,
+        CONFIGURATION_REFUSED,
+        CRASH_LOOPING,
+        QUOTA_EXCEEDED,
+        PODS_REFUSED,
+        MODEL_NOT_DOWNLOADED,
+        FORBIDDEN,
+        NAME_TAKEN,
+        APPLY_FAILED,
+    }
+)
+"""Reasons that do not pass by waiting: with one of them the cluster is Stalled."""

@@ -1,0 +1,170 @@
+"""The informer cache: every PDCluster and every child, as the watches last told, trimmed of what nobody reads.
+
+Bodies are kept as compressed JSON: a hundred clusters are a few thousand
+objects, which as dictionaries would take most of the operator's memory.  An
+older version never replaces a newer one, so answers to our own writes can be
+put in at once and the watch may repeat them late.  It knows nothing of what
+the objects mean, besides the label that says whose child one is.
+"""
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pdcluster_operator.api import labels
+from pdcluster_operator.api.pdcluster import KIND
+
+Body = dict[str, Any]
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimestamp", "creationTimestamp")
+_NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})  # nobody reads who manages their fields
+
+
+class Key(NamedTuple):
+    """Which PDCluster."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Name(NamedTuple):
+    """Which object of any kind."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+class Version(NamedTuple):
+    """What tells two bodies of one name apart: another object (uid), or another state of it."""
+
+    uid: str
+    resource_version: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    version: Version
+    owner: Key
+    packed: bytes
+
+
+@dataclass
+class Cache:
+    """Bodies by kind and name, and by the PDCluster that they belong to."""
+
+    _entries: dict[Name, _Entry] = field(default_factory=dict)
+    _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
+
+    def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
+        """Keep a body; returns the PDCluster it belongs to, or None when nothing newer was learnt."""
+        name, version, owner = name_of(kind, body), version_of(body), owner_of(kind, body)
+        known = self._entries.get(name)
+        if known is not None and not _is_newer(version, known.version):
+            return None
+        if owner is None:  # its label or its owner was taken away
+            return self.forget(name)
+        self._drop(name)
+        packed = zlib.compress(json.dumps(trim(kind, body), separators=(",", ":")).encode(), 1)
+        self._entries[name] = _Entry(version, owner, packed)
+        self._children[owner].add(name)
+        return owner
+
+    def remove(self, kind: str, body: Mapping[str, Any]) -> Key | None:
+        """Forget a deleted object; another one of that name, made since, stays.  Returns the PDCluster it belonged to."""
+        name = name_of(kind, body)
+        known = self._entries.get(name)
+        if known is None or known.version.uid != version_of(body).uid:
+            return None
+        self._drop(name)
+        return known.owner
+
+    def get(self, kind: str, namespace: str, name: str) -> Body | None:
+        """One body; None when there is none."""
+        entry = self._entries.get(Name(kind, namespace, name))
+        return None if entry is None else _unpack(entry)
+
+    def children(self, key: Key) -> list[Body]:
+        """Bodies of all that belongs to a PDCluster, in the order of kind and name; not the PDCluster itself."""
+        return [_unpack(self._entries[name]) for name in sorted(self._children.get(key, ())) if name.kind != KIND]
+
+    def clusters(self) -> list[Key]:
+        """Every PDCluster."""
+        return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
+
+    def versions(self, kind: str, namespaces: Iterable[str] | None = None) -> dict[Name, Version]:
+        """What is known of one kind; in some namespaces only, if given."""
+        wanted = None if namespaces is None else set(namespaces)
+        return {
+            name: entry.version
+            for name, entry in self._entries.items()
+            if name.kind == kind and (wanted is None or name.namespace in wanted)
+        }
+
+    def forget(self, name: Name) -> Key | None:
+        """Drop an entry, whatever its version; returns the PDCluster it belonged to."""
+        entry = self._entries.get(name)
+        self._drop(name)
+        return None if entry is None else entry.owner
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _drop(self, name: Name) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        self._children[entry.owner].discard(name)
+        if not self._children[entry.owner]:
+            del self._children[entry.owner]
+
+
+def name_of(kind: str, body: Mapping[str, Any]) -> Name:
+    """Which object a body is."""
+    return Name(kind, body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def version_of(body: Mapping[str, Any]) -> Version:
+    """Its version; a number, for versions of one kind are ordered."""
+    return Version(body["metadata"]["uid"], int(body["metadata"]["resourceVersion"]))
+
+
+def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
+    """The PDCluster that an object is kept for: its label names it, and a child but a pod has it as owner; None = nobody's.
+
+    What the StatefulSet controller makes carries our labels too, and is not ours to look at.
+    """
+    metadata = body["metadata"]
+    name = metadata["name"] if kind == KIND else metadata.get("labels", {}).get(labels.CLUSTER)
+    is_child = any(reference["kind"] == KIND for reference in metadata.get("ownerReferences", ()))
+    return Key(metadata["namespace"], name) if name and (is_child or kind in (KIND, "Pod")) else None
+
+
+def trim(kind: str, body: Mapping[str, Any]) -> Body:
+    """A body without what nobody reads."""
+    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields" or kind not in _NO_DRIFT}
+    if kind == "Pod":
+        return {
+            "apiVersion": "v1",
+            "kind": kind,
+            "metadata": {key: metadata[key] for key in _POD_METADATA if key in metadata},
+            "status": body.get("status", {}),
+        }
+    if _LAST_APPLIED in metadata.get("annotations", {}):
+        metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED}
+    return {**body, "metadata": metadata}
+
+
+def _is_newer(version: Version, known: Version) -> bool:
+    return version.resource_version > known.resource_version
+
+
+def _unpack(entry: _Entry) -> Body:
+    body: Body = json.loads(zlib.decompress(entry.packed))
+    return body

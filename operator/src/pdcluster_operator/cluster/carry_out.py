@@ -1,0 +1,155 @@
+"""Carry out the actions of `converge` against the API server.
+
+One object that is refused does not stop the others.  An object that is not as
+it was taken to be (changed, made or deleted in between) is fetched and decided
+upon anew.  While a Service is not as it should be nothing is deleted, for
+requests may still go to what would be deleted.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_operator.cluster.client import ApiClient
+from pdcluster_operator.cluster.converge import Action, Verb, decide
+from pdcluster_operator.cluster.differences import Drift, drift, taken_over
+from pdcluster_operator.cluster.errors import ClusterError, ConflictError, NameTakenError, NotFoundError, UnavailableError, failure_of
+from pdcluster_operator.cluster.kinds import SERVICE, Kind, Manner
+from pdcluster_operator.plan.state import Failure
+
+logger = logging.getLogger(__name__)
+
+MAX_DECISIONS = 5  # an object that changes faster than that is left for the next pass
+OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
+
+
+async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None) -> list[Failure]:
+    """Carry out all actions in their order; returns what the API server refused.
+
+    on_answer: told of every object as the API server returned it after a write, so that a cache need not wait for its watch
+    Raises UnavailableError at once when the server cannot be used, and ConflictError at the end when an object would
+    not hold still: in both cases the pass is to be done again.
+    """
+    failures: list[Failure] = []
+    conflict: ConflictError | None = None
+    hold_deletes = False
+    for action in actions:
+        if hold_deletes and action.verb is Verb.DELETE:
+            continue
+        try:
+            await _carry_out_one(client, action, on_answer)
+        except UnavailableError:
+            raise
+        except ClusterError as e:
+            hold_deletes |= action.kind is SERVICE
+            if isinstance(e, ConflictError):
+                conflict = e
+            else:
+                failures.append(failure_of(e, str(action)))
+                logger.warning("refused verb=%s object=%s namespace=%s error=%s", action.verb.value, action, action.namespace, e)
+    if conflict is not None:
+        raise conflict
+    return failures
+
+
+async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
+    """One action, decided anew as often as the object turns out to be another than was thought."""
+    following: Action | None = action
+    for _ in range(MAX_DECISIONS):
+        if following is None:
+            return
+        logger.info("%s object=%s namespace=%s", following.verb.value, following, following.namespace)
+        following = await _once_or_anew(client, following, on_answer)
+    if following is not None:
+        raise ConflictError(f"{action} was changed by others again and again")
+
+
+async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    """Returns what is still to be done; when the object is not the one that was decided upon, what is to be done instead."""
+    try:
+        return await _once(client, action, on_answer)
+    except ConflictError as e:
+        logger.info("decided anew object=%s namespace=%s because=%s", action, action.namespace, e)
+    except NotFoundError:
+        if action.verb is Verb.CREATE:
+            if action.kind.optional:
+                return None  # its CustomResourceDefinition went away meanwhile
+            raise
+    live = await client.find(action.kind, action.namespace, action.name)
+    is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
+    return decide(_without_request(action.desired) if is_seed and live else action.desired, live, asked=action.asked)
+
+
+async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    """Returns what is still to be done."""
+    match action.verb:
+        case Verb.CREATE:
+            return await _create(client, action, on_answer)
+        case Verb.APPLY:
+            live = await client.apply(action.kind, _with_uid(action))
+            on_answer(action.kind, live)
+            if drift(action.kind, action.desired, live) is Drift.FOREIGN:  # it had no managedFields, and now they say whose is what
+                return replace(action, verb=Verb.TAKE_OVER)
+        case Verb.TAKE_OVER:
+            return await _take_over(client, action, on_answer)
+        case Verb.PATCH:
+            patch = {**(action.patch or {}), "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid}}
+            on_answer(action.kind, await client.merge_patch(action.kind, action.namespace, action.name, patch))
+        case Verb.REPLACE:
+            await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
+            return replace(action, verb=Verb.CREATE, uid=None)
+        case Verb.DELETE:
+            await _delete(client, action)
+        case Verb.REFUSE:
+            raise NameTakenError(f"{action} exists and does not belong to this PDCluster")
+    return None
+
+
+async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    if action.kind.manner is Manner.REQUEST:
+        on_answer(action.kind, await client.create(action.kind, action.desired))
+        return None
+    # Apply would quietly add to a foreign object, and none of them is among the children that were observed.
+    live = await client.find(action.kind, action.namespace, action.name)
+    if live is not None:
+        on_answer(action.kind, live)
+        return decide(action.desired, live, asked=action.asked)
+    on_answer(action.kind, await client.apply(action.kind, action.desired, force=False))
+    return None
+
+
+async def _take_over(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+    """Make ours what others have put into the object; what is returned applies it, and so removes what they added."""
+    live = await client.get(action.kind, action.namespace, action.name)
+    again = decide(action.desired, live, asked=action.asked)
+    if again is None or again.verb is not Verb.TAKE_OVER:
+        return again
+    metadata = {
+        "uid": live["metadata"]["uid"],
+        "resourceVersion": live["metadata"]["resourceVersion"],
+        "managedFields": taken_over(action.kind, live, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")),
+    }
+    live = await client.merge_patch(action.kind, action.namespace, action.name, {"metadata": metadata})
+    if drift(action.kind, action.desired, live) is Drift.FOREIGN:
+        raise ConflictError(f"{action}: fields of others could not be taken over")
+    return replace(again, verb=Verb.APPLY)
+
+
+async def _delete(client: ApiClient, action: Action) -> None:
+    try:
+        await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
+    except ConflictError:
+        logger.debug("another object has that name now object=%s", action)
+
+
+def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:
+    """What is ours of a scaler that, against what was known, exists: what it asks for is not to be overwritten by a first value."""
+    metadata = {key: value for key, value in desired["metadata"].items() if key != "annotations"}
+    return {**{key: value for key, value in desired.items() if key != "spec"}, "metadata": metadata}
+
+
+def _with_uid(action: Action) -> dict[str, Any]:
+    """The manifest for that very object and for no other of its name."""
+    return {**action.desired, "metadata": {**action.desired["metadata"], "uid": action.uid}}

@@ -1,0 +1,35 @@
+"""Where the API server is and who we are to it: from a kubeconfig, or from the pod that we run in."""
+
+from pathlib import Path
+
+from kubernetes.aio.client.api_client import ApiClient as Transport
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.config.config_exception import ConfigException
+from yaml import YAMLError
+
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.api.labels import FIELD_MANAGER
+
+MAX_CONNECTIONS = 32
+
+
+async def connect(kubeconfig: Path | None) -> Transport:
+    """A connection pool, not yet used; None = with the ServiceAccount of this pod, whose token is read again as it is renewed.
+
+    Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.
+    """
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = MAX_CONNECTIONS
+    try:
+        if kubeconfig is None:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            loading = load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+            await loading
+        transport = Transport(configuration)
+    except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:  # all that its reader raises of a wrong file
+        source = "not in a pod with a ServiceAccount" if kubeconfig is None else f"kubeconfig {kubeconfig} cannot be used"
+        raise StartError(f"{source}: {e}; set KUBECONFIG to a working file, or run in a pod", exit_code=2) from e
+    transport.user_agent = FIELD_MANAGER
+    return transport

@@ -1,0 +1,170 @@
+"""Whether a live object is as we last applied it, and who else has put fields into it.
+
+The answer comes from `metadata.managedFields`, where the API server keeps, for
+each writer, the set of fields that it owns: a field whose value another writer
+changes leaves our set.  So an object is as it should be when our annotation
+says that we applied exactly this manifest, all of it is still ours, and nobody
+has added to it.  Values are never compared: defaults, quantities written
+another way and what an admission webhook puts in cannot look like drift, and a
+webhook that insists on its own value starts no endless fight.
+
+Left to others: labels, annotations, finalizers and owner references that they
+add; status; the fields that a kind shares (`Kind.shared`); and what the control
+plane's own controllers write.  Pure.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from pdcluster_operator.api.labels import APPLIED, FIELD_MANAGER
+from pdcluster_operator.cluster.kinds import Kind
+
+Manifest = Mapping[str, Any]
+Fields = Mapping[str, Any]
+"""A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a list`, and `.`, the thing itself."""
+
+CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
+_IDENTITY = frozenset({"apiVersion", "kind"})
+_SENT_METADATA = frozenset({"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"})
+_IDENTITY_METADATA = frozenset({"name", "namespace"})
+
+
+class Drift(Enum):
+    """NONE: as it should be.  OURS: apply it again.  FOREIGN: others have added fields, which must go."""
+
+    NONE = "none"
+    OURS = "ours"
+    FOREIGN = "foreign"
+
+
+def prepared(manifest: Manifest) -> dict[str, Any]:
+    """A manifest as it is sent: without nulls and what the server sets (it may be a live body), and `stringData` as `data`."""
+    body: dict[str, Any] = _without_nulls({key: value for key, value in manifest.items() if key != "status"})
+    body["metadata"] = {key: value for key, value in body["metadata"].items() if key in _SENT_METADATA}
+    if "stringData" in body:
+        encoded = {key: base64.b64encode(value.encode()).decode() for key, value in body.pop("stringData").items()}
+        body["data"] = {**body.get("data", {}), **encoded}
+    return body
+
+
+def stamped(manifest: Manifest) -> dict[str, Any]:
+    """A prepared manifest with the annotation that says what was applied."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+    metadata = manifest["metadata"]
+    return {**manifest, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED: digest}}}
+
+
+def drift(kind: Kind, desired: Manifest, live: Manifest) -> Drift:
+    """How a live object differs from a prepared and stamped manifest."""
+    entries = _entries(live)
+    if any(adds(_content(entry, kind), desired) for entry in entries if _is_foreign(entry)):
+        return Drift.FOREIGN
+    ours = next((entry.get("fieldsV1") or {} for entry in entries if _is_ours(entry)), {})
+    annotations = live["metadata"].get("annotations") or {}
+    is_same = annotations.get(APPLIED) == desired["metadata"]["annotations"][APPLIED]
+    return Drift.NONE if is_same and ours and owns(ours, _owned_part(desired)) else Drift.OURS
+
+
+def taken_over(kind: Kind, live: Manifest, now: str) -> list[Mapping[str, Any]]:
+    """managedFields in which whatever others own, and may not, is ours; the next apply then removes what it does not name.
+
+    now: RFC3339 time, for an entry that has to be made
+    """
+    entries = _entries(live)
+    ours: Fields = next((entry.get("fieldsV1") or {} for entry in entries if _is_ours(entry)), {})
+    others: list[Mapping[str, Any]] = []
+    for entry in entries:
+        if _is_foreign(entry):
+            content = _content(entry, kind)
+            ours = merged(ours, content)
+            rest = {key: fields for key, fields in (entry.get("fieldsV1") or {}).items() if key not in content}
+            others += [{**entry, "fieldsV1": rest}] if rest else []
+        elif not _is_ours(entry):
+            others.append(entry)
+    head = {"manager": FIELD_MANAGER, "operation": "Apply", "apiVersion": live["apiVersion"], "fieldsType": "FieldsV1", "time": now}
+    return [{**head, "fieldsV1": ours}, *others]
+
+
+def owns(fields: Fields, wanted: Any) -> bool:
+    """Whether a set of fields holds all of a value.
+
+    A set that is empty is a leaf: a scalar, or a list or map that changes owner as a whole.
+    """
+    if not fields or wanted in ({}, []):
+        return True
+    if isinstance(wanted, Mapping):
+        return all(value == [] or (f"f:{key}" in fields and owns(fields[f"f:{key}"], value)) for key, value in wanted.items())
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        return all(_owns_item(fields, item) for item in wanted)
+    return True
+
+
+def adds(fields: Fields, wanted: Any) -> bool:
+    """Whether a set of fields holds anything that a value does not have."""
+    return any(_adds_one(path, inner, wanted) for path, inner in fields.items() if path != ".")
+
+
+def merged(one: Fields, other: Fields) -> dict[str, Any]:
+    """The union of two sets of fields."""
+    shared = {key: merged(one[key], other[key]) for key in one.keys() & other.keys()}
+    return {**one, **other, **shared}
+
+
+def _owns_item(fields: Fields, item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return f"v:{json.dumps(item)}" in fields
+    return any(path.startswith("k:") and _is_item(path, item) and owns(inner, item) for path, inner in fields.items())
+
+
+def _adds_one(path: str, inner: Fields, wanted: Any) -> bool:
+    if path.startswith("f:"):
+        name = path[2:]
+        return not isinstance(wanted, Mapping) or name not in wanted or adds(inner, wanted[name])
+    items = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else ()
+    if path.startswith("k:"):
+        item = next((item for item in items if isinstance(item, Mapping) and _is_item(path, item)), None)
+        return item is None or adds(inner, item)
+    return path.startswith("v:") and json.loads(path[2:]) not in items
+
+
+def _is_item(path: str, item: Mapping[str, Any]) -> bool:
+    """Whether `k:{...}` names this item of a list; a part of the key that the item leaves to its default matches any."""
+    key: Mapping[str, Any] = json.loads(path[2:])
+    return any(name in item for name in key) and all(item.get(name, value) == value for name, value in key.items())
+
+
+def _entries(live: Manifest) -> Sequence[Mapping[str, Any]]:
+    return live["metadata"].get("managedFields") or ()
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource")
+
+
+def _is_foreign(entry: Mapping[str, Any]) -> bool:
+    """Anybody else's; the /scale subresource counts, for it writes into spec."""
+    return not _is_ours(entry) and entry.get("subresource") != "status" and entry.get("manager") not in CONTROL_PLANE
+
+
+def _content(entry: Mapping[str, Any], kind: Kind) -> Fields:
+    """The part of an entry that nobody but us may own."""
+    left = {"f:metadata", "f:status", *(f"f:{name}" for name in kind.shared)}
+    return {key: fields for key, fields in (entry.get("fieldsV1") or {}).items() if key not in left}
+
+
+def _owned_part(desired: Manifest) -> dict[str, Any]:
+    """A manifest without what identifies the object, which nobody owns."""
+    metadata = {key: value for key, value in desired["metadata"].items() if key not in _IDENTITY_METADATA}
+    return {**{key: value for key, value in desired.items() if key not in _IDENTITY}, "metadata": metadata}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_without_nulls(item) for item in value]
+    return value

@@ -1,0 +1,30 @@
+"""Write a status: once, as a whole, and only when it differs.
+
+No resourceVersion is needed, for we are the only writer; but a status is only
+ever written to the object that it was made for, not to another of its name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdcluster_operator.cluster.client import ApiClient, Body
+from pdcluster_operator.cluster.errors import ConflictError, NotFoundError
+from pdcluster_operator.cluster.kinds import Kind
+
+
+async def write_status(client: ApiClient, kind: Kind, live: Mapping[str, Any], status: Mapping[str, Any]) -> Body | None:
+    """Make the status of a live body equal to the given one.
+
+    Returns the object as the API server has it now; None when nothing was to be written or the object is gone.
+    """
+    if status == (live.get("status") or {}):
+        return None
+    metadata = live["metadata"]
+    operations = [
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "add", "path": "/status", "value": status},  # replaces what is there
+    ]
+    try:
+        return await client.json_patch(kind, metadata["namespace"], metadata["name"], operations, subresource="status")
+    except (NotFoundError, ConflictError):
+        return None

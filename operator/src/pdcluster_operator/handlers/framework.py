@@ -1,0 +1,110 @@
+"""How kopf is run: its settings, its registry and a memory that keeps nothing.
+
+Everything that it could write is off: we register low-level handlers only, the
+cache and the back-off are ours, and the Lease stands before it starts.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+from kopf._cogs.structs.references import Insights
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
+
+from pdcluster_operator.api import labels
+from pdcluster_operator.cluster.kinds import PDCLUSTER, Kind
+from pdcluster_operator.cluster.listing import SELECTOR, WATCHED
+from pdcluster_operator.handlers.watch import Watch, register
+
+LIST_CHUNK = 250
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else as the kubeconfig says."""
+
+    namespaces: Sequence[str] = ()
+    in_pod: bool = True
+
+
+class NoMemories(ResourceMemories):
+    """Remembers nothing: kopf keeps a record of a few kilobytes for every object, for handlers that we do not use."""
+
+    async def recall(self, raw_body: Any, **_: Any) -> ResourceMemory:
+        """A fresh record."""
+        return ResourceMemory()
+
+
+def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+    """Watches that end in time and are known to move, short requests, no posting, no peering, no thread pool to speak of."""
+    settings = kopf.OperatorSettings()
+    settings.watching.server_timeout, settings.watching.client_timeout = 240, 270
+    settings.watching.connect_timeout, settings.watching.reconnect_backoff = 5, 1.0
+    settings.watching.inactivity_timeout = 70  # the API server sends a bookmark every minute
+    settings.watching.chunk_size = LIST_CHUNK
+    for kind in kinds:
+        if kind != PDCLUSTER:
+            settings.watching.label_selectors[kind.api_version, kind.plural] = SELECTOR
+    settings.networking.request_timeout, settings.networking.connect_timeout = 30, 5
+    settings.networking.error_backoffs = (1, 2, 4, 8, 16)
+    settings.queueing.idle_timeout = 1.0  # each object that had an event holds a task for so long
+    settings.queueing.exit_timeout = 1.0
+    settings.process.ultimate_exiting_timeout = 30
+    settings.execution.max_workers = 1  # every handler is async
+    settings.execution.default_backoff = 10
+    settings.posting.enabled = False
+    settings.posting.level = logging.WARNING
+    settings.peering.standalone = True
+    settings.persistence.finalizer = f"{labels.GROUP}/never-added"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=labels.GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=labels.GROUP)
+    return settings
+
+
+def make_registry(*, in_pod: bool) -> kopf.OperatorRegistry:
+    """A registry of our own, without kopf's defaults.  Its login is asked again when the API server refuses what it gave."""
+    registry = kopf.OperatorRegistry()
+    login = kopf.login_with_service_account if in_pod else kopf.login_with_kubeconfig
+    kopf.on.login(registry=registry, errors=kopf.ErrorsMode.TEMPORARY, backoff=5)(login)
+    return registry
+
+
+async def run_watches(
+    settings: WatchSettings, watch: Watch, stop: asyncio.Event, started: asyncio.Event, on_kinds: Callable[[], None]
+) -> None:
+    """Watch everything until `stop`; raises, or ends early, when a watch ends for good.
+
+    started:  set when kopf has put its own signal handlers in
+    on_kinds: told when kinds of objects have come or gone
+    """
+    insights = Insights()
+    kinds = asyncio.create_task(_report_kinds(insights, on_kinds))
+    registry = make_registry(in_pod=settings.in_pod)
+    register(registry, WATCHED, watch)
+    try:
+        await kopf.operator(
+            registry=registry,
+            settings=make_settings(WATCHED),
+            memories=NoMemories(),
+            insights=insights,
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            stop_flag=stop,
+            ready_flag=started,
+        )
+    finally:
+        kinds.cancel()
+
+
+async def _report_kinds(insights: Insights, on_kinds: Callable[[], None]) -> None:
+    known: set[Any] = set()
+    async with insights.revised:
+        while True:
+            await insights.revised.wait()
+            if known != insights.watched_resources:
+                known = set(insights.watched_resources)
+                on_kinds()

@@ -1,0 +1,38 @@
+"""Watch events: into the cache, and the PDCluster that they are about into the work queue.
+
+One low-level handler for every kind, so kopf adds no finalizer, no annotation
+and no retries of its own.  An event that tells nothing new adds nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+
+from pdcluster_operator.cluster.cache import Cache, Key
+from pdcluster_operator.cluster.kinds import Kind
+
+
+@dataclass(frozen=True)
+class Watch:
+    """add: makes a key due; listed: told when a watch had to list its kind anew, and may have missed deletions."""
+
+    cache: Cache
+    add: Callable[[Key], None]
+    listed: Callable[[], None]
+
+    async def on_event(self, *, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
+        """Take in one event.  param: the kind."""
+        if event["type"] is None:
+            self.listed()
+        learn = self.cache.remove if event["type"] == "DELETED" else self.cache.put
+        key = learn(param, event["object"])
+        if key is not None:
+            self.add(key)
+
+
+def register(registry: kopf.OperatorRegistry, kinds: Iterable[Kind], watch: Watch) -> None:
+    """Let kopf watch every kind for us; one whose CRD comes later is watched from then on."""
+    for kind in kinds:
+        kopf.on.event(kind.api_version, kind.plural, registry=registry, id=kind.plural, param=kind.name)(watch.on_event)

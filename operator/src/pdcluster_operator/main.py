@@ -1,0 +1,197 @@
+"""The operator process: settings, probes, leadership, then the watches and the workers until it is told to stop.
+
+It leads or it stands by; one that loses the Lease, or whose watches end, exits
+with 1 and is started anew.  SIGTERM ends it with 0: keys in work are finished,
+the Lease is given up.  Wrong settings end it with 2 before anything starts.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.cluster.client import ApiClient, Limits
+from pdcluster_operator.cluster.connect import connect
+from pdcluster_operator.cluster.lease import Leadership
+from pdcluster_operator.cluster.metrics import ApiMetrics
+from pdcluster_operator.handlers.framework import WatchSettings, run_watches
+from pdcluster_operator.handlers.probes import make_app, serve
+from pdcluster_operator.handlers.watch import Watch
+from pdcluster_operator.manifests.render import Site
+from pdcluster_operator.reconcile.loop import Loop, LoopSettings
+from pdcluster_operator.settings import Settings
+
+LEASE_NAME = "pdcluster-operator"
+LEASE_LIMITS = Limits(timeout_seconds=3.0, tries=2)
+"""Well below the time after which an unrenewed Lease is lost."""
+
+STOP_SECONDS = 10.0
+logger = logging.getLogger("pdcluster_operator")
+
+
+def main() -> None:
+    """Entry point of `pdcluster-operator`."""
+    try:
+        settings = Settings.from_environment(os.environ)
+        _configure_logging(settings.log_level)
+        sys.exit(asyncio.run(_run(settings)))
+    except StartError as e:
+        for line in str(e).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(e.exit_code)
+
+
+async def _run(settings: Settings) -> int:
+    stop = asyncio.Event()
+    take_signals(stop)
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    metrics = ApiMetrics(registry)
+    async with (
+        ApiClient(await connect(settings.kubeconfig), metrics) as client,
+        ApiClient(await connect(settings.kubeconfig), metrics, LEASE_LIMITS) as lease_client,
+    ):
+        loop = Loop(client, _loop_settings(settings), registry)
+        process = Process(settings, loop, stop)
+        runner, port = await serve(make_app(process.unhealthy, process.unready, registry), settings.http_port)
+        logger.info("started identity=%s http_port=%d", settings.identity, port)
+        try:
+            return await process.run(lease_client)
+        finally:
+            await runner.cleanup()
+
+
+@dataclass
+class Process:
+    """Stands by, leads, stops.  stop: set from outside to end it in peace."""
+
+    settings: Settings
+    loop: Loop
+    stop: asyncio.Event
+    state: Literal["starting", "standing by", "leading"] = "starting"
+
+    def unhealthy(self) -> list[str]:
+        """For /healthz: what stands still."""
+        return self.loop.problems() if self.state == "leading" and self.loop.is_filled else []
+
+    def unready(self) -> list[str]:
+        """For /readyz: why it neither leads with filled caches nor stands by."""
+        if self.state == "leading":
+            return [] if self.loop.is_filled else ["the cache is being filled"]
+        return [] if self.state == "standing by" else ["starting"]
+
+    async def run(self, client: ApiClient) -> int:
+        """Returns the exit code.  client: for the Lease, with short time limits."""
+        if not self.settings.leader_election:
+            return await self._lead(asyncio.Event().wait())
+        identity = f"{self.settings.identity}-{secrets.token_hex(4)}"
+        leadership = Leadership(client, self.settings.namespace, LEASE_NAME, identity)
+        self.state = "standing by"
+        if not await self._before_stop(leadership.acquire()):
+            return 0
+        try:
+            return await self._lead(leadership.hold())
+        finally:
+            await leadership.release()
+
+    async def _lead(self, lost: Coroutine[Any, Any, Any]) -> int:
+        """Work until told to stop (0), or until leadership is lost or something ends that never should (1)."""
+        self.state = "leading"
+        self.loop.metrics.is_leader.set(1)
+        losing = asyncio.create_task(lost, name="leadership")
+        working = asyncio.create_task(self._work(), name="work")
+        try:
+            await asyncio.wait({losing, working}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else 1
+        finally:
+            self.loop.metrics.is_leader.set(0)
+            await _cancel(losing, working)
+
+    async def _work(self) -> int:
+        if not await self._before_stop(self.loop.fill()):
+            return 0
+        logger.info("filled the cache objects=%d", len(self.loop.cache))
+        stop_watches, started = asyncio.Event(), asyncio.Event()
+        working = asyncio.create_task(self.loop.run(), name="workers")
+        await asyncio.sleep(0)  # kopf ends every task that is younger than itself
+        watching = asyncio.create_task(self._watch(stop_watches, started), name="watches")
+        restoring = asyncio.create_task(self._take_signals_back(started), name="signals")
+        stopping = asyncio.create_task(self.stop.wait(), name="stop")
+        try:
+            done, _ = await asyncio.wait({working, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            self.loop.stop()
+            await asyncio.wait({working}, timeout=STOP_SECONDS)
+            stop_watches.set()
+            await asyncio.wait({watching}, timeout=STOP_SECONDS)
+        finally:
+            await _cancel(working, watching, restoring, stopping)
+        return 0 if self.stop.is_set() else _report(done)
+
+    async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
+        watch = Watch(self.loop.cache, self.loop.add, self.loop.resync_soon)
+        settings = WatchSettings(self.settings.watch_namespaces, in_pod=self.settings.kubeconfig is None)
+        await run_watches(settings, watch, stop, started, self.loop.resync_soon)
+
+    async def _take_signals_back(self, started: asyncio.Event) -> None:
+        """From kopf, which would end before the workers have."""
+        await started.wait()
+        take_signals(self.stop)
+
+    async def _before_stop(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Do the work unless told to stop; returns whether it was done.  Raises what the work raises."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            stopping.cancel()
+            working.result()
+            return True
+        await _cancel(working)
+        return False
+
+
+def take_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT ask to stop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(ended: Iterable[asyncio.Task[Any]]) -> int:
+    for task in ended:
+        error = None if task.cancelled() else task.exception()
+        logger.error("ended unexpectedly task=%s", task.get_name(), exc_info=error)
+    return 1
+
+
+def _loop_settings(settings: Settings) -> LoopSettings:
+    return LoopSettings(
+        site=Site(settings.worker_image, settings.etcd_image, settings.namespace),
+        identity=settings.identity,
+        namespaces=settings.watch_namespaces or (None,),
+        resync_seconds=settings.resync_seconds,
+        concurrency=settings.concurrency,
+    )
+
+
+def _configure_logging(level: int) -> None:
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kopf").setLevel(max(level, logging.WARNING))
+    logging.getLogger("aiohttp").setLevel(max(level, logging.WARNING))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The alerts of a cluster: each says what is wrong, for whom, and what a person can do.
+
+Thresholds are about what a chat user notices; an SLO of your own is a rule of
+your own over the same metrics.  Severity critical = requests are not answered,
+warning = they are slower than they could be, or soon will be.
+"""
+
+from dataclasses import dataclass
+
+from pdcluster_operator.manifests.promql import share_above
+
+TTFT_BOUND = "2.5"  # seconds; a bucket's bound, as is the next
+TPOT_BOUND = "0.1"
+_ALLOWED = 0.05  # share of requests above the bound
+_BURNING = 6 * _ALLOWED  # in a long and a short window: it is bad, and it is still going on
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One rule.
+
+    expression:    a template of `promql`
+    lasting:       how long it must hold
+    runbook:       what to look at and what to change
+    needs_prefill: only where there is a prefill role
+    """
+
+    name: str
+    severity: str
+    lasting: str
+    expression: str
+    summary: str
+    description: str
+    runbook: str
+    needs_prefill: bool = False
+
+
+def alerts_of(ingress_role: str) -> tuple[Alert, ...]:
+    """The alerts that make sense for a cluster with this ingress role."""
+    return tuple(alert for alert in ALERTS if ingress_role == "decode" or not alert.needs_prefill)
+
+
+def _burning(histogram: str, bound: str) -> str:
+    return " and ".join(f"{share_above(histogram, bound, window)} > {_BURNING:g}" for window in ("1h", "5m"))
+
+
+_REFUSED = 'sum(rate(pdcluster_request_rejected_total{$scope,reason=~"queue_full|not_ready|no_prefill_worker"}[5m]))'
+_SUCCEEDED = "(sum(rate(pdcluster_request_success_total{$scope}[5m])) or vector(0))"  # no series before the first success
+_QUEUE = "sum(pdcluster_prefill_queue_tokens{$scope})"
+_PREFILLS = "sum(rate(pdcluster_remote_prefill_total{$scope}[10m]))"
+_FAILED_PREFILLS = 'sum(rate(pdcluster_remote_prefill_total{$scope,outcome="failed"}[10m]))'
+_READY_PREFILL_PEERS = 'pdcluster_peers{$scope,role="$ingress",exported_role="prefill",state="ready"}'
+_INGRESS_WORKERS = 'pdcluster_num_requests_running{$scope,role="$ingress"}'
+
+ALERTS = (
+    Alert(
+        name="PDClusterNoIngressWorker",
+        severity="critical",
+        lasting="2m",
+        expression=f"absent({_INGRESS_WORKERS})",
+        summary="no worker answers requests",
+        description="Prometheus has seen no metrics of an ingress worker for 2 minutes: requests to the Service fail.",
+        runbook="kubectl describe pdc: the conditions Serving and DecodeReady (or MixedReady) name the reason and the worst pod. "
+        "With replicas 0 on purpose, silence this alert.",
+    ),
+    Alert(
+        name="PDClusterRequestsRefused",
+        severity="critical",
+        lasting="5m",
+        expression=f"{_REFUSED} / ({_REFUSED} + {_SUCCEEDED}) > {_ALLOWED:g}",
+        summary="requests are answered 503",
+        description="More than 5 % of the requests of the last 5 minutes were refused: queues are full, or workers are not ready.",
+        runbook="Scale the ingress pool (kubectl scale pdps/...). "
+        "Raise qos.admission.maxQueuedRequests only if a longer wait is better than a refusal.",
+    ),
+    Alert(
+        name="PDClusterSlowFirstToken",
+        severity="warning",
+        lasting="5m",
+        expression=_burning("time_to_first_token_seconds", TTFT_BOUND),
+        summary="first tokens come late",
+        description=f"More than {_BURNING:.0%} of requests waited over {TTFT_BOUND} s for the first token, for an hour and still now.",
+        runbook="The dashboard's parts of the time to first token say where it goes: queue = scale prefill, transfer = see the network.",
+    ),
+    Alert(
+        name="PDClusterSlowOutputTokens",
+        severity="warning",
+        lasting="5m",
+        expression=_burning("time_per_output_token_seconds", TPOT_BOUND),
+        summary="output tokens come slowly",
+        description=f"More than {_BURNING:.0%} of requests took over {TPOT_BOUND} s for each output token, for an hour and still now.",
+        runbook="Scale decode; or make its steps shorter with a lower engine.maxSequences or routing.offload.prefillLengthThreshold.",
+    ),
+    Alert(
+        name="PDClusterPrefillQueueGrowing",
+        severity="warning",
+        lasting="5m",
+        # Seconds of work at the present pace; infinite while nothing is computed.
+        expression=f"{_QUEUE} / sum(rate(pdcluster_prefill_tokens_total{{$scope}}[5m])) > 30 and {_QUEUE} > 0",
+        summary="prompts wait to be computed",
+        description="The prefill queue holds more than 30 s of work at the present pace.",
+        runbook="Scale the pool that prefills (kubectl scale pdps/...). If it computes nothing at all, see the logs of its pods.",
+    ),
+    Alert(
+        name="PDClusterNoPrefillWorker",
+        severity="warning",
+        lasting="5m",
+        expression=f"absent({_READY_PREFILL_PEERS}) and on() count({_INGRESS_WORKERS})",
+        summary="decode workers reach no prefill worker",
+        description="No decode worker has a ready prefill peer: every prompt is computed on decode workers, beside their requests.",
+        runbook="See the condition PrefillReady. If its pods are ready: a NetworkPolicy that closes port 9000, or pairs that are "
+        "refused (pdcluster_peer_refused_total).",
+        needs_prefill=True,
+    ),
+    Alert(
+        name="PDClusterRemotePrefillFailing",
+        severity="warning",
+        lasting="5m",
+        expression=f"{_FAILED_PREFILLS} / {_PREFILLS} > {_ALLOWED:g}",
+        summary="remote prefills fail and are computed again",
+        description="More than 5 % of remote prefills failed in the last 10 minutes; decode workers computed those prompts themselves.",
+        runbook="The logs of the decode workers say `remote prefill failed` with peer and reason: a pod that dies, or the KV port 9100.",
+        needs_prefill=True,
+    ),
+    Alert(
+        name="PDClusterPairRefused",
+        severity="warning",
+        lasting="0m",
+        expression="sum by (reason) (increase(pdcluster_peer_refused_total{$scope}[15m])) > 0",
+        summary="two workers refused each other",
+        description="A prefill and a decode worker do not fit ({{ $labels.reason }}): no KV moves between them.",
+        runbook="Their logs say what differs. Within one revision it is another model folder somewhere: make them the same.",
+        needs_prefill=True,
+    ),
+    Alert(
+        name="PDClusterTransferBlocksHeld",
+        severity="warning",
+        lasting="5m",
+        expression="sum by (pod) (pdcluster_fences_overdue{$scope}) > 0",
+        summary="KV blocks are held by transfers that do not end",
+        description="On {{ $labels.pod }} fences have not returned in time: their blocks stay out of use.",
+        runbook="Delete that pod to get its blocks back; if it happens again, look at the network between its node and the senders'.",
+        needs_prefill=True,
+    ),
+    Alert(
+        name="PDClusterKVCacheFull",
+        severity="warning",
+        lasting="10m",
+        expression='avg by (role, pool) (pdcluster_kv_cache_usage_ratio{$scope,role="$ingress"}) > 0.95',
+        summary="the KV cache is full",
+        description="Workers of {{ $labels.role }}/{{ $labels.pool }} use more than 95 % of their KV blocks: new requests wait.",
+        runbook="Scale the pool, or give each worker more with engine.kvCacheMemory.",
+    ),
+    Alert(
+        name="PDClusterPreemptions",
+        severity="warning",
+        lasting="10m",
+        expression="sum by (role, pool) (rate(pdcluster_preemptions_total{$scope}[10m])) > 0.1",
+        summary="requests are preempted and computed again",
+        description="Workers of {{ $labels.role }}/{{ $labels.pool }} preempt more than one request in 10 s, for lack of KV blocks.",
+        runbook="Scale the pool, raise engine.kvCacheMemory, or lower engine.maxSequences.",
+    ),
+)

@@ -1,0 +1,103 @@
+"""What the dashboard shows, in the order of a look: how users fare, where requests wait, what moves, what it costs.
+
+Units are Grafana's names of them; expressions are templates of `promql`.
+"""
+
+from dataclasses import dataclass
+
+from pdcluster_operator.manifests.promql import quantile
+
+_WINDOW = "$__rate_interval"
+_BY = "role, pool"
+_POOL = "{{role}}/{{pool}}"
+
+
+@dataclass(frozen=True)
+class Query:
+    """One set of lines.  legend: a template over the series' labels."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One graph.  needs_prefill: only where there is a prefill role."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    needs_prefill: bool = False
+
+
+def panels_of(ingress_role: str) -> tuple[Panel, ...]:
+    """The panels that make sense for a cluster with this ingress role."""
+    return tuple(panel for panel in PANELS if ingress_role == "decode" or not panel.needs_prefill)
+
+
+def _quantiles(histogram: str) -> tuple[Query, ...]:
+    return tuple(Query(quantile(share, histogram, _WINDOW), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99))
+
+
+def _total(metric: str, by: str = _BY, legend: str = _POOL) -> tuple[Query, ...]:
+    """A gauge, summed."""
+    return (Query(f"sum by ({by}) (pdcluster_{metric}{{$scope}})", legend),)
+
+
+def _mean(metric: str) -> tuple[Query, ...]:
+    """A gauge, averaged over the workers of a pool."""
+    return (Query(f"avg by ({_BY}) (pdcluster_{metric}{{$scope}})", _POOL),)
+
+
+def _rate(metric: str, by: str = _BY, legend: str = _POOL) -> Query:
+    """A counter, per second."""
+    return Query(f"sum by ({by}) (rate(pdcluster_{metric}_total{{$scope}}[{_WINDOW}]))", legend)
+
+
+_PHASES = Query(quantile(0.95, "ttft_phase_seconds", _WINDOW, "phase"), "{{phase}}")
+_STEPS = Query(quantile(0.95, "engine_step_seconds", _WINDOW, "role, pool, kind"), "{{role}}/{{pool}} {{kind}}")
+_PEERS = Query("max by (exported_role, state) (pdcluster_peers{$scope})", "{{exported_role}} {{state}}")
+_PREFIX_HITS = Query(f"{_rate('prefix_cache_hit_tokens').expression} / {_rate('prefix_cache_query_tokens').expression}", _POOL)
+_ENGINE_TIME = tuple(
+    _rate(metric, legend=f"{_POOL} {word}")
+    for metric, word in (("prefill_seconds", "prefill"), ("decode_seconds", "decode"), ("engine_overhead_seconds", "overhead"))
+)
+
+_USERS = (
+    Panel("Time to first token", "Arrival to first token, at the ingress.", "s", _quantiles("time_to_first_token_seconds")),
+    Panel("Time per output token", "Per request, without its first token.", "s", _quantiles("time_per_output_token_seconds")),
+    Panel("Inter-token latency", "Each gap between two tokens.", "s", _quantiles("inter_token_latency_seconds")),
+    Panel("Request latency", "Arrival to last token.", "s", _quantiles("e2e_request_latency_seconds")),
+    Panel("Parts of the time to first token", "p95 of each; their sum is not the p95 of the whole.", "s", (_PHASES,)),
+    Panel("Requests that ended well", "By how.", "reqps", (_rate("request_success", "finish_reason", "{{finish_reason}}"),)),
+    Panel("Requests refused", "Before any work, by reason.", "reqps", (_rate("request_rejected", "reason", "{{reason}}"),)),
+)
+_QUEUES = (
+    Panel("Requests running", "In the engines.", "short", _total("num_requests_running")),
+    Panel("Requests waiting", "In the engines, and for a credit.", "short", _total("num_requests_waiting")),
+    Panel("Prefill queue, requests", "Each pool's part; the sum is the queue.", "short", _total("prefill_queue_requests")),
+    Panel("Prefill queue, tokens", "Each pool's part; the sum is the queue.", "short", _total("prefill_queue_tokens")),
+    Panel("Prompt tokens", "Of admitted requests, per second.", "short", (_rate("prompt_tokens"),)),
+    Panel("Tokens prefilled", "Computed, per second.", "short", (_rate("prefill_tokens"),)),
+    Panel("Tokens generated", "Per second.", "short", (_rate("generation_tokens"),)),
+)
+_TRANSFERS = (
+    Panel("Remote prefills", "By outcome, at the decode workers.", "reqps", (_rate("remote_prefill", "outcome", "{{outcome}}"),), True),
+    Panel("KV moved", "Per second and direction.", "Bps", (_rate("kv_transfer_bytes", "direction", "{{direction}}"),), True),
+    Panel("KV transfer", "First write to last acknowledgement.", "s", _quantiles("kv_transfer_seconds"), True),
+    Panel("Pairs refused", "By reason, per second.", "short", (_rate("peer_refused", "reason", "{{reason}}"),), True),
+    Panel("Fences overdue", "Their blocks stay out of use.", "short", _total("fences_overdue"), True),
+    Panel("Peers", "The most that any worker sees.", "short", (_PEERS,)),
+)
+_ENGINES = (
+    Panel("KV cache usage", "Share of blocks with tokens of live requests.", "percentunit", _mean("kv_cache_usage_ratio")),
+    Panel("KV blocks", "By state; quarantined ones wait for a fence.", "short", _total("kv_blocks", "role, state", "{{role}} {{state}}")),
+    Panel("Prefix cache hits", "Share of looked up tokens.", "percentunit", (_PREFIX_HITS,)),
+    Panel("Preemptions", "Per second.", "short", (_rate("preemptions"),)),
+    Panel("Engine busy", "Share of time in a step.", "percentunit", _mean("engine_busy_ratio")),
+    Panel("Engine step", "p95, by kind of step.", "s", (_STEPS,)),
+    Panel("Engine steps", "Per second.", "short", (_rate("engine_steps"),)),
+    Panel("Engine time", "Seconds per second: on prefill, on decode, outside the model.", "percentunit", _ENGINE_TIME),
+)
+PANELS = (*_USERS, *_QUEUES, *_TRANSFERS, *_ENGINES)

@@ -1,0 +1,28 @@
+"""The PodMonitor: Prometheus scrapes every worker, and its series carry role, pool and revision."""
+
+from pdcluster_operator.api.labels import CLUSTER, GROUP, cluster_labels
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.manifests.objects import Manifest, Owner, new_object, workers_selector
+from pdcluster_operator.manifests.promql import CLUSTER_LABEL, WORKLOAD_LABELS
+
+
+def pod_monitor(cluster: PDCluster, owner: Owner) -> Manifest:
+    """Of all workers of a cluster, ready or not."""
+    labels = {**cluster.spec.monitoring.labels, **cluster_labels(owner.name, "ingress")}
+    spec = {"selector": workers_selector(owner.name), "podMetricsEndpoints": [_endpoint()]}
+    return new_object("monitoring.coreos.com/v1/PodMonitor", owner.name, owner, labels, spec=spec)
+
+
+def _endpoint() -> Manifest:
+    pod_labels = {CLUSTER_LABEL: CLUSTER, **{label: f"{GROUP}/{label}" for label in WORKLOAD_LABELS}}
+    return {
+        "port": "http",
+        "path": "/metrics",
+        "interval": "15s",
+        "relabelings": [_relabeling(key, target) for target, key in pod_labels.items()],
+    }
+
+
+def _relabeling(key: str, target: str) -> Manifest:
+    source = "__meta_kubernetes_pod_label_" + key.replace(".", "_").replace("/", "_")
+    return {"action": "replace", "sourceLabels": [source], "targetLabel": target}

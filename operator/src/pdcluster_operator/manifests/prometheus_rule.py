@@ -1,0 +1,29 @@
+"""The PrometheusRule of a cluster: `alerts` as Prometheus' operator takes them."""
+
+from pdcluster_operator.api.labels import cluster_labels
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.manifests.alerts import Alert, alerts_of
+from pdcluster_operator.manifests.objects import Manifest, Owner, new_object
+from pdcluster_operator.manifests.promql import CLUSTER_LABEL, promql
+
+
+def prometheus_rule(cluster: PDCluster, owner: Owner) -> Manifest:
+    """One group of alerts about one cluster."""
+    role = cluster.spec.ingress_role
+    labels = {**cluster.spec.monitoring.labels, **cluster_labels(owner.name, "ingress")}
+    group = {
+        "name": f"pdcluster-{owner.namespace}-{owner.name}",
+        "rules": [_rule(alert, owner, role) for alert in alerts_of(role)],
+    }
+    return new_object("monitoring.coreos.com/v1/PrometheusRule", owner.name, owner, labels, spec={"groups": [group]})
+
+
+def _rule(alert: Alert, owner: Owner, ingress_role: str) -> Manifest:
+    where = f"PDCluster {owner.namespace}/{owner.name}"
+    return {
+        "alert": alert.name,
+        "expr": promql(alert.expression, owner, ingress_role),
+        "for": alert.lasting,
+        "labels": {"severity": alert.severity, "namespace": owner.namespace, CLUSTER_LABEL: owner.name},
+        "annotations": {"summary": f"{where}: {alert.summary}", "description": alert.description, "runbook": alert.runbook},
+    }

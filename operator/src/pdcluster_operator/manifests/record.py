@@ -1,0 +1,79 @@
+"""The record of a workload, and the objects that are made from it.
+
+A ControllerRevision is rendered once, when a workload is first made, and the
+API server never lets its data change.  StatefulSet and engine ConfigMap are
+made from it and from nothing else ever after, so a newer operator, which may
+render otherwise, rolls nothing.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from pdcluster_operator.api.labels import workload_labels
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.engine_config import engine_config
+from pdcluster_operator.manifests.objects import Manifest, Owner, new_object, workload_selector
+from pdcluster_operator.manifests.worker_pod import worker_model, worker_pod
+
+
+def render_record(cluster: PDCluster, workload: WorkloadId, owner: Owner, image: str, *, etcd_client_certificate: bool = True) -> Manifest:
+    """The ControllerRevision of a workload of the cluster's newest revision.
+
+    image:                   the worker image, resolved
+    etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key besides ca.crt
+    """
+    assert workload.revision == revision_of(cluster.spec), "a record is made of the newest spec only"
+    role = cluster.spec.roles.present()[workload.role]
+    pool = next(pool for pool in role.pools if pool.name == workload.pool)
+    labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+    model_path = worker_model(cluster, role, image).path
+    data = {
+        "image": image,
+        "statefulSet": {
+            "metadata": {"labels": labels},
+            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
+        },
+        "engineConfig": {
+            "metadata": {"labels": labels},
+            "data": engine_config(cluster, workload.role, pool, model_path, etcd_client_certificate=etcd_client_certificate),
+        },
+    }
+    return new_object("apps/v1/ControllerRevision", workload.name, owner, labels, revision=1, data=data)
+
+
+def render_workload(record: Mapping[str, Any], replicas: int, owner: Owner) -> tuple[Manifest, Manifest]:
+    """StatefulSet and engine ConfigMap of a record, as rendered or as read from the API server."""
+    name, data = record["metadata"]["name"], copy.deepcopy(record["data"])
+    stateful_set, config = data["statefulSet"], data["engineConfig"]
+    return (
+        new_object(
+            "apps/v1/StatefulSet", name, owner, stateful_set["metadata"]["labels"], spec={"replicas": replicas, **stateful_set["spec"]}
+        ),
+        new_object("v1/ConfigMap", name, owner, config["metadata"]["labels"], immutable=True, data=config["data"]),
+    )
+
+
+def image_of_record(record: Mapping[str, Any]) -> str:
+    """The worker image that was resolved when the record was made, whatever a pod template puts over it."""
+    image: str = record["data"]["image"]
+    return image
+
+
+def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
+    """Its spec without replicas.
+
+    OnDelete: the template of a record never changes, so the only change that a
+    StatefulSet could roll out is one made by hand, which is put back at once
+    and must not cost a running worker.
+    """
+    return {
+        "serviceName": f"{workload.cluster}-workers",
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": workload_selector(workload)},
+        "template": template,
+    }

@@ -1,0 +1,75 @@
+"""The way in: everything that a PDCluster becomes on Kubernetes, for `reconcile` to bring about.
+
+Pure: the same arguments give equal manifests.  Workloads are recorded when
+they are first made (`record`), everything else follows the newest spec.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.manifests.dashboard import dashboard_config
+from pdcluster_operator.manifests.disruption_budget import pool_budget
+from pdcluster_operator.manifests.etcd import etcd_record_name, render_etcd
+from pdcluster_operator.manifests.network_policy import workers_policy
+from pdcluster_operator.manifests.objects import Capabilities, Manifest, Owner, Site
+from pdcluster_operator.manifests.pod_monitor import pod_monitor
+from pdcluster_operator.manifests.policy import policy_config
+from pdcluster_operator.manifests.prometheus_rule import prometheus_rule
+from pdcluster_operator.manifests.record import image_of_record, render_record, render_workload
+from pdcluster_operator.manifests.scaler import render_scaler
+from pdcluster_operator.manifests.service import ingress_service, workers_service
+from pdcluster_operator.manifests.service_account import service_account
+from pdcluster_operator.manifests.tls_secrets import render_tls_secrets
+
+__all__ = [
+    "Capabilities",
+    "Manifest",
+    "Owner",
+    "Site",
+    "etcd_record_name",
+    "image_of_record",
+    "render_record",
+    "render_scaler",
+    "render_shared",
+    "render_tls_secrets",
+    "render_workload",
+]
+
+
+def render_shared(
+    cluster: PDCluster,
+    owner: Owner,
+    site: Site,
+    capabilities: Capabilities,
+    serving: str,
+    *,
+    serving_role: str | None = None,
+    records: Iterable[Mapping[str, Any]] = (),
+) -> tuple[Manifest, ...]:
+    """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service comes last.
+
+    serving: the revision whose workers answer
+    serving_role: the role of those that do in that revision; None = as the spec has it, which a roll out may be about to change
+    records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the result, is made from its own
+    """
+    return (
+        service_account(cluster, owner),
+        policy_config(cluster, owner),
+        *render_etcd(cluster, owner, site, records),
+        *(pool_budget(owner, role, pool.name) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools),
+        *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
+        *_monitoring(cluster, owner, capabilities),
+        workers_service(owner),
+        ingress_service(cluster, owner, serving, serving_role or cluster.spec.ingress_role),
+    )
+
+
+def _monitoring(cluster: PDCluster, owner: Owner, capabilities: Capabilities) -> Iterator[Manifest]:
+    wanted = cluster.spec.monitoring
+    if wanted.pod_monitor and capabilities.pod_monitor:
+        yield pod_monitor(cluster, owner)
+    if wanted.alerts and capabilities.prometheus_rule:
+        yield prometheus_rule(cluster, owner)
+    if wanted.dashboard:
+        yield dashboard_config(cluster, owner)

@@ -1,0 +1,20 @@
+"""What every pod that we render may do on its node: nothing.  Meets the `restricted` pod security standard."""
+
+from pdcluster_operator.manifests.objects import USER, Manifest
+
+
+def pod_security() -> Manifest:
+    """securityContext of a pod: our user, whose group owns the pod's own volumes."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",  # a large volume is not walked again at every start
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> Manifest:
+    """securityContext of a container: no way to more rights, and no writing outside of its volumes."""
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

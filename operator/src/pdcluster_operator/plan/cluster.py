@@ -1,0 +1,138 @@
+"""The plan of one cluster: from its spec and what is observed to all that should be; for a spec that is refused, its status.
+
+Pure, and without memory besides the status that was last written.  Everything
+that is not in a plan is to be removed; planning again on what a plan led to
+gives the same plan.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import Workload, WorkloadId
+from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers
+from pdcluster_operator.plan.happenings import happenings
+from pdcluster_operator.plan.invalid import plan_invalid
+from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.rollout import Step, current_revision, next_step
+from pdcluster_operator.plan.scalers import PoolSize, plan_scaler, pool_sizes
+from pdcluster_operator.plan.state import ClusterPlan, Observed, ScalerPlan, WorkloadState
+from pdcluster_operator.plan.status import Status, dated, identity_fields, number_fields
+
+__all__ = ["plan_cluster", "plan_invalid"]
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What one pass reads: the object, what is there, and the size of every declared pool.
+
+    target:  the declared revision
+    current: the revision that serves until this pass; None = none does
+    """
+
+    cluster: PDCluster
+    observed: Observed
+    there: Workloads
+    target: str
+    current: str | None
+    sizes: tuple[PoolSize, ...]
+
+    def shown(self, size: PoolSize) -> WorkloadState | None:
+        """The workload that a pool's numbers are of: of the revision that serves, else of the declared one."""
+        return self.there.of(*size.key, self.current) or self.there.of(*size.key, self.target)
+
+
+def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPlan:
+    """Everything that should be.  now: RFC 3339 in UTC, for conditions that change in this pass."""
+    scene = _scene(cluster, observed)
+    step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=_can_take_over(scene))
+    status = _status(scene, step, now)
+    return ClusterPlan(
+        serving=step.serving,
+        serving_role=_serving_role(scene, step),
+        workloads=(*_of_target(scene, step), *_kept(scene, step)),
+        scalers=tuple(_scalers(scene)),
+        status=status,
+        happenings=happenings(observed.status, status),
+    )
+
+
+def _scene(cluster: PDCluster, observed: Observed) -> _Scene:
+    there, target, current = Workloads(observed), revision_of(cluster.spec), current_revision(observed)
+    # What serves seeds a scaler that was lost; of an earlier revision that no longer counts nothing is taken.
+    live = {
+        (role, pool.name): state.desired
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+        if (state := there.of(role, pool.name, current) or there.of(role, pool.name, target))
+    }
+    return _Scene(cluster, observed, there, target, current, pool_sizes(cluster.spec, observed.scalers, live))
+
+
+def _can_take_over(scene: _Scene) -> bool:
+    """Whether the declared revision has every worker that it should have, and they can find each other.
+
+    Where no worker is to answer requests, there is nothing to wait for.
+    """
+    if not any(size.wanted for size in scene.sizes if size.role != PREFILL):
+        return True
+    workloads = [(size.wanted, scene.there.of(*size.key, scene.target)) for size in scene.sizes]
+    return discovery_answers(scene.observed.discovery) and all(state is not None and state.ready >= wanted for wanted, state in workloads)
+
+
+def _serving_role(scene: _Scene, step: Step) -> str:
+    """The role that answers in the revision that serves: an older one may have had other roles."""
+    if step.serving == scene.target:
+        return scene.cluster.spec.ingress_role
+    kept = [workload.role for workload in step.kept if workload.role != PREFILL]
+    return next(iter(kept), None) or scene.there.ingress_role(step.serving) or scene.cluster.spec.ingress_role
+
+
+def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
+    """The declared revision's workloads; while an older one has to end first, only those that are there already."""
+    for size in scene.sizes:
+        if step.waits_for is None or scene.there.of(*size.key, scene.target):
+            yield Workload(WorkloadId(scene.cluster.metadata.name, *size.key, scene.target), size.wanted)
+
+
+def _kept(scene: _Scene, step: Step) -> Iterator[Workload]:
+    """The older workloads that stay, at the size that they have; one that was lost comes back at its pool's size."""
+    wanted = {size.key: size.wanted for size in scene.sizes}
+    for workload in step.kept:
+        state = scene.there.of(workload.role, workload.pool, workload.revision)
+        lost = wanted.get((workload.role, workload.pool), 1)
+        yield Workload(workload, lost if state is None else state.desired)
+
+
+def _scalers(scene: _Scene) -> Iterator[ScalerPlan]:
+    for size in scene.sizes:
+        yield plan_scaler(scene.cluster.metadata.name, size, scene.shown(size), scene.target)
+
+
+def _status(scene: _Scene, step: Step, now: str) -> Status:
+    observed, previous, views = scene.observed, Previous(scene.observed.status), tuple(_views(scene))
+    facts = Facts(
+        roles=views,
+        observed=observed,
+        previous=previous,
+        target=scene.target,
+        current=scene.current,
+        waits_for=step.waits_for,
+        ingress_role=scene.there.ingress_role(observed.service_revision) or scene.cluster.spec.ingress_role,
+        num_answering=scene.there.num_answering(observed.service_revision),
+        has_prefill=scene.there.has_prefill(observed.service_revision),
+    )
+    return {
+        "observedGeneration": observed.generation,
+        **identity_fields(scene.cluster, revision=scene.target, serving=step.serving),
+        **number_fields(views),
+        "conditions": dated(condition_tree(facts), previous, generation=observed.generation, now=now),
+    }
+
+
+def _views(scene: _Scene) -> Iterator[RoleView]:
+    for role in scene.cluster.spec.roles.present():
+        declared = [DeclaredPool(size.pool.name, size.pool.gpu, size.wanted, size.note) for size in scene.sizes if size.role == role]
+        yield scene.there.view(role, declared, target=scene.target, serving=scene.current)

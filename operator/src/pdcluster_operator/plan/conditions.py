@@ -1,0 +1,188 @@
+"""The condition tree: Ready <- DiscoveryReady, a condition per role, IngressReady; beside it Serving, Reconciling, Stalled.
+
+Pure.  Ready = all is as declared, and takes reason and message from what is
+worst below it; Serving = requests are answered.  Messages hold nothing that
+changes by itself, so that an unchanged cluster has an unchanged status.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_operator.api import conditions as words
+from pdcluster_operator.plan.pools import RoleView
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.problems import rank, worst_problem
+from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition without its times."""
+
+    type: str
+    is_true: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What conditions are told from.
+
+    target:        the declared revision
+    current:       the revision that serves until this pass; None = none does
+    waits_for:     pods of an older revision that must end first; None = nothing is waited for
+    ingress_role:  the role that answers behind the Service
+    num_answering: ready workers that the Service leads to
+    has_prefill:   whether a prefill worker is ready beside them
+    """
+
+    roles: tuple[RoleView, ...]
+    observed: Observed
+    previous: Previous
+    target: str | None
+    current: str | None
+    waits_for: int | None
+    ingress_role: str
+    num_answering: int
+    has_prefill: bool
+
+    @property
+    def is_rolling(self) -> bool:
+        """Whether an older revision serves, or still has to go before the declared one comes."""
+        return self.waits_for is not None or self.current not in (None, self.target)
+
+
+def condition_tree(facts: Facts) -> tuple[Condition, ...]:
+    """Every condition, in the order in which the status holds them."""
+    below = (discovery_condition(facts.observed.discovery), *(_role(view, facts) for view in facts.roles), _ingress(facts))
+    ready = _ready(below, facts)
+    return (ready, _serving(facts), *below, *progress_of(ready))
+
+
+def progress_of(ready: Condition) -> tuple[Condition, ...]:
+    """Reconciling or Stalled, as long as not all is as declared: never both, since kstatus takes the first that it finds."""
+    if ready.is_true:
+        return ()
+    kind = words.STALLED if ready.reason in words.NEEDS_A_PERSON else words.RECONCILING
+    return (Condition(kind, is_true=True, reason=ready.reason, message=ready.message),)
+
+
+def discovery_answers(discovery: DiscoveryState) -> bool:
+    """Whether workers can find each other: etcd answers, and where we run it most of its members are ready."""
+    return discovery.error is None and (not discovery.managed or discovery.ready >= discovery.wanted // 2 + 1)
+
+
+def discovery_condition(discovery: DiscoveryState) -> Condition:
+    """DiscoveryReady; an etcd that only just starts is not yet one that cannot be reached."""
+    members = f"{discovery.ready} of {discovery.wanted} etcd members are ready"
+    if discovery.managed and discovery.ready < discovery.wanted:
+        reason, said = discovery.problem or (words.STARTING, discovery.error)
+        answers = "it answers all the same" if discovery_answers(discovery) else None
+        message = "; ".join(part for part in (members, said, answers) if part)
+        return Condition(words.DISCOVERY_READY, is_true=False, reason=reason, message=message)
+    if discovery.error is not None:
+        message = f"{discovery.error}; workers that know each other go on, new ones wait until it answers"
+        return Condition(words.DISCOVERY_READY, is_true=False, reason=words.ETCD_UNREACHABLE, message=message)
+    message = members if discovery.managed else "etcd answers"
+    return Condition(words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message)
+
+
+def _role(view: RoleView, facts: Facts) -> Condition:
+    kind = words.ROLE_READY[view.name]
+    notes = [pool.declared.note for pool in view.pools if pool.declared.note]
+    if view.is_ready:
+        return Condition(kind, is_true=True, reason=words.AS_DECLARED, message="; ".join([_numbers(view), *notes]))
+    problem = worst_problem(view)
+    reason, message = problem or _on_the_way(view, facts)
+    return Condition(kind, is_true=False, reason=reason, message="; ".join([message, *notes]))
+
+
+def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
+    if facts.waits_for is not None and not any(pool.target for pool in view.pools):
+        return words.ROLLING_OUT, _waiting(facts.waits_for)
+    if facts.is_rolling:
+        return words.ROLLING_OUT, _numbers(view)
+    return words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view)
+
+
+def _waiting(num_pods: int) -> str:
+    return f"the old revision has to end first; {num_pods} of its pods are left"
+
+
+def _is_scaling(view: RoleView, previous: Previous) -> bool:
+    """Whether a pool got another size, in this pass or in one before while it has not been ready since."""
+    before = previous.pools()
+    changed = any(before.get((view.name, pool.declared.name), ("", pool.wanted))[1] != pool.wanted for pool in view.pools)
+    return changed or previous.reason(words.ROLE_READY[view.name]) == words.SCALING
+
+
+def _numbers(view: RoleView) -> str:
+    text = f"{view.num_target_ready} of {view.wanted} workers are ready"
+    if len(view.pools) == 1:
+        return text
+    return f"{text} ({', '.join(f'{pool.declared.name} {pool.num_target_ready}/{pool.wanted}' for pool in view.pools)})"
+
+
+def _ingress(facts: Facts) -> Condition:
+    """Whether the Service leads to ready workers, where any are declared."""
+    selected = facts.observed.service_revision
+    if selected is None:
+        return Condition(words.INGRESS_READY, is_true=False, reason=words.STARTING, message="the Service is being made")
+    if facts.num_answering:
+        return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=f"the Service leads to {_workers(facts)}")
+    if selected == facts.target and not _num_declared(facts):
+        message = f"the Service is there; no {facts.ingress_role} worker is declared"
+        return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message)
+    message = f"the Service leads to no ready {facts.ingress_role} worker"
+    return Condition(words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message)
+
+
+def _workers(facts: Facts) -> str:
+    return f"{facts.num_answering} ready {facts.ingress_role} worker{'' if facts.num_answering == 1 else 's'}"
+
+
+def _num_declared(facts: Facts) -> int:
+    return sum(view.wanted for view in facts.roles if view.name == facts.ingress_role)
+
+
+def _serving(facts: Facts) -> Condition:
+    if not facts.num_answering:
+        message = f"no {facts.ingress_role} worker behind the Service is ready: requests are not answered"
+        return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
+    alone = "" if facts.has_prefill or facts.ingress_role == "mixed" else "; no prefill worker is ready, so they prefill themselves"
+    message = f"requests are answered by {_workers(facts)} of revision {facts.observed.service_revision}{alone}"
+    return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)
+
+
+def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
+    if facts.observed.failures:
+        reason, message = _worst_failure(facts.observed.failures)
+        return Condition(words.READY, is_true=False, reason=reason, message=message)
+    # What serves during a roll out is about to go: that it does not answer is no reason why the new revision is not there.
+    follows = words.NOT_ANSWERING if facts.is_rolling else None
+    bad = [condition for condition in below if not condition.is_true and condition.reason != follows]
+    if bad:
+        reason, message = _cause(min(bad, key=lambda condition: rank(condition.reason)), facts)
+        return Condition(words.READY, is_true=False, reason=reason, message=message)
+    if facts.is_rolling:
+        waits = "its workers take over" if facts.waits_for is None else _waiting(facts.waits_for)
+        return Condition(words.READY, is_true=False, reason=words.ROLLING_OUT, message=f"roll out to revision {facts.target}: {waits}")
+    message = ", ".join(f"{view.name} {view.num_target_ready}/{view.wanted}" for view in facts.roles)
+    return Condition(words.READY, is_true=True, reason=words.AS_DECLARED, message=message)
+
+
+def _cause(worst: Condition, facts: Facts) -> tuple[str, str]:
+    """Reason and message of the worst condition, which it names; during a roll out, that the old revision goes on."""
+    message = f"{worst.type.removesuffix('Ready').lower()}: {worst.message}"
+    if not facts.is_rolling:
+        return worst.reason, message
+    serves = f"; revision {facts.current} goes on serving" if facts.num_answering and facts.current else ""
+    on_the_way = worst.reason in (words.STARTING, words.SCALING)
+    return words.ROLLING_OUT if on_the_way else worst.reason, f"roll out to revision {facts.target}: {message}{serves}"
+
+
+def _worst_failure(failures: Sequence[Failure]) -> tuple[str, str]:
+    first = min(failures, key=lambda failure: (rank(failure.reason), failure.object, failure.message))
+    others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return first.reason, f"{first.object}: {first.message}{others}"

@@ -1,0 +1,64 @@
+"""What changed between two statuses, for events: only changes, each told once.
+
+Pure: from the status before and after alone, so that whoever plans again on the
+written status tells nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pdcluster_operator.api import conditions as words
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.state import Happening
+
+_TOLD_ELSEWHERE = frozenset({words.SCALING, words.ROLLING_OUT})
+"""Reasons that an event of their own has told."""
+
+_PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
+"""Reasons that are news only when a cluster was ready before, and then no cause for alarm."""
+
+
+def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Happening, ...]:
+    """Every change that is worth an event."""
+    old, new = Previous(before), Previous(after)
+    return (*_rollout(old, new), *_scaled(old, new), *_ready(old, new), *_serving(old, new))
+
+
+def _rollout(old: Previous, new: Previous) -> Iterator[Happening]:
+    target, serving, served = new.text("revision"), new.text("servingRevision"), old.text("servingRevision")
+    if old.text("revision") not in (None, target):
+        if served not in (None, target):
+            yield Happening(words.ROLLOUT_STARTED, f"revision {target} is to replace {served}")
+        elif serving == served:
+            yield Happening(words.ROLLOUT_DROPPED, f"revision {old.text('revision')} is dropped; {served} goes on serving")
+    if served not in (None, serving):
+        yield Happening(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
+
+
+def _scaled(old: Previous, new: Previous) -> Iterator[Happening]:
+    before = old.pools()
+    for (role, pool), (_, desired) in new.pools().items():
+        _, was = before.get((role, pool), ("", desired))
+        if was != desired:
+            yield Happening(words.SCALED, f"{role} pool {pool}: from {was} to {desired} workers")
+
+
+def _ready(old: Previous, new: Previous) -> Iterator[Happening]:
+    was_ready, condition = old.is_true(words.READY), new.condition(words.READY)
+    reason, message = condition["reason"], condition["message"]
+    if new.is_true(words.READY):
+        if not was_ready:
+            yield Happening(words.READY, f"all is as declared: {message}")
+    elif reason in _PASSING:
+        if was_ready:
+            yield Happening(reason, message)
+    elif reason not in _TOLD_ELSEWHERE and reason != old.reason(words.READY):
+        yield Happening(reason, message, warning=True)
+
+
+def _serving(old: Previous, new: Previous) -> Iterator[Happening]:
+    if old.is_true(words.SERVING) == new.is_true(words.SERVING):
+        return
+    condition = new.condition(words.SERVING)
+    if condition:
+        yield Happening(condition["reason"], condition["message"], warning=not new.is_true(words.SERVING))

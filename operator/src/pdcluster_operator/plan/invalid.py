@@ -1,0 +1,82 @@
+"""The status of an object that is refused: what runs goes on, and its conditions go on saying how it is.
+
+Pure.  The spec cannot be read, so what there should be is what was declared
+when it last could.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pdcluster_operator.api import conditions as words
+from pdcluster_operator.api.errors import Fault
+from pdcluster_operator.plan.conditions import Condition, Facts, condition_tree, progress_of
+from pdcluster_operator.plan.happenings import happenings
+from pdcluster_operator.plan.pools import DeclaredPool, RoleView, Workloads
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.rollout import current_revision
+from pdcluster_operator.plan.state import Happening, Observed
+from pdcluster_operator.plan.status import Status, dated, number_fields
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The whole status of a PDCluster whose spec is refused, and what changed against the one before."""
+
+    status: Status
+    happenings: tuple[Happening, ...]
+
+
+def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refusal:
+    """What there was before, with numbers and conditions as they are now and Ready saying every fault.
+
+    now: RFC 3339 in UTC
+    """
+    previous = Previous(observed.status)
+    message = "; ".join(str(fault) for fault in faults)
+    ready = Condition(words.READY, is_true=False, reason=words.INVALID_SPEC, message=message)
+    there = Workloads(observed)
+    views = tuple(_views(previous, there, current_revision(observed)))
+    found = (ready, *_still_true(previous, observed, there, views), *progress_of(ready))
+    status = {
+        **observed.status,
+        "observedGeneration": observed.generation,
+        **(number_fields(views) if views else {}),
+        "conditions": dated(found, previous, generation=observed.generation, now=now),
+    }
+    return Refusal(status, happenings(observed.status, status))
+
+
+def _still_true(previous: Previous, observed: Observed, there: Workloads, views: tuple[RoleView, ...]) -> Iterator[Condition]:
+    """The conditions below Ready that were there before, as they are now; etcd is not asked, for nobody can say which it is."""
+    facts = Facts(
+        roles=views,
+        observed=observed,
+        previous=previous,
+        target=previous.text("revision"),
+        current=current_revision(observed),
+        waits_for=None,
+        ingress_role=there.ingress_role(observed.service_revision) or "decode",
+        num_answering=there.num_answering(observed.service_revision),
+        has_prefill=there.has_prefill(observed.service_revision),
+    )
+    for condition in condition_tree(facts)[1:]:
+        before = previous.condition(condition.type)
+        if condition.type == words.DISCOVERY_READY and before:
+            yield _again(before)
+        elif condition.type == words.SERVING or (before and condition.type not in (words.STALLED, words.RECONCILING)):
+            yield condition
+
+
+def _again(before: Mapping[str, object]) -> Condition:
+    return Condition(str(before["type"]), before.get("status") == "True", str(before.get("reason", "")), str(before.get("message", "")))
+
+
+def _views(previous: Previous, there: Workloads, current: str | None) -> Iterator[RoleView]:
+    known = [(role, pool, gpu, desired) for (role, pool), (gpu, desired) in previous.pools().items() if role in words.ROLE_READY]
+    for role, pools in groupby(known, key=lambda entry: entry[0]):
+        declared = []
+        for _, pool, gpu, desired in pools:
+            state = there.of(role, pool, current)
+            declared.append(DeclaredPool(pool, gpu, desired if state is None else state.desired))
+        yield there.view(role, declared, target=previous.text("revision"), serving=current)

@@ -1,0 +1,164 @@
+"""What is wrong with a pod, in words that a person can act on.
+
+Pure: a pod's body as the API server has it -> PodState.  Counters and back-off
+times that Kubernetes puts into its messages are left out, so that a pod that
+goes on failing in the same way says the same all the time.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pdcluster_operator.api import conditions, labels
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.plan.state import PodState
+
+Body = Mapping[str, Any]
+Problem = tuple[str, str]
+"""(reason of api.conditions, message)"""
+
+WORKER = "worker"
+FETCH = "fetch-model"
+WRONG_SETTING = 2  # exit status of a worker, and of its download, whose settings are wrong
+MAX_DETAIL = 400  # characters of a foreign message; more hides the point
+
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
+)
+_REFUSED_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+_PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
+
+
+def pod_state(body: Body) -> PodState:
+    """The state of one worker pod.  Raises KeyError for a pod without the labels of a worker."""
+    metadata, marks = body["metadata"], body["metadata"]["labels"]
+    workload = WorkloadId(cluster=marks[labels.CLUSTER], role=marks[labels.ROLE], pool=marks[labels.POOL], revision=marks[labels.REVISION])
+    return PodState(
+        name=metadata["name"],
+        workload=workload,
+        ready=_condition(body, "Ready").get("status") == "True",
+        terminating=bool(metadata.get("deletionTimestamp")),
+        problem=pod_problem(body),
+    )
+
+
+def pod_problem(body: Body) -> Problem | None:
+    """Why a pod is not ready, as (reason, message); None = it is ready, ending, or just starting."""
+    if body["metadata"].get("deletionTimestamp") or _condition(body, "Ready").get("status") == "True":
+        return None
+    found = _not_placed(body) or _put_out(body) or _first_problem(body)
+    return found and (found[0], f"pod {body['metadata']['name']}: {found[1]}")
+
+
+def _not_placed(body: Body) -> Problem | None:
+    placed = _condition(body, "PodScheduled")
+    if placed.get("status") != "False":
+        return None
+    if placed.get("reason") == "SchedulingGated":
+        return (
+            conditions.UNSCHEDULABLE,
+            "a scheduling gate holds it back; whoever set the gate (a queue, an admission webhook) must lift it",
+        )
+    said = _short(placed.get("message", "")) or "the scheduler found no node"
+    return conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or change the pool's gpu, resources or placement"
+
+
+def _put_out(body: Body) -> Problem | None:
+    """A pod that the node gave up (evicted, out of a resource); its StatefulSet makes another."""
+    status = body.get("status") or {}
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return None
+    return conditions.UNSCHEDULABLE, f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look at that node"
+
+
+def _first_problem(body: Body) -> Problem | None:
+    """Of the first container that has one, in the order in which they start."""
+    status = body.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
+    return next((found for entry in containers if (found := _container_problem(entry, images.get(entry["name"], "")))), None)
+
+
+def _containers(body: Body) -> Iterable[Body]:
+    spec = body.get("spec") or {}
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
+def _container_problem(entry: Body, image: str) -> Problem | None:
+    state = entry.get("state") or {}
+    waiting, running = state.get("waiting") or {}, "running" in state
+    reason = waiting.get("reason", "")
+    if reason in _IMAGE_REASONS:
+        return conditions.IMAGE_NOT_PULLED, _image_message(reason, waiting.get("message", ""), image or entry.get("image", ""))
+    if reason in _REFUSED_REASONS:
+        detail = _short(waiting.get("message", "")) or reason
+        return (
+            conditions.CONFIGURATION_REFUSED,
+            f"container {entry['name']} cannot be started: {detail}; make what is missing, or correct its name",
+        )
+    ended = state.get("terminated") or (entry.get("lastState") or {}).get("terminated") or {}
+    if entry["name"] == FETCH:
+        return _fetch_problem(ended, is_running=running)
+    if entry.get("ready") or not ended or (ended.get("exitCode") == 0 and reason != "CrashLoopBackOff"):
+        return None
+    if ended.get("exitCode") != WRONG_SETTING and not _keeps_crashing(entry, reason):
+        return None
+    return _crash(entry["name"], ended)
+
+
+def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
+    """One crash may be chance, and the container is being started again; from the second on it is told, also while it runs."""
+    return waiting_reason == "CrashLoopBackOff" or entry.get("restartCount", 0) >= 2
+
+
+def _image_message(reason: str, message: str, image: str) -> str:
+    name = f"image {image!r}" if image else "its image"
+    if reason == "InvalidImageName":
+        return f"{name} is not the name of an image; correct spec.image.name"
+    detail = _short(_PULL_PREFIX.sub("", message))
+    said = f" ({detail})" if detail else ""
+    return f"{name} cannot be pulled{said}; check spec.image: name, pullSecrets, pullPolicy, and that the node reaches the registry"
+
+
+def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
+    failed = bool(ended) and ended.get("exitCode") != 0
+    if is_running and not (failed and ended.get("exitCode") == WRONG_SETTING):
+        return conditions.DOWNLOADING_MODEL, f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is"
+    if not failed:
+        return None
+    said = _last_words(ended) or f"exit status {ended.get('exitCode')}"
+    return (
+        conditions.MODEL_NOT_DOWNLOADED,
+        f"the model is not downloaded: {said}; check spec.model.huggingFace and the node's way to the hub",
+    )
+
+
+def _crash(container: str, ended: Body) -> Problem:
+    if ended.get("reason") == "OOMKilled":
+        fix = "raise resources.limits.memory, or lower engine.kvCacheMemory"
+        return conditions.CRASH_LOOPING, f"container {container} used more memory than its limit and was killed; {fix}"
+    said, code = _last_words(ended), ended.get("exitCode")
+    if code == WRONG_SETTING and container == WORKER:
+        return conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec"
+    detail = f": {said}" if said else ""
+    return (
+        conditions.CRASH_LOOPING,
+        f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c {container}` shows more",
+    )
+
+
+def _last_words(ended: Body) -> str:
+    """The line `error: ...` of what a container left (the end of its log), without the mark; else its last line."""
+    lines = [line.strip() for line in ended.get("message", "").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return _short((errors or lines or [""])[-1])
+
+
+def _short(message: str) -> str:
+    text = " ".join(message.split()).rstrip(".;")
+    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 3] + "..."
+
+
+def _condition(body: Body, kind: str) -> Body:
+    found = (body.get("status") or {}).get("conditions") or ()
+    return next((entry for entry in found if entry.get("type") == kind), {})

@@ -1,0 +1,129 @@
+"""Declared pools beside what runs of them: the numbers that conditions and status speak of.
+
+Pure.  A pool is looked at twice: its `target` is the workload of the declared
+revision, which decides whether all is as declared; its `shown` is that of the
+revision that serves, which is what a user has now.  Outside a roll out the two
+are one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_operator.plan.state import Observed, WorkloadState
+
+PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
+
+
+@dataclass(frozen=True)
+class DeclaredPool:
+    """What there should be.  wanted: workers; note: what a person should know about that number, None = nothing."""
+
+    name: str
+    gpu: str
+    wanted: int
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """One pool.  current: its pods, of all revisions."""
+
+    declared: DeclaredPool
+    current: int
+    target: WorkloadState | None
+    shown: WorkloadState | None
+
+    @property
+    def wanted(self) -> int:
+        """Workers that there should be."""
+        return self.declared.wanted
+
+    @property
+    def ready(self) -> int:
+        """Ready workers of what is shown."""
+        return 0 if self.shown is None else self.shown.ready
+
+    @property
+    def updated(self) -> int:
+        """Pods of the declared revision."""
+        return 0 if self.target is None else self.target.updated
+
+    @property
+    def num_target_ready(self) -> int:
+        """Ready workers of the declared revision that count: a surplus of one pool never hides a lack of another."""
+        return 0 if self.target is None else min(self.target.ready, self.wanted)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the declared revision has all its workers; those that are too many are no fault, they are on their way out."""
+        return self.num_target_ready == self.wanted
+
+
+@dataclass(frozen=True)
+class RoleView:
+    """One role and its pools."""
+
+    name: str
+    pools: tuple[PoolView, ...]
+
+    @property
+    def wanted(self) -> int:
+        """Workers that there should be."""
+        return sum(pool.wanted for pool in self.pools)
+
+    @property
+    def ready(self) -> int:
+        """Ready workers of what is shown."""
+        return sum(pool.ready for pool in self.pools)
+
+    @property
+    def num_target_ready(self) -> int:
+        """Ready workers of the declared revision."""
+        return sum(pool.num_target_ready for pool in self.pools)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every pool is."""
+        return all(pool.is_ready for pool in self.pools)
+
+
+class Workloads:
+    """What is observed of the workloads, found by role, pool and revision."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._by_place = {(state.id.role, state.id.pool, state.id.revision): state for state in observed.workloads}
+
+    def of(self, role: str, pool: str, revision: str | None) -> WorkloadState | None:
+        """The workload of one pool and revision; None = there is none, or only what is left of it."""
+        state = None if revision is None else self._by_place.get((role, pool, revision))
+        return None if state is None or state.gone else state
+
+    def of_revision(self, revision: str | None) -> list[WorkloadState]:
+        """Every workload of a revision, and what is left of some."""
+        return [state for (_, _, each), state in self._by_place.items() if each == revision]
+
+    def num_pods(self, role: str, pool: str) -> int:
+        """Pods of a pool, of all revisions."""
+        return sum(state.current for (each, name, _), state in self._by_place.items() if (each, name) == (role, pool))
+
+    def num_answering(self, revision: str | None) -> int:
+        """Ready workers of a revision that answer HTTP."""
+        return sum(state.ready for state in self.of_revision(revision) if state.id.role != PREFILL and not state.gone)
+
+    def has_prefill(self, revision: str | None) -> bool:
+        """Whether a prefill worker of a revision is ready."""
+        return any(state.ready for state in self.of_revision(revision) if state.id.role == PREFILL and not state.gone)
+
+    def ingress_role(self, revision: str | None) -> str | None:
+        """The role of a revision that answers HTTP; None = it has no such workload."""
+        return next((state.id.role for state in self.of_revision(revision) if state.id.role != PREFILL), None)
+
+    def view(self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None) -> RoleView:
+        """One role as declared, beside what runs."""
+        return RoleView(role, tuple(self._pool(role, pool, target, serving) for pool in pools))
+
+    def _pool(self, role: str, pool: DeclaredPool, target: str | None, serving: str | None) -> PoolView:
+        declared = self.of(role, pool.name, target)
+        shown = self.of(role, pool.name, serving) or declared
+        return PoolView(pool, self.num_pods(role, pool.name), target=declared, shown=shown)

@@ -1,0 +1,45 @@
+"""The status as it was last written, read with care: whoever may write it may have written anything."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Previous:
+    """What the last status says; a field that is missing or of another type counts as never written."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._status = status
+
+    def text(self, field: str) -> str | None:
+        """A field of the status itself."""
+        value = self._status.get(field)
+        return value if isinstance(value, str) and value else None
+
+    def condition(self, kind: str) -> Mapping[str, Any]:
+        """The condition of a type; empty when there is none."""
+        return next((entry for entry in self.conditions() if entry.get("type") == kind), {})
+
+    def conditions(self) -> Sequence[Mapping[str, Any]]:
+        """Every condition."""
+        return _mappings(self._status.get("conditions"))
+
+    def reason(self, kind: str) -> str | None:
+        """The reason of a condition; None when there is none."""
+        return self.condition(kind).get("reason")
+
+    def is_true(self, kind: str) -> bool:
+        """Whether a condition was there and true."""
+        return self.condition(kind).get("status") == "True"
+
+    def pools(self) -> Mapping[tuple[str, str], tuple[str, int]]:
+        """(gpu, desired workers) by role and pool, in their order."""
+        return {
+            (role["name"], pool["name"]): (str(pool.get("gpu", "")), pool["desired"])
+            for role in _mappings(self._status.get("roles"))
+            for pool in _mappings(role.get("pools"))
+            if "name" in role and "name" in pool and isinstance(pool.get("desired"), int)
+        }
+
+
+def _mappings(value: object) -> Sequence[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, Sequence) else []

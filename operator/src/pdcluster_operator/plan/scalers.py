@@ -1,0 +1,88 @@
+"""Who decides the size of a pool: its scaler, and a change of the pool's `replicas`.
+
+Pure.  One owner per fact: a scaler's spec is the size that is asked for.  The
+pool's `replicas` seeds it; later only another value than the one that was last
+taken over is a request, so that an unchanged file never undoes a scale.
+min and max bound what counts and never rewrite what was asked for.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_operator.api import labels
+from pdcluster_operator.api.pdcluster import PDClusterSpec
+from pdcluster_operator.api.sections import PoolSpec
+from pdcluster_operator.plan.state import ScalerPlan, ScalerState, WorkloadState
+
+PoolKey = tuple[str, str]
+"""(role, pool)"""
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """The size of one declared pool.
+
+    wanted:  workers that count, within min and max
+    asked:   what the scaler asks for, or will after this plan
+    request: replicas to write into the scaler now; None = its spec stays as it is
+    """
+
+    role: str
+    pool: PoolSpec
+    wanted: int
+    asked: int
+    request: int | None
+
+    @property
+    def key(self) -> PoolKey:
+        """(role, pool)."""
+        return self.role, self.pool.name
+
+    @property
+    def note(self) -> str | None:
+        """What a person should know who asked for another size; None = they got it."""
+        if self.wanted == self.asked:
+            return None
+        limit = f"maxReplicas is {self.pool.max_replicas}" if self.asked > self.wanted else f"minReplicas is {self.pool.min_replicas}"
+        return f"pool {self.pool.name}: {self.asked} workers are asked for, {limit}"
+
+
+def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], live: Mapping[PoolKey, int]) -> tuple[PoolSize, ...]:
+    """The size of every declared pool, in the spec's order.
+
+    live: replicas of the workloads that run now, by pool; they seed a scaler that is not there
+    """
+    known = {(scaler.role, scaler.pool): scaler for scaler in scalers}
+    pools = [(role, pool) for role, declared in spec.roles.present().items() for pool in declared.pools]
+    return tuple(_size(role, pool, known.get((role, pool.name)), live.get((role, pool.name))) for role, pool in pools)
+
+
+def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, live: int | None) -> PoolSize:
+    if scaler is None:
+        seed = clamp(pool.replicas if live is None else live, pool)
+        return PoolSize(role, pool, wanted=seed, asked=seed, request=seed)
+    if scaler.seen == pool.replicas:
+        return PoolSize(role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None)
+    # Without its mark nobody can tell whether `replicas` changed: the scale stays, and the mark is written anew.
+    asked = scaler.replicas if scaler.seen is None else pool.replicas
+    return PoolSize(role, pool, wanted=clamp(asked, pool), asked=asked, request=asked)
+
+
+def clamp(replicas: int, pool: PoolSpec) -> int:
+    """The nearest size within the pool's min and max."""
+    high = replicas if pool.max_replicas is None else min(replicas, pool.max_replicas)
+    return max(high, pool.min_replicas or 0)
+
+
+def plan_scaler(cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str) -> ScalerPlan:
+    """The scaler of a pool.  shown: the workload that its status speaks of, else it will be that of the revision `serving`."""
+    revision = serving if shown is None else shown.id.revision
+    status: dict[str, Any] = {"replicas": 0 if shown is None else shown.current, "selector": _selector(cluster, size, revision)}
+    return ScalerPlan(role=size.role, pool=size.pool.name, seen=size.pool.replicas, request=size.request, status=status)
+
+
+def _selector(cluster: str, size: PoolSize, revision: str) -> str:
+    """A label selector in text form, as HPA reads it; of one revision, so that a roll out does not count workers twice."""
+    wanted = {labels.CLUSTER: cluster, labels.ROLE: size.role, labels.POOL: size.pool.name, labels.REVISION: revision}
+    return ",".join(f"{key}={value}" for key, value in wanted.items())

@@ -1,0 +1,147 @@
+"""What the planner reads and what it decides: plain values, made by `cluster` and carried out by it.
+
+Observed is one look at the API server (through the watch cache) and at etcd.
+ClusterPlan is whole: whatever of a cluster is not in it is to be removed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdcluster_operator.api.workload import Workload, WorkloadId
+
+
+@dataclass(frozen=True)
+class PodState:
+    """One worker pod.
+
+    problem: why it is not ready, as (reason of api.conditions, message); None while it is ready or just starting
+    """
+
+    name: str
+    workload: WorkloadId
+    ready: bool
+    terminating: bool
+    problem: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadState:
+    """One StatefulSet as it is.
+
+    desired: spec.replicas; current: pods that exist; ready: pods that are ready; updated: pods of its newest template
+    settled: its controller has seen its newest spec
+    fault:   why pods cannot be created (a quota, an admission webhook), as (reason, message)
+    gone:    the StatefulSet is deleted or being deleted, and only its pods are left to end
+    """
+
+    id: WorkloadId
+    desired: int
+    current: int
+    ready: int
+    updated: int
+    settled: bool = True
+    gone: bool = False
+    fault: tuple[str, str] | None = None
+    pods: tuple[PodState, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScalerState:
+    """One PDPoolScaler as it is.  seen: the pool's `replicas` that was last taken over (annotation SEEN_REPLICAS); None = unreadable."""
+
+    role: str
+    pool: str
+    replicas: int
+    seen: int | None
+
+
+@dataclass(frozen=True)
+class DiscoveryState:
+    """The etcd of a cluster.
+
+    managed: run by us, with `ready` of `wanted` members
+    error:   why it cannot be used; None = it answers
+    problem: why a member that we run is not ready, as (reason of api.conditions, message); None = it is just starting
+    """
+
+    managed: bool
+    ready: int = 0
+    wanted: int = 0
+    error: str | None = None
+    problem: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that the API server refused, while the last plan was carried out.  reason: of api.conditions."""
+
+    object: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A cluster as it is.
+
+    generation:       of the PDCluster
+    status:           its status as last written; empty at first
+    service_revision: the revision whose pods the ingress Service selects; None = there is no such Service yet
+    records:          workloads that have a record (a ControllerRevision), from which a lost StatefulSet can be made again
+    failures:         what the API server refused when the last plan was carried out
+    """
+
+    generation: int
+    status: Mapping[str, Any]
+    discovery: DiscoveryState
+    workloads: Sequence[WorkloadState] = ()
+    scalers: Sequence[ScalerState] = ()
+    service_revision: str | None = None
+    records: Sequence[WorkloadId] = ()
+    failures: Sequence[Failure] = ()
+
+
+@dataclass(frozen=True)
+class ScalerPlan:
+    """One scaler as it should be.
+
+    request: replicas to write together with `seen`; None = leave its spec alone, for it is the user's
+    status:  what /scale and HPA read
+    """
+
+    role: str
+    pool: str
+    seen: int
+    request: int | None
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something worth an event on the PDCluster.  warning: of type Warning instead of Normal."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """What should be.
+
+    serving:    the revision that the ingress Service selects
+    serving_role: the role whose workers answer HTTP in that revision: decode or mixed
+    workloads:  every StatefulSet that should exist, of all revisions
+    status:     the whole status of the PDCluster, conditions with their transition times included
+    happenings: what changed against the status before
+    look_again_seconds: when something is expected to change without an event; None = no sooner than the resync
+    """
+
+    serving: str
+    serving_role: str
+    workloads: tuple[Workload, ...]
+    scalers: tuple[ScalerPlan, ...]
+    status: Mapping[str, Any]
+    happenings: tuple[Happening, ...] = ()
+    look_again_seconds: float | None = None

@@ -1,0 +1,52 @@
+"""Whether the process gets on, as its liveness probe asks: with the queue, with the resync, with every watch.
+
+Pure: clock values come in, sentences come out.  A process that is merely told
+"no" by the API server is healthy; one whose loop, workers or watches stand
+still is not, and a restart is the cure.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.reconcile.queue import WorkQueue
+
+MAX_WAIT_SECONDS = 120.0
+"""A key that waits longer has no worker; a reconcile takes milliseconds, and a hundred at once some seconds."""
+
+MAX_WORK_SECONDS = 300.0
+"""Every request has a time limit, so work on one key ends long before."""
+
+MAX_MISSES = 2
+"""Resyncs in a row that found changes which a watch had not told of, before it counts as silent."""
+
+
+@dataclass
+class Progress:
+    """Facts about the resync and the watches.
+
+    resync_seconds: the interval that was set
+    resynced:       when the last resync ended, on the clock of `problems`
+    """
+
+    resync_seconds: float
+    resynced: float
+    _missed: Counter[str] = field(default_factory=Counter)
+
+    def resync_ended(self, now: float, kinds: Iterable[str], missed: Iterable[str]) -> None:
+        """kinds: those that were looked at; missed: those of them whose watch had not told of a change."""
+        self.resynced = now
+        missed = set(missed)
+        for kind in kinds:
+            self._missed[kind] = self._missed[kind] + 1 if kind in missed else 0
+
+    def problems(self, queue: WorkQueue[Key], now: float) -> list[str]:
+        """What stands still; empty = nothing."""
+        found = [f"the watch of {kind} is silent" for kind, count in self._missed.items() if count >= MAX_MISSES]
+        if now - self.resynced > 3 * self.resync_seconds + MAX_WORK_SECONDS:
+            found.append(f"no resync ended for {now - self.resynced:.0f} s")
+        if queue.longest_wait(now) > MAX_WAIT_SECONDS:
+            found.append(f"a PDCluster has waited for a worker for {queue.longest_wait(now):.0f} s")
+        found += [f"the work on {key} takes {seconds:.0f} s" for key, seconds in queue.in_work(now) if seconds > MAX_WORK_SECONDS]
+        return found

@@ -1,0 +1,83 @@
+"""The record of each workload: made once, and from then on the only source of its StatefulSet and engine file.
+
+Pure.  So a new operator, another default image or a hand-edited child change
+nothing that runs.  A record that was deleted is made again: from what runs, if
+it runs, else from the spec, if it is still the workload's revision.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_operator.api.labels import workload_labels
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.cluster.cache import Body
+from pdcluster_operator.cluster.observe import Live, workload_of
+from pdcluster_operator.manifests.objects import new_object
+from pdcluster_operator.manifests.render import Owner, image_of_record, render_record
+
+WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where the records of one PDCluster come from.
+
+    default_image:          of a new revision that names none
+    has_client_certificate: whether the etcd's TLS Secret has a client certificate; None = not known yet, and no record can be made
+    """
+
+    cluster: PDCluster
+    live: Live
+    owner: Owner
+    default_image: str
+    has_client_certificate: bool | None
+
+    def of(self, workload: WorkloadId) -> Body | None:
+        """The record of a workload; None when it cannot be made now."""
+        return self._found(workload) or self._of_what_runs(workload) or self._new(workload)
+
+    def is_missing(self, workload: WorkloadId) -> bool:
+        """Whether it would have to be rendered from the spec."""
+        return self._found(workload) is None and self._of_what_runs(workload) is None
+
+    def _found(self, workload: WorkloadId) -> Body | None:
+        return self.live.own("ControllerRevision").get(workload.name)
+
+    def _of_what_runs(self, workload: WorkloadId) -> Body | None:
+        """From a StatefulSet and engine file that have lost their record; the API server's defaults in it change nothing."""
+        running = self.live.own("StatefulSet").get(workload.name)
+        engine = self.live.own("ConfigMap").get(workload.name)
+        if running is None or engine is None:
+            return None
+        marks = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+        data = {
+            "image": _image(running),
+            "statefulSet": {
+                "metadata": {"labels": marks},
+                "spec": {key: value for key, value in running["spec"].items() if key != "replicas"},
+            },
+            "engineConfig": {"metadata": {"labels": marks}, "data": engine["data"]},
+        }
+        return new_object("apps/v1/ControllerRevision", workload.name, self.owner, marks, revision=1, data=data)
+
+    def _new(self, workload: WorkloadId) -> Body | None:
+        if workload.revision != revision_of(self.cluster.spec) or self.has_client_certificate is None:
+            return None
+        image = self.cluster.spec.image.name or next(self._images(workload.revision), self.default_image)
+        return render_record(self.cluster, workload, self.owner, image, etcd_client_certificate=self.has_client_certificate)
+
+    def _images(self, revision: str) -> Iterator[str]:
+        """Of the revision's other workloads: all of one revision run the same."""
+        for _, record in sorted(self.live.own("ControllerRevision").items()):
+            found = workload_of(record)
+            if found is not None and found.revision == revision:
+                yield image_of_record(record)
+
+
+def _image(stateful_set: Body) -> str:
+    containers: list[dict[str, Any]] = stateful_set["spec"]["template"]["spec"]["containers"]
+    image: str = next((each for each in containers if each["name"] == WORKER), containers[0])["image"]
+    return image

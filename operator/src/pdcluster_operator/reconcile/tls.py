@@ -1,0 +1,40 @@
+"""The two Secrets of a cluster's certificates: what the certificates room says is next, as manifests."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from pdcluster_operator.api import labels
+from pdcluster_operator.certificates.reading import Stored
+from pdcluster_operator.certificates.rotation import Step, carry_out, next_step
+from pdcluster_operator.cluster.converge import ObjectName
+from pdcluster_operator.cluster.differences import Manifest
+from pdcluster_operator.cluster.observe import Live
+from pdcluster_operator.manifests.render import Owner, render_tls_secrets
+
+
+@dataclass(frozen=True)
+class TlsStep:
+    """manifests: both Secrets when something is to be written; rewrite: those of them that exist and are to change."""
+
+    manifests: Collection[Manifest] = ()
+    rewrite: Collection[ObjectName] = ()
+    reason: str = ""
+    look_again_seconds: float | None = None
+
+
+def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
+    """The next step of the cluster's certificates, mostly none."""
+    secrets = live.own("Secret")
+    names = [f"{owner.name}-ca", f"{owner.name}-tls"]
+    ca, tls = (Stored.of(secrets.get(name)) for name in names)
+    asked = live.body["metadata"].get("annotations", {}).get(labels.ROTATE_CA)
+    decision = next_step(ca, tls, now, asked)
+    if decision.step is Step.KEEP:
+        return TlsStep(look_again_seconds=decision.look_again_seconds)
+    made = carry_out(decision.step, ca, tls, now, asked)
+    manifests = render_tls_secrets(owner, made.ca.data, made.tls.data, made.ca.annotations, made.tls.annotations)
+    # What is made at first must not replace Secrets that the cache has not seen yet.
+    is_first = ca is None and tls is None
+    rewrite = [] if is_first else [ObjectName("Secret", name) for name in names]
+    return TlsStep(manifests, rewrite, "" if is_first else decision.reason, decision.look_again_seconds)

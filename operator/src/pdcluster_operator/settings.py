@@ -1,0 +1,128 @@
+"""Settings of the operator process: read from the environment once, checked, frozen.
+
+A value that is wrong ends the process with exit code 2 and a message that
+names the variable, before anything is started.
+"""
+
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pdcluster_operator.api.errors import StartError
+
+Value = TypeVar("Value")
+Number = TypeVar("Number", int, float)
+_PREFIX = "PDCLUSTER_"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator was installed with.
+
+    worker_image:     of clusters that name none; kept for the life of a revision
+    etcd_image:       of a managed etcd that names none
+    identity:         holder of the Lease: unique among the replicas
+    namespace:        where the Lease is, and from where workers' etcd is asked
+    watch_namespaces: where PDClusters are served; empty = everywhere
+    resync_seconds:   how often everything is listed and looked at again
+    concurrency:      PDClusters worked on at once
+    http_port:        of probes and metrics; 0 = any, for tests
+    kubeconfig:       how to reach the API server from outside of a pod; None = as this pod's ServiceAccount
+    """
+
+    worker_image: str
+    etcd_image: str
+    identity: str
+    namespace: str
+    watch_namespaces: tuple[str, ...] = ()
+    resync_seconds: float = 300.0
+    concurrency: int = 4
+    http_port: int = 8080
+    log_level: int = logging.INFO
+    leader_election: bool = True
+    kubeconfig: Path | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
+        """Raises StartError (exit code 2) with every variable that is wrong."""
+        reader = _Reader(environment)
+        settings = cls(
+            worker_image=reader.required("WORKER_IMAGE", "the image of workers, as in registry/pdcluster-worker:0.1.0"),
+            etcd_image=reader.required("ETCD_IMAGE", "the image of a managed etcd, as in registry/etcd:3.6.6"),
+            identity=environment.get("POD_NAME") or socket.gethostname(),
+            namespace=environment.get("POD_NAMESPACE") or _own_namespace(),
+            watch_namespaces=tuple(filter(None, (part.strip() for part in environment.get(f"{_PREFIX}WATCH_NAMESPACES", "").split(",")))),
+            resync_seconds=reader.read("RESYNC_SECONDS", "300", _number(float, 1, 86400), "seconds from 1 to 86400"),
+            concurrency=reader.read("CONCURRENCY", "4", _number(int, 1, 64), "a whole number from 1 to 64"),
+            http_port=reader.read("HTTP_PORT", "8080", _number(int, 0, 65535), "a port from 0 (any) to 65535"),
+            log_level=reader.read("LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"),
+            leader_election=reader.read("LEADER_ELECTION", "true", _one_of({"true": True, "false": False}), "true or false"),
+            kubeconfig=_kubeconfig(environment),
+        )
+        reader.finish()
+        return settings
+
+
+class _Reader:
+    """Reads variables and collects what is wrong, so that all of it is said at once."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._faults: list[str] = []
+
+    def required(self, name: str, wanted: str) -> str:
+        value = self._environment.get(_PREFIX + name, "")
+        if not value:
+            self._faults.append(f"{_PREFIX}{name} is not set: give it {wanted}")
+        return value
+
+    def read(self, name: str, default: str, parse: Callable[[str], Value], wanted: str) -> Value:
+        text = self._environment.get(_PREFIX + name) or default
+        try:
+            return parse(text)
+        except ValueError:
+            self._faults.append(f"{_PREFIX}{name} is {text!r}: it must be {wanted}")
+            return parse(default)
+
+    def finish(self) -> None:
+        if self._faults:
+            raise StartError("\n".join(self._faults), exit_code=2)
+
+
+def _number(kind: Callable[[str], Number], least: float, most: float) -> Callable[[str], Number]:
+    def parse(text: str) -> Number:
+        value = kind(text)
+        if not least <= value <= most:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _one_of(choices: Mapping[str, Value]) -> Callable[[str], Value]:
+    def parse(text: str) -> Value:
+        if text.lower() not in choices:
+            raise ValueError(text)
+        return choices[text.lower()]
+
+    return parse
+
+
+def _kubeconfig(environment: Mapping[str, str]) -> Path | None:
+    """Inside a pod the ServiceAccount counts, whatever else is set."""
+    if "KUBERNETES_SERVICE_HOST" in environment or not environment.get("KUBECONFIG"):
+        return None
+    return Path(environment["KUBECONFIG"])
+
+
+def _own_namespace() -> str:
+    """The namespace of this pod; outside of one, default."""
+    try:
+        return _POD_NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return "default"

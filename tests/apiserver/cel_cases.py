@@ -1,0 +1,245 @@
+"""One object that a CEL rule lets through and one that it refuses, for each rule of the PDCluster CRD.
+
+A rule is known by where it speaks and what it says, so that a rule without a
+case, or a case without a rule, fails a test.
+"""
+
+from dataclasses import dataclass
+
+from tests.operator.object_cases import CPU, HUB, VOLUME, Change, at, both, without
+
+ROLES = ("prefill", "decode", "mixed")
+NAME = "not a name that Kubernetes takes: use lower-case letters, digits, '-' and '.', starting and ending with a letter or digit"
+LABEL = "use at most 63 lower-case letters, digits and '-', starting with a letter and ending with a letter or digit"
+MEMORY = "not an amount of memory: write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi; more than 0"
+AMOUNT = "not an amount: write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi"
+GPU = "gpu must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in spec.accelerators"
+ROOM = (
+    "engine.maxBatchedTokens must be at least engine.maxSequences, for a step computes a token of each sequence:"
+    " raise the one or lower the other"
+)
+EXCHANGED = (
+    "an etcd of your own (discovery.etcd.endpoints) and one that is run for the cluster cannot be exchanged for each other:"
+    " make a new PDCluster"
+)
+SAME: Change = lambda content: None  # noqa: E731 - a change like the others
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule and its two cases.
+
+    field:   where it speaks, with [] for the entry of a list and {} for that of a map
+    before:  for a rule about changes, the object as it was; `right` and `wrong` then change that one
+    """
+
+    field: str
+    message: str
+    right: Change
+    wrong: Change
+    before: Change | None = None
+
+
+def only(role: str) -> Change:
+    """An object that has the role, and the other one that it needs."""
+    return at("spec.roles", {"mixed": {"pools": [CPU]}}) if role == "mixed" else SAME
+
+
+def pool_rules(role: str) -> list[Rule]:
+    pools = f"spec.roles.{role}.pools"
+    first = f"{pools}.0"
+
+    def bounds(replicas: int, low: int, high: int) -> Change:
+        return both(only(role), at(pools, [{"name": "cpu", "replicas": replicas, "minReplicas": low, "maxReplicas": high}]))
+
+    return [
+        Rule(
+            f"{pools}[].minReplicas",
+            "minReplicas must be at most maxReplicas: lower minReplicas or raise maxReplicas",
+            bounds(2, 2, 2),
+            bounds(2, 3, 2),
+        ),
+        Rule(
+            f"{pools}[].replicas",
+            "replicas must be at least minReplicas: raise replicas or lower minReplicas",
+            bounds(1, 1, 3),
+            bounds(0, 1, 3),
+        ),
+        Rule(
+            f"{pools}[].replicas",
+            "replicas must be at most maxReplicas: lower replicas or raise maxReplicas",
+            bounds(3, 1, 3),
+            bounds(4, 1, 3),
+        ),
+        Rule(f"{pools}[].name", LABEL, both(only(role), at(f"{first}.name", "a-1")), both(only(role), at(f"{first}.name", "1-a"))),
+        Rule(
+            f"{pools}[].gpusPerReplica",
+            "gpusPerReplica must be 1, workers run without tensor parallelism: use more replicas",
+            both(only(role), at(f"{first}.gpusPerReplica", 1)),
+            both(only(role), at(f"{first}.gpusPerReplica", 2)),
+        ),
+        Rule(
+            f"{pools}[]",
+            "gpu and gpusPerReplica of a pool cannot change: add a pool under another name, and remove this one",
+            at(pools, [{**CPU, "gpu": "cpu"}, {"name": "other", "gpu": "H200", "replicas": 1}]),
+            at(f"{first}.gpu", "H200"),
+            before=only(role),
+        ),
+        Rule(
+            pools,
+            GPU,
+            both(only(role), at("spec.accelerators", {"A1": {}}), at(f"{first}.gpu", "A1")),
+            both(only(role), at("spec.accelerators", {"A1": {}}), at(f"{first}.gpu", "A2")),
+        ),
+    ]
+
+
+def role_rules(role: str) -> list[Rule]:
+    own, room = f"spec.roles.{role}", {"prefill": 34, "decode": 35, "mixed": 36}[role]
+    other = {"prefill": "decode", "decode": "prefill"}.get(role)
+    short = at(f"spec.roles.{other}.pools.0.name", "c") if other else SAME
+
+    def named(characters: int) -> Change:
+        return both(only(role), short, at(f"{own}.pools.0.name", "p" * 20), at("metadata.name", "c" * (characters - 20)))
+
+    def amounts(kind: str, value: object) -> Change:
+        return both(only(role), at(f"{own}.resources.{kind}", {"memory": value}))
+
+    return [
+        *pool_rules(role),
+        Rule(
+            "metadata.name",
+            f"metadata.name and the name of each {role} pool may have at most {room} characters together: shorten one of them",
+            named(room),
+            named(room + 1),
+        ),
+        Rule(
+            own,
+            ROOM,
+            both(only(role), at("spec.engine.maxSequences", 512), at(f"{own}.engine.maxBatchedTokens", 512), _other_room(other)),
+            both(only(role), at("spec.engine.maxBatchedTokens", 512), at(f"{own}.engine.maxSequences", 513)),
+        ),
+        Rule(
+            f"{own}.engine.kvCacheMemory",
+            MEMORY,
+            both(only(role), at(f"{own}.engine.kvCacheMemory", "0.5Gi")),
+            both(only(role), at(f"{own}.engine.kvCacheMemory", "0Gi")),
+        ),
+        Rule(f"{own}.resources.requests{{}}", AMOUNT, amounts("requests", "1.5"), amounts("requests", "lots")),
+        Rule(f"{own}.resources.limits{{}}", AMOUNT, amounts("limits", 0), amounts("limits", -1)),
+    ]
+
+
+def _other_room(other: str | None) -> Change:
+    return at(f"spec.roles.{other}.engine.maxBatchedTokens", 512) if other else SAME
+
+
+def name_rule(field: str, *sections: Change) -> Rule:
+    """The rule for the name of an object of the user's at a field, or at the entries of one."""
+    path, is_list = field.removesuffix("[]"), field.endswith("[]")
+    right, wrong = ("models.of.all", "Models")
+    return Rule(
+        field, NAME, both(*sections, at(path, [right] if is_list else right)), both(*sections, at(path, [wrong] if is_list else wrong))
+    )
+
+
+MODEL_RULES = [
+    Rule(
+        "spec.model",
+        "give either path or huggingFace, the one that the model comes from",
+        at("spec.model", HUB),
+        without("spec.model.path"),
+    ),
+    Rule(
+        "spec.model.pvc",
+        "a volume needs the model's path in it: give path, or leave pvc out",
+        at("spec.model", VOLUME),
+        at("spec.model", {**HUB, "pvc": {"claimName": "models"}}),
+    ),
+    Rule(
+        "spec.model.nodeCache",
+        "nodeCache keeps downloads, and nothing is downloaded: give huggingFace, or leave nodeCache out",
+        at("spec.model", {**HUB, "nodeCache": "/cache"}),
+        at("spec.model.nodeCache", "/cache"),
+    ),
+    Rule(
+        "spec.model.nodeCache",
+        "not an absolute path: write it like /var/cache/models",
+        at("spec.model", {**HUB, "nodeCache": "/c"}),
+        at("spec.model", {**HUB, "nodeCache": "~/c"}),
+    ),
+    Rule(
+        "spec.model.huggingFace.repo",
+        "not a repository: write it like HuggingFaceTB/SmolLM2-135M-Instruct",
+        at("spec.model", {"name": "tiny", "huggingFace": {"repo": "gpt2"}}),
+        at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b/c"}}),
+    ),
+    name_rule("spec.model.pvc.claimName"),
+    name_rule("spec.model.huggingFace.tokenSecret", at("spec.model", HUB)),
+    name_rule("spec.image.pullSecrets[]"),
+]
+
+ETCD = "spec.discovery.etcd"
+OWN, STORED = {"endpoints": ["etcd:2379"]}, {"storage": {"size": "1Gi", "className": "fast"}}
+ETCD_RULES = [
+    Rule(
+        f"{ETCD}.tlsSecret",
+        "tlsSecret is for endpoints, and none are given: give endpoints, or leave tlsSecret out",
+        at(ETCD, {**OWN, "tlsSecret": "tls"}),
+        at(ETCD, {"endpoints": [], "tlsSecret": "tls"}),
+    ),
+    Rule(
+        f"{ETCD}.storage",
+        "storage is for an etcd that is run here, and endpoints are given: leave storage or endpoints out",
+        at(ETCD, STORED),
+        at(ETCD, {**OWN, **STORED}),
+    ),
+    Rule(
+        f"{ETCD}.endpoints[]",
+        "not host:port: write it like etcd.example:2379",
+        at(ETCD, {"endpoints": ["a:1", "b.c:65535"]}),
+        at(ETCD, {"endpoints": ["a:1", "etcd"]}),
+    ),
+    Rule(f"{ETCD}.storage.size", MEMORY, at(f"{ETCD}.storage.size", 1 << 30), at(f"{ETCD}.storage.size", "1GB")),
+    name_rule(f"{ETCD}.tlsSecret", at(ETCD, OWN)),
+    Rule("spec.discovery", EXCHANGED, at(ETCD, {"endpoints": ["other:2379"]}), at(ETCD, {}), before=at(ETCD, OWN)),
+    Rule("spec.discovery", EXCHANGED, at(ETCD, {"image": "etcd:3"}), at(ETCD, OWN), before=SAME),
+    Rule(
+        "spec.discovery",
+        "discovery.etcd.replicas cannot change: make a new PDCluster",
+        at(f"{ETCD}.replicas", 1),
+        at(f"{ETCD}.replicas", 3),
+        before=SAME,
+    ),
+    *(
+        Rule("spec.discovery", "discovery.etcd.storage cannot change: make a new PDCluster", right, wrong, before=before)
+        for right, wrong, before in (
+            (at(f"{ETCD}.storage.retain", False), at(f"{ETCD}.storage.retain", True), at(ETCD, STORED)),
+            (at("spec.service.port", 80), at(f"{ETCD}.storage.size", "2Gi"), at(ETCD, STORED)),
+            (at(f"{ETCD}.image", "etcd:3"), without(f"{ETCD}.storage.className"), at(ETCD, STORED)),
+            (at(f"{ETCD}.storage.className", "fast"), without(f"{ETCD}.storage"), at(ETCD, STORED)),
+            (at(ETCD, {}), at(ETCD, STORED), SAME),
+        )
+    ),
+]
+
+RULES = [
+    Rule("metadata.name", LABEL, at("metadata.name", "a-1"), at("metadata.name", "a.1")),
+    *(rule for role in ROLES for rule in role_rules(role)),
+    *MODEL_RULES,
+    *ETCD_RULES,
+    Rule(
+        "spec.roles",
+        "KV blocks move between roles: give prefill and decode the same engine.blockSize",
+        both(at("spec.engine.blockSize", 32), at("spec.roles.decode.engine.blockSize", 32)),
+        at("spec.roles.prefill.engine.blockSize", 8),
+    ),
+    Rule(
+        "spec.roles",
+        "roles must be exactly {prefill, decode} or {mixed}: add the missing role or remove the others",
+        only("mixed"),
+        at("spec.roles.mixed", {"pools": [CPU]}),
+    ),
+    Rule("spec.engine.kvCacheMemory", MEMORY, at("spec.engine.kvCacheMemory", "1k"), at("spec.engine.kvCacheMemory", -1)),
+    name_rule("spec.service.apiKeySecret"),
+]

@@ -1,0 +1,58 @@
+"""One control plane for all tests of this folder, and a namespace for each.
+
+Nothing is mocked: etcd, kube-apiserver and kube-controller-manager are the real
+programs (`make kubernetes`).  There is no node, so pods stay Pending until a
+test writes their status.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.objects import Objects
+
+CRDS = Path(__file__).parents[2] / "crds"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """With controllers and our CRDs; a test leaves it as it found it, its own namespace aside."""
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), with_controllers=True, crds=CRDS) as plane:
+        yield plane
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> Iterator[str]:
+    """A fresh namespace, which goes with the test."""
+    name = f"test-{next(_numbers)}"
+    control_plane.kubectl("create", "namespace", name)
+    yield name
+    control_plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def clusters(control_plane: ControlPlane, namespace: str) -> Iterator[Objects]:
+    """The PDClusters of this test's namespace."""
+    objects = Objects(control_plane, namespace)
+    yield objects
+    objects.close()
+
+
+@pytest.fixture
+def scalers(control_plane: ControlPlane, namespace: str) -> Iterator[Objects]:
+    """The PDPoolScalers of this test's namespace."""
+    objects = Objects(control_plane, namespace, "pdpoolscalers")
+    yield objects
+    objects.close()
+
+
+@pytest.fixture(scope="session")
+def dry_clusters(control_plane: ControlPlane) -> Iterator[Objects]:
+    """PDClusters of the namespace `default`, for dry runs, which leave nothing there."""
+    objects = Objects(control_plane, "default")
+    yield objects
+    objects.close()

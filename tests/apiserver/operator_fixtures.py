@@ -1,0 +1,19 @@
+"""A module's own operator in its own namespace, so that modules do not disturb each other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.operator_process import OperatorProcess
+
+
+@contextmanager
+def operator_in(plane: ControlPlane, folder: Path, namespace: str) -> Iterator[OperatorProcess]:
+    """A new namespace and an operator that serves it alone."""
+    plane.kubectl("create", "namespace", namespace)
+    try:
+        with OperatorProcess(folder, plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace) as process:
+            yield process
+    finally:
+        plane.kubectl("delete", "namespace", namespace, "--wait=false")

@@ -1,0 +1,256 @@
+"""Children on the real API server: no drift where there is none, and every edit by hand put back."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pdcluster_operator.api.labels import SEEN_REPLICAS
+from pdcluster_operator.cluster.converge import ObjectName
+from pdcluster_operator.cluster.kinds import CHILD_OF_NAME, CONFIG_MAP, POOL_SCALER, SECRET, SERVICE
+from tests.apiserver import cluster_objects as objects
+from tests.apiserver.cluster_client import Connection, connected
+from tests.apiserver.control_plane import ControlPlane, KubectlError
+from tests.system.waiting import wait_for
+
+Body = dict[str, Any]
+STATEFUL = f"statefulset/{objects.WORKLOAD}"
+RECORD = f"controllerrevision/{objects.WORKLOAD}"
+
+
+@pytest_asyncio.fixture
+async def connection(control_plane: ControlPlane) -> AsyncIterator[Connection]:
+    async with connected(control_plane.kubeconfig) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def owner(connection: Connection, namespace: str) -> Body:
+    return await connection.owner(namespace)
+
+
+@pytest.fixture
+def kubectl(control_plane: ControlPlane, namespace: str) -> Callable[..., str]:
+    return lambda *arguments: control_plane.kubectl("--namespace", namespace, *arguments)
+
+
+def content(body: Body) -> Body:
+    """A body without what changes with every write, and without what kubectl notes for itself."""
+    kept = {key: body["metadata"].get(key) for key in ("name", "labels", "ownerReferences")}
+    annotations = {key: value for key, value in body["metadata"].get("annotations", {}).items() if "kubectl" not in key}
+    return {**{key: body[key] for key in body if key != "status"}, "metadata": {**kept, "annotations": annotations}}
+
+
+def controllers_are_done(kubectl: Callable[..., str]) -> bool:
+    """Whether StatefulSets and disruption budgets have the status that their controllers give them."""
+    items = json.loads(kubectl("get", "statefulsets,poddisruptionbudgets", "--output", "json"))["items"]
+    return all(item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"] for item in items)
+
+
+async def test_children_of_every_kind_are_made_and_then_left_alone(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+    everything = objects.everything(owner)
+    assert await connection.converge(owner, everything) == []
+    wait_for(lambda: controllers_are_done(kubectl), 30.0, "controllers write the status of what they watch")
+    writes = connection.writes
+    assert await connection.actions(owner, everything) == []
+    assert await connection.converge(owner, everything) == []
+    assert connection.writes == writes
+
+
+async def test_a_child_is_one_look_and_one_write(connection: Connection, owner: Body):
+    before = connection.calls("get"), connection.writes
+    await connection.converge(owner, objects.everything(owner))
+    num_made = len(objects.everything(owner))
+    assert connection.writes - before[1] == num_made
+    assert connection.calls("get") - before[0] == num_made - 1  # a scaler is made without a look
+
+
+EDITS = {
+    "env set": ("set", "env", STATEFUL, "EXTRA=1"),
+    "env changed": ("set", "env", STATEFUL, "PLAIN=2"),
+    "env removed": ("set", "env", STATEFUL, "PLAIN-"),
+    "image": ("set", "image", STATEFUL, "worker=example/other:2"),
+    "resources": ("set", "resources", STATEFUL, "--limits=cpu=2,memory=4Gi"),
+    "restart": ("rollout", "restart", STATEFUL),
+    "scale": ("scale", STATEFUL, "--replicas=0"),
+    "sidecar": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"x"}]}}}}'),
+    "node selector": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}}'),
+    "added fields": ("patch", STATEFUL, "-p", '{"spec":{"minReadySeconds":7,"template":{"spec":{"hostIPC":true,"dnsPolicy":"Default"}}}}'),
+    "toleration": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"tolerations":[{"operator":"Exists"}]}}}}'),
+    "volume removed": ("patch", STATEFUL, "--type=json", "-p", '[{"op":"remove","path":"/spec/template/spec/topologySpreadConstraints"}]'),
+    "service port": ("patch", "service/chat", "--type=merge", "-p", '{"spec":{"ports":[{"name":"web","port":80}]}}'),
+    "service type": ("patch", "service/chat", "-p", '{"spec":{"type":"NodePort","sessionAffinity":"ClientIP"}}'),
+    "service selector": ("set", "selector", "service/chat", "app=other"),
+    "second port": ("patch", "service/chat-workers", "-p", '{"spec":{"ports":[{"name":"more","port":1234}]}}'),
+    "network policy": ("patch", "networkpolicy/chat", "--type=merge", "-p", '{"spec":{"egress":[],"policyTypes":["Egress"]}}'),
+    "policy opened": ("patch", "networkpolicy/chat", "--type=merge", "-p", '{"spec":{"ingress":[{}]}}'),
+    "budget": ("patch", "poddisruptionbudget/chat-decode-cpu", "--type=merge", "-p", '{"spec":{"maxUnavailable":null,"minAvailable":1}}'),
+    "data changed": ("patch", "configmap/chat-policy", "-p", '{"data":{"policy.yaml":"x"}}'),
+    "data added": ("patch", "configmap/chat-policy", "-p", '{"data":{"other.yaml":"x"}}'),
+    "data removed": ("patch", "configmap/chat-policy", "--type=json", "-p", '[{"op":"remove","path":"/data"}]'),
+    "made immutable": ("patch", "configmap/chat-policy", "-p", '{"immutable":true}'),
+    "label changed": ("label", "serviceaccount/chat", "app.kubernetes.io/instance=other", "--overwrite"),
+    "label removed": ("label", "service/chat", "pdcluster.io/cluster-"),
+    "our annotation": ("annotate", STATEFUL, "pdcluster.io/applied=x", "--overwrite"),
+    "all managed fields gone": (
+        "patch",
+        STATEFUL,
+        "--type=merge",
+        "-p",
+        '{"metadata":{"managedFields":[{}]},"spec":{"minReadySeconds":3}}',
+    ),
+    "client-side apply": ("apply", "--filename", "-"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+async def test_an_edit_by_hand_is_put_back(
+    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str, edit: tuple[str, ...]
+):
+    everything = objects.everything(owner)
+    await connection.converge(owner, everything)
+    before = {ObjectName(body["kind"], body["metadata"]["name"]): content(body) for body in await connection.live(namespace)}
+    control_plane.kubectl("--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner)))
+    edited = await connection.actions(owner, everything)
+    assert len(edited) == 1
+    name = ObjectName(edited[0].kind.name, edited[0].name)
+    assert await connection.converge(owner, everything) == []
+    assert content(await connection.get(edited[0].kind, namespace, name.name)) == before[name]
+    assert await connection.actions(owner, everything) == []
+
+
+def _another_stateful_set(owner: Body) -> Body:
+    """What somebody else's file says of the workload."""
+    changed = objects.stateful_set(owner)
+    changed["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "MORE", "value": "1"})
+    del changed["metadata"]["ownerReferences"]
+    return changed
+
+
+async def test_what_others_may_add_stays(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+    everything = objects.everything(owner)
+    await connection.converge(owner, everything)
+    kubectl("annotate", "service/chat", "example.com/address-pool=public")
+    kubectl("label", STATEFUL, "team=search")
+    kubectl("patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"registry"}]}')
+    assert await connection.actions(owner, everything) == []
+    everything[-4] = objects.ingress_service(owner, revision="89abcdef")  # a change of ours keeps it too
+    await connection.converge(owner, everything)
+    service = await connection.get(SERVICE, owner["metadata"]["namespace"], "chat")
+    assert service["metadata"]["annotations"]["example.com/address-pool"] == "public"
+    assert service["spec"]["selector"]["pdcluster.io/revision"] == "89abcdef"
+
+
+async def test_what_we_no_longer_say_goes(connection: Connection, owner: Body):
+    old = objects.config_map(owner)
+    old["data"]["other.yaml"] = "x"
+    old["metadata"]["labels"]["extra"] = "x"
+    await connection.converge(owner, [old])
+    await connection.converge(owner, [objects.config_map(owner)])
+    live = await connection.get(CONFIG_MAP, owner["metadata"]["namespace"], "chat-policy")
+    assert list(live["data"]) == ["policy.yaml"]
+    assert "extra" not in live["metadata"]["labels"]
+
+
+async def test_a_lost_child_is_made_again_and_an_unwanted_one_goes(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+    everything = objects.everything(owner)
+    await connection.converge(owner, everything)
+    lost = (
+        "service/chat",
+        "poddisruptionbudget/chat-decode-cpu",
+        "pdps/chat-decode-cpu",
+        f"controllerrevision/{objects.WORKLOAD}",
+        STATEFUL,
+    )
+    kubectl("delete", *lost)
+    assert len(await connection.actions(owner, everything)) == len(lost)
+    await connection.converge(owner, everything)
+    assert await connection.actions(owner, everything) == []
+    assert {objects.WORKLOAD} < {body["metadata"]["name"] for body in await connection.live(owner["metadata"]["namespace"])}
+    assert await connection.converge(owner, []) == []
+    ours = [body for body in await connection.live(owner["metadata"]["namespace"]) if body["metadata"].get("ownerReferences")]
+    left = {str(CHILD_OF_NAME[body["kind"]]) for body in ours if body["metadata"]["ownerReferences"][0]["kind"] == "PDCluster"}
+    assert left == {"Secret"}
+
+
+async def test_an_immutable_config_map_of_other_content_is_made_anew(connection: Connection, owner: Body):
+    namespace = owner["metadata"]["namespace"]
+    await connection.converge(owner, [objects.engine_config_map(owner, "role: prefill\n")])
+    before = await connection.get(CONFIG_MAP, namespace, objects.WORKLOAD)
+    assert await connection.converge(owner, [objects.engine_config_map(owner)]) == []
+    live = await connection.get(CONFIG_MAP, namespace, objects.WORKLOAD)
+    assert live["data"] == {"engine.yaml": "role: decode\n"}
+    assert live["metadata"]["uid"] != before["metadata"]["uid"]
+
+
+async def test_a_record_cannot_be_edited(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+    await connection.converge(owner, [objects.record(owner)])
+    with pytest.raises(KubectlError, match="field is immutable"):
+        kubectl("patch", RECORD, "-p", '{"data":{"other":1}}')
+
+
+async def test_a_secret_is_written_once_and_again_when_asked(connection: Connection, owner: Body):
+    namespace = owner["metadata"]["namespace"]
+    newer = {**objects.secret(owner), "stringData": {"tls.key": "key"}}
+    await connection.converge(owner, [objects.secret(owner)])
+    await connection.converge(owner, [newer])
+    assert list((await connection.get(SECRET, namespace, "chat-tls"))["data"]) == ["tls.crt"]
+    asked = [ObjectName("Secret", "chat-tls")]
+    await connection.converge(owner, [newer], rewrite=asked)
+    assert (await connection.get(SECRET, namespace, "chat-tls"))["data"] == {"tls.key": "a2V5"}
+    assert await connection.actions(owner, [newer], rewrite=asked) == []
+
+
+async def test_a_scaler_keeps_what_a_user_asked_for(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+    namespace = owner["metadata"]["namespace"]
+    await connection.converge(owner, [objects.scaler(owner, replicas=1)])
+    kubectl("scale", "pdps/chat-decode-cpu", "--replicas=4")
+    without = objects.scaler(owner)
+    del without["spec"]["replicas"]
+    assert await connection.actions(owner, [without]) == []
+    await connection.converge(owner, [objects.scaler(owner, replicas=2, seen=2)])
+    live = await connection.get(POOL_SCALER, namespace, "chat-decode-cpu")
+    assert live["spec"]["replicas"] == 2
+    assert live["metadata"]["annotations"] == {SEEN_REPLICAS: "2"}
+
+
+async def test_a_scaler_that_nobody_knew_of_is_not_seeded(connection: Connection, owner: Body, kubectl: Callable[..., str]):
+    namespace = owner["metadata"]["namespace"]
+    await connection.converge(owner, [objects.scaler(owner, replicas=5)])
+    kubectl("label", "pdps/chat-decode-cpu", "app.kubernetes.io/managed-by-")
+    assert await connection.converge_knowing(owner, [objects.scaler(owner, replicas=1)], []) == []
+    live = await connection.get(POOL_SCALER, namespace, "chat-decode-cpu")
+    assert live["spec"]["replicas"] == 5
+    assert live["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "pdcluster-operator"
+
+
+@pytest.mark.parametrize("make", [objects.secret, objects.record, objects.ingress_service])
+async def test_a_child_that_lost_our_labels_is_found_again(
+    connection: Connection, owner: Body, kubectl: Callable[..., str], make: Callable[[Body], Body]
+):
+    desired = make(owner)
+    await connection.converge(owner, [desired])
+    kind, name = CHILD_OF_NAME[desired["kind"]], desired["metadata"]["name"]
+    before = await connection.get(kind, owner["metadata"]["namespace"], name)
+    kubectl("label", f"{kind}/{name}", "app.kubernetes.io/managed-by-")
+    assert await connection.converge_knowing(owner, [desired], []) == []
+    assert content(await connection.get(kind, owner["metadata"]["namespace"], name)) == content(before)
+
+
+@pytest.mark.parametrize("make", [objects.ingress_service, objects.config_map, objects.stateful_set, objects.secret, objects.scaler])
+async def test_an_object_of_somebody_else_is_not_touched(
+    connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str, make: Callable[[Body], Body]
+):
+    theirs = make(owner)
+    theirs["metadata"] = {"name": theirs["metadata"]["name"], "namespace": namespace, "labels": {"theirs": "yes"}}
+    control_plane.kubectl("create", "--filename", "-", input=json.dumps(theirs))
+    kind = CHILD_OF_NAME[theirs["kind"]]
+    before = await connection.get(kind, namespace, theirs["metadata"]["name"])
+    for known in ([], await connection.live(namespace)):
+        failures = await connection.converge_knowing(owner, [make(owner)], known)
+        assert [(failure.object, failure.reason) for failure in failures] == [(f"{kind} {theirs['metadata']['name']}", "NameTaken")]
+        assert "delete it, or give the PDCluster another name" in failures[0].message
+    assert content(await connection.get(kind, namespace, theirs["metadata"]["name"])) == content(before)
+    assert await connection.actions(owner, []) == []

@@ -1,0 +1,71 @@
+"""The API server and the model accept the same objects, refuse the same, and name the same place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdcluster_operator.api.errors import InvalidObjectError
+from pdcluster_operator.api.load import load, parse
+from pdcluster_operator.api.revision import revision_of
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.objects import Objects
+from tests.operator.object_cases import GOOD, Change, minimal
+from tests.operator.wrong_objects import BAD, Wrong
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+SEEN_BY_THE_SERVER = [wrong for wrong in BAD if wrong.field is not None]
+
+
+@pytest.mark.parametrize("change", GOOD.values(), ids=GOOD.keys())
+def test_right_objects_are_accepted_and_mean_the_same_when_stored(change: Change, dry_clusters: Objects) -> None:
+    document = minimal()
+    change(document)
+    answer = dry_clusters.create(document, dry_run=True)
+
+    assert answer.accepted, answer.causes
+    stored, given = parse(answer.content), parse(document)
+    assert stored.spec == given.spec
+    assert revision_of(stored.spec) == revision_of(given.spec)
+
+
+@pytest.mark.parametrize("wrong", SEEN_BY_THE_SERVER, ids=[wrong.fault[:60] for wrong in SEEN_BY_THE_SERVER])
+def test_wrong_objects_are_refused_where_the_model_refuses_them(wrong: Wrong, dry_clusters: Objects) -> None:
+    document = minimal()
+    wrong.change(document)
+    answer = dry_clusters.create(document, dry_run=True)
+
+    assert not answer.accepted
+    assert wrong.field in {field for field, _ in answer.causes} or f'"{wrong.field}"' in answer.content["message"], answer.content[
+        "message"
+    ]
+
+
+def test_a_null_section_is_dropped_where_the_model_asks_for_a_value(dry_clusters: Objects) -> None:
+    """The one difference: what the API server stores says the same as a section that is not there."""
+    document = minimal()
+    document["spec"]["engine"] = None
+    with pytest.raises(InvalidObjectError):
+        parse(document)
+    answer = dry_clusters.create(document, dry_run=True)
+
+    assert answer.accepted
+    assert "engine" not in answer.content["spec"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_accepted(path: Path, control_plane: ControlPlane) -> None:
+    assert load(path).kind == "PDCluster"
+    printed = control_plane.kubectl("create", "--dry-run=server", "--validate=strict", "--filename", str(path))
+
+    kinds = [document["kind"].lower() for document in yaml.safe_load_all(path.read_text()) if document]
+    assert [line.partition("/")[0].partition(".")[0] for line in printed.splitlines()] == kinds
+
+
+def test_names_from_a_generator_are_read_back(clusters: Objects) -> None:
+    document: dict[str, Any] = {**minimal(), "metadata": {"generateName": "chat-"}}
+    answer = clusters.create(document)
+
+    assert answer.accepted, answer.causes
+    assert parse(answer.content).metadata.name.startswith("chat-")

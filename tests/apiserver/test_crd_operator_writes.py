@@ -1,0 +1,73 @@
+"""What the operator writes about a cluster is what the CRDs take: nothing is refused, and nothing is lost on the way."""
+
+from dataclasses import replace
+
+import pytest
+
+from pdcluster_operator.api.errors import InvalidObjectError
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.objects import Owner
+from pdcluster_operator.manifests.scaler import render_scaler
+from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
+from pdcluster_operator.plan.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from tests.apiserver.objects import Json, Objects
+from tests.operator.object_cases import at, minimal
+
+NOW = "2026-01-02T03:04:05Z"
+NEW = Observed(generation=1, status={}, discovery=DiscoveryState(managed=True, ready=0, wanted=1))
+
+
+def running(document: Json) -> Observed:
+    """The cluster with every worker ready."""
+    cluster = parse(document)
+    revision = revision_of(cluster.spec)
+    ids = [WorkloadId("chat", role, pool.name, revision) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
+    return replace(
+        NEW,
+        discovery=DiscoveryState(managed=True, ready=1, wanted=1),
+        workloads=[WorkloadState(each, desired=1, current=1, ready=1, updated=1) for each in ids],
+        scalers=[ScalerState(each.role, each.pool, replicas=1, seen=1) for each in ids],
+        service_revision=revision,
+    )
+
+
+@pytest.mark.parametrize("roles", [minimal()["spec"]["roles"], {"mixed": minimal()["spec"]["roles"]["decode"]}], ids=["1P1D", "mixed"])
+@pytest.mark.parametrize("is_running", [False, True], ids=["new", "running"])
+def test_planned_status_is_stored_whole(roles: Json, is_running: bool, clusters: Objects) -> None:
+    document = minimal()
+    at("spec.roles", roles)(document)
+    clusters.create(document)
+    planned = plan_cluster(parse(document), running(document) if is_running else NEW, NOW).status
+    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
+
+    assert answer.accepted, answer.causes
+    assert clusters.get("chat")["status"] == planned
+
+
+def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:
+    document = minimal()
+    clusters.create(document)
+    at("spec.roles.decode.pools.0.gpu", "A100")(document)
+    with pytest.raises(InvalidObjectError) as refused:
+        parse(document)
+    planned = plan_invalid(refused.value.faults, NEW, NOW).status
+    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
+
+    assert answer.accepted, answer.causes
+    assert clusters.get("chat")["status"] == planned
+
+
+def test_rendered_scaler_and_its_status_are_stored_whole(clusters: Objects, scalers: Objects) -> None:
+    document = minimal()
+    created = clusters.create(document).content["metadata"]
+    made = render_scaler(Owner("chat", created["namespace"], created["uid"]), "decode", "cpu", replicas=1, seen=1)
+    assert scalers.create(made).accepted
+    (plan,) = [each for each in plan_cluster(parse(document), running(document), NOW).scalers if each.role == "decode"]
+    assert scalers.merge(made["metadata"]["name"], {"status": dict(plan.status)}, "status").accepted
+    stored = scalers.get(made["metadata"]["name"])
+
+    assert (stored["spec"], stored["status"]) == (made["spec"], plan.status)
+    scale = scalers.get(made["metadata"]["name"], "scale")
+    assert (scale["spec"]["replicas"], scale["status"]) == (1, plan.status)

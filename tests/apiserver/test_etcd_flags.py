@@ -1,0 +1,106 @@
+"""The flags of a managed etcd, taken by a real etcd: members on loopback in place of pods."""
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.manifests.etcd_pod import DATA_FOLDER
+from pdcluster_operator.manifests.render import Capabilities, Owner, Site, render_shared
+from tests.apiserver.control_plane import binary
+from tests.operator.object_cases import at, minimal
+from tests.system.etcd_server import free_port
+from tests.system.waiting import wait_for
+
+CLIENT, PEER = ":2379", ":2380"
+
+
+def command(replicas: int) -> list[str]:
+    """What the container runs."""
+    document = minimal()
+    if replicas > 1:
+        at("spec.discovery.etcd", {"replicas": replicas, "storage": {"size": "1Gi"}})(document)
+    owner, site = Owner("chat", "default", "a-uid"), Site("worker:1", "etcd:1", "system")
+    shared = render_shared(parse(document), owner, site, Capabilities(False, False), "0a1b2c3d")
+    (stateful_set,) = [each for each in shared if each["kind"] == "StatefulSet"]
+    found: list[str] = stateful_set["spec"]["template"]["spec"]["containers"][0]["command"]
+    return found
+
+
+class Members:
+    """Members of one cluster: pod names become loopback addresses, the folder of the data becomes one of the test's."""
+
+    def __init__(self, folder: Path, replicas: int) -> None:
+        self._folder, self._command = folder, command(replicas)
+        names = [f"chat-etcd-{ordinal}" for ordinal in range(replicas)]
+        self.client = {name: free_port() for name in names}
+        self._peer = {name: free_port() for name in names}
+
+    def flags(self, name: str) -> list[str]:
+        """Of one member."""
+        return [self._local(flag.replace("$(POD_NAME)", name), name) for flag in self._command[1:]]
+
+    def _local(self, flag: str, name: str) -> str:
+        for other, port in self._peer.items():
+            flag = flag.replace(f"{other}.chat-etcd-peers.default.svc.cluster.local{PEER}", f"127.0.0.1:{port}")
+        flag = flag.replace(f"{name}.chat-etcd-peers.default.svc.cluster.local{CLIENT}", f"127.0.0.1:{self.client[name]}")
+        flag = flag.replace(f"0.0.0.0{CLIENT}", f"127.0.0.1:{self.client[name]}").replace(f"0.0.0.0{PEER}", f"127.0.0.1:{self._peer[name]}")
+        return flag.replace(DATA_FOLDER, str(self._folder / name))
+
+    @contextmanager
+    def running(self, *names: str) -> Iterator[None]:
+        """The named members as processes, ended with the block."""
+        launcher = str(files("pdcluster_operator.local").joinpath("launcher.py"))
+        processes = []
+        try:
+            for name in names:
+                (self._folder / name).mkdir(exist_ok=True)
+                arguments = [sys.executable, "-I", launcher, str(os.getpid()), str(binary("etcd")), *self.flags(name)]
+                with (self._folder / f"{name}.log").open("ab") as log:
+                    processes.append(subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            yield
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+    def health(self, name: str, path: str = "/health") -> int:
+        """Status code of a probe's request; 0 = nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.client[name]}{path}", timeout=5) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as e:
+            e.close()
+            return e.code
+        except OSError:
+            return 0
+
+    def log(self) -> str:
+        """The end of every member's log."""
+        return "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self._folder.glob("*.log")))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_members_become_healthy_with_the_rendered_flags(tmp_path: Path, replicas: int) -> None:
+    members = Members(tmp_path, replicas)
+    with members.running(*members.client):
+        wait_for(lambda: all(members.health(name) == 200 for name in members.client), 60, members.log)
+        assert {members.health(name, "/health?serializable=true") for name in members.client} == {200}
+
+
+def test_member_without_a_quorum_is_alive_and_not_ready(tmp_path: Path) -> None:
+    members = Members(tmp_path, 3)
+    first, *others = members.client
+    with members.running(first):
+        with members.running(*others):
+            wait_for(lambda: members.health(first) == 200, 60, members.log)
+        wait_for(lambda: members.health(first) == 503, 60, members.log)
+        assert members.health(first, "/health?serializable=true") == 200

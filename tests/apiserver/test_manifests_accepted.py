@@ -1,0 +1,175 @@
+"""Everything that is rendered, as the real API server takes it: fields, values, lengths, quantities.
+
+PodMonitor and PrometheusRule are kinds of another project, which this API
+server does not have; `tests/operator/manifests` holds their content.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.render import (
+    Capabilities,
+    Manifest,
+    Owner,
+    Site,
+    render_record,
+    render_scaler,
+    render_shared,
+    render_tls_secrets,
+    render_workload,
+)
+from tests.apiserver.control_plane import ControlPlane, KubectlError
+from tests.operator.object_cases import FULL, GOOD, Change, at, both, minimal
+from tests.system.waiting import wait_for
+
+SITE = Site(worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system")
+CORE = Capabilities(pod_monitor=False, prometheus_rule=False)
+UID = "3f0c0d9a-52d6-4a3a-9f7e-2f6f2c8b7a11"
+RIGHTS = {"privileged": True, "allowPrivilegeEscalation": True}
+EVERYTHING = both(
+    FULL,
+    at("spec.roles.prefill.resources", {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"cpu": "2500m"}}),
+    at("spec.roles.decode.podTemplate", {"spec": {"containers": [{"name": "worker", "securityContext": RIGHTS}]}}),
+)
+OWN_ETCD = both(EVERYTHING, at("spec.placement.mode", "Preferred"), at("spec.discovery.etcd", {"endpoints": ["a:1"], "tlsSecret": "etcd"}))
+CASES = {name: GOOD[name] for name in ("minimum", "mixed", "two pools", "hub", "volume", "endpoints", "longest name", "most pools")}
+
+
+def everything(namespace: str, change: Change) -> Iterator[Manifest]:
+    """All objects of one cluster."""
+    document = minimal()
+    change(document)
+    document["metadata"]["namespace"] = namespace
+    cluster = parse(document)
+    owner = Owner(cluster.metadata.name, namespace, UID)
+    yield from render_tls_secrets(owner, {"tls.crt": b"c", "tls.key": b"k"}, {"ca.crt": b"c", "tls.crt": b"c", "tls.key": b"k"})
+    for workload, replicas in workloads(cluster):
+        record = render_record(cluster, workload, owner, SITE.worker_image)
+        yield record
+        yield from render_workload(record, replicas, owner)
+        yield render_scaler(owner, workload.role, workload.pool, replicas, replicas)
+    yield from render_shared(cluster, owner, SITE, CORE, revision_of(cluster.spec))
+
+
+def workloads(cluster: PDCluster) -> Iterator[tuple[WorkloadId, int]]:
+    """Those of the newest revision, with their sizes."""
+    for role, spec in cluster.spec.roles.present().items():
+        for pool in spec.pools:
+            yield WorkloadId(cluster.metadata.name, role, pool.name, revision_of(cluster.spec)), pool.replicas
+
+
+def apply(control_plane: ControlPlane, manifests: Iterable[Manifest], *flags: str) -> list[Manifest]:
+    """Server-side apply as the operator does it, unknown fields refused; returns what the API server made of the manifests."""
+    content = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+    arguments = ("apply", "--server-side", "--field-manager=pdcluster-operator", "--validate=strict", "--output=json", "--filename=-")
+    answer = json.loads(control_plane.kubectl(*arguments, *flags, input=content))
+    items: list[Manifest] = answer["items"] if answer["kind"] == "List" else [answer]
+    return items
+
+
+@pytest.mark.parametrize("change", [*CASES.values(), EVERYTHING, OWN_ETCD], ids=[*CASES, "everything", "everything with its own etcd"])
+def test_rendered_objects_are_accepted(control_plane: ControlPlane, namespace: str, change: Change) -> None:
+    manifests = list(everything(namespace, change))
+    accepted = apply(control_plane, manifests, "--dry-run=server")
+
+    assert [(each["kind"], each["metadata"]["name"]) for each in accepted] == [
+        (each["kind"], each["metadata"]["name"]) for each in manifests
+    ]
+    for given, taken in zip(manifests, accepted, strict=True):
+        assert lost(given, taken, f"{given['kind']} {given['metadata']['name']}") == []
+
+
+def lost(given: Any, taken: Any, path: str) -> list[str]:
+    """Paths of what was given and is not there any more; values may be written another way (2000m is 2)."""
+    if isinstance(given, dict) and isinstance(taken, dict):
+        missing = [f"{path}.{key}" for key, value in given.items() if key not in taken and value not in ({}, [], None)]
+        return missing + [fault for key in given.keys() & taken.keys() for fault in lost(given[key], taken[key], f"{path}.{key}")]
+    if isinstance(given, list) and isinstance(taken, list):
+        missing = [] if len(given) == len(taken) else [path]
+        return missing + [fault for index, pair in enumerate(zip(given, taken, strict=False)) for fault in lost(*pair, f"{path}.{index}")]
+    return []
+
+
+def test_applying_again_writes_nothing(control_plane: ControlPlane, namespace: str) -> None:
+    # Without a living owner the garbage collector would take the objects away.
+    manifests = [
+        without_owner(each) for each in everything(namespace, both(GOOD["hub"], at("spec.discovery.etcd.storage", {"size": "1Gi"})))
+    ]
+    sized = [each for each in manifests if each["kind"] not in ("StatefulSet", "PDPoolScaler")]
+    first = apply(control_plane, sized)
+    second = apply(control_plane, sized)
+
+    assert versions(first) == versions(second)
+
+
+def without_owner(manifest: Manifest) -> Manifest:
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}
+    return {**manifest, "metadata": metadata}
+
+
+def versions(manifests: list[Manifest]) -> list[tuple[str, str]]:
+    """What a write changes: the generation, which controllers that write status leave alone, or else the version."""
+    return [(each["kind"], each["metadata"].get("generation") or each["metadata"]["resourceVersion"]) for each in manifests]
+
+
+def test_content_of_a_record_and_of_an_engine_file_can_never_change(control_plane: ControlPlane, namespace: str) -> None:
+    manifests = [without_owner(each) for each in everything(namespace, GOOD["mixed"])]
+    record = next(each for each in manifests if each["kind"] == "ControllerRevision" and "mixed" in each["metadata"]["name"])
+    config = next(each for each in manifests if each["kind"] == "ConfigMap" and each.get("immutable"))
+    apply(control_plane, [record, config])
+
+    with pytest.raises(KubectlError, match=r"data: .*field is immutable"):
+        apply(control_plane, [{**record, "data": {**record["data"], "image": "other:1"}}])
+    with pytest.raises(KubectlError, match="immutable"):
+        apply(control_plane, [{**config, "data": {"engine.yaml": "other: 1\n"}}])
+
+
+def test_stateful_set_makes_pods_that_meet_the_restricted_standard(control_plane: ControlPlane, namespace: str) -> None:
+    control_plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    manifests = [without_owner(each) for each in everything(namespace, GOOD["hub"])]
+    pods = [pod_of(each) for each in manifests if each["kind"] == "StatefulSet"]
+    account = [each for each in manifests if each["kind"] == "ServiceAccount"]
+    apply(control_plane, account)
+
+    assert len(apply(control_plane, pods, "--dry-run=server")) == 3
+
+
+def pod_of(stateful_set: Manifest) -> Manifest:
+    """A pod as the controller would make it, of what claims give aside."""
+    template = stateful_set["spec"]["template"]
+    metadata = {**template["metadata"], "name": stateful_set["metadata"]["name"], "namespace": stateful_set["metadata"]["namespace"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+@pytest.mark.parametrize(("retain", "owners"), [(False, ["StatefulSet"]), (True, [])], ids=["removed", "retained"])
+def test_volumes_of_etcd_belong_to_its_stateful_set_unless_they_are_retained(
+    control_plane: ControlPlane, namespace: str, retain: bool, owners: list[str]
+) -> None:
+    storage = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi", "retain": retain}})
+    manifests = [without_owner(each) for each in everything(namespace, storage)]
+    wanted = [each for each in manifests if each["metadata"]["name"] == "chat-etcd" and each["kind"] in ("StatefulSet", "Service")]
+    apply(control_plane, [*(each for each in manifests if each["kind"] == "ServiceAccount"), *wanted])
+
+    def claims() -> list[Manifest]:
+        found: list[Manifest] = json.loads(control_plane.kubectl("get", "pvc", "--namespace", namespace, "--output=json"))["items"]
+        return found
+
+    def owners_of_claims() -> list[list[str]]:
+        return [[owner["kind"] for owner in claim["metadata"].get("ownerReferences", [])] for claim in claims()]
+
+    wait_for(lambda: owners_of_claims() == [owners] * 3, 30, lambda: owners_of_claims())
+
+
+def test_wrong_template_is_refused_with_the_field_named(control_plane: ControlPlane, namespace: str) -> None:
+    wrong = at("spec.podTemplate", {"spec": {"containers": [{"image": "nameless:1"}]}})
+    manifests = [each for each in everything(namespace, wrong) if each["kind"] == "StatefulSet" and "prefill" in each["metadata"]["name"]]
+
+    with pytest.raises(KubectlError, match=r"containers.*name"):
+        apply(control_plane, manifests, "--dry-run=server")

@@ -1,0 +1,173 @@
+"""What a running operator makes of a PDCluster, and that it keeps it so."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.api.labels import FIELD_MANAGER, MANAGED_BY
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_fixtures import operator_in
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.plain_api import PlainApi
+from tests.system.waiting import wait_for
+
+NAMESPACE = "operator-children"
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Scene]:
+    """A cluster that is ready, for tests that leave it so."""
+    api = PlainApi(control_plane.kubeconfig)
+    with Nodes(api, NAMESPACE):
+        found = Scene(api, NAMESPACE)
+        found.create()
+        found.await_condition("Ready", "True")
+        yield found
+
+
+def test_every_child_exists_with_owner_and_labels(scene: Scene):
+    workloads = {scene.workload("prefill"), scene.workload("decode")}
+    found = {kind: set(scene.children(kind)) for kind in ("StatefulSet", "ControllerRevision", "ConfigMap", "Service", "Secret")}
+    assert found["StatefulSet"] == {*workloads, "chat-etcd"}
+    assert found["ControllerRevision"] >= workloads
+    assert found["ConfigMap"] == {*workloads, "chat-policy", "chat-dashboard"}
+    assert found["Service"] >= {"chat", "chat-workers", "chat-etcd"}
+    assert found["Secret"] == {"chat-ca", "chat-tls"}
+    assert set(scene.children("PDPoolScaler")) == set(scene.children("PodDisruptionBudget")) == {"chat-prefill-cpu", "chat-decode-cpu"}
+    assert set(scene.children("NetworkPolicy")) == {"chat", "chat-etcd"}
+    assert set(scene.children("ServiceAccount")) == {"chat"}
+    for (kind, name), body in scene.everything().items():
+        (owner,) = body["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (scene.body["metadata"]["uid"], True), (kind, name)
+        assert body["metadata"]["labels"][MANAGED_BY] == FIELD_MANAGER, (kind, name)
+
+
+def test_the_status_tells_how_it_is(scene: Scene):
+    status = scene.status
+    assert (status["prefill"], status["decode"], status["model"]) == ("1/1", "2/2", "tiny")
+    assert status["endpoint"] == f"http://chat.{NAMESPACE}.svc:8000/v1"
+    assert status["servingRevision"] == status["revision"] == scene.revision
+    assert {each["type"]: each["status"] for each in status["conditions"]} == dict.fromkeys(
+        ("Ready", "Serving", "DiscoveryReady", "PrefillReady", "DecodeReady", "IngressReady"), "True"
+    )
+
+
+def test_the_steady_state_writes_nothing(scene: Scene, operator: OperatorProcess):
+    operator.await_resyncs(1)  # what an earlier test changed has settled
+    versions, writes = scene.versions(), operator.num_writes()
+    operator.await_resyncs(2)
+    assert scene.versions() == versions
+    assert operator.num_writes() == writes
+
+
+def test_the_process_writes_nothing_to_the_object_but_its_status(scene: Scene):
+    metadata = scene.body["metadata"]
+    assert "finalizers" not in metadata
+    assert "annotations" not in metadata
+    assert {each["manager"] for each in metadata["managedFields"] if each.get("subresource") == "status"} == {FIELD_MANAGER}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("StatefulSet", "{decode}"),
+        ("StatefulSet", "chat-etcd"),
+        ("ControllerRevision", "{decode}"),
+        ("ConfigMap", "{decode}"),
+        ("ConfigMap", "chat-policy"),
+        ("ConfigMap", "chat-dashboard"),
+        ("Service", "chat"),
+        ("Service", "chat-workers"),
+        ("PodDisruptionBudget", "chat-decode-cpu"),
+        ("NetworkPolicy", "chat"),
+        ("ServiceAccount", "chat"),
+        ("PDPoolScaler", "chat-decode-cpu"),
+        ("Secret", "chat-tls"),
+    ],
+)
+def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str):
+    path = scene.path(kind, name.format(decode=scene.workload("decode")))
+    before = scene.api.get(path)
+    assert before is not None
+    pods = scene.pods()
+    scene.api.delete(path)
+    after = wait_for(lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, f"{path} is not back")
+    # A certificate and a cluster IP are new; a record of what runs has the API server's defaults too.
+    assert _content(after) == _content(before) or kind in ("Secret", "Service", "ControllerRevision")
+    scene.await_condition("Ready", "True")
+    assert scene.pods() == pods or kind == "StatefulSet"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "edit"),
+    [
+        ("StatefulSet", "{decode}", {"spec": {"template": {"spec": {"nodeSelector": {"disk": "fast"}}}}}),
+        ("StatefulSet", "chat-etcd", {"spec": {"template": {"spec": {"priorityClassName": "high"}}}}),
+        ("ConfigMap", "chat-policy", {"data": {"policy.yaml": "broken"}}),
+        ("ConfigMap", "chat-policy", {"data": {"more.yaml": "added"}}),
+        ("Service", "chat", {"spec": {"selector": {"pdcluster.io/revision": "00000000"}}}),
+        ("PodDisruptionBudget", "chat-decode-cpu", {"spec": {"maxUnavailable": 2}}),
+        ("NetworkPolicy", "chat", {"spec": {"ingress": []}}),
+        ("NetworkPolicy", "chat", {"metadata": {"labels": {MANAGED_BY: "me"}}}),
+    ],
+)
+def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(scene: Scene, kind: str, name: str, edit: dict[str, Any]):
+    path = scene.path(kind, name.format(decode=scene.workload("decode")))
+    before, pods = scene.api.get(path), scene.pods()
+    assert before is not None
+    scene.api.merge(path, edit)
+    wait_for(
+        lambda: _content(scene.api.get(path)) == _content(before),
+        DEADLINE_SECONDS,
+        lambda: f"{path} stays edited: {scene.api.get(path)}",
+    )
+    scene.await_condition("Ready", "True")
+    assert scene.pods().items() >= pods.items() or name == "chat-etcd"  # workers are not rolled, a managed etcd may be
+
+
+def test_a_stateful_set_scaled_by_hand_is_put_back_to_what_the_scaler_says(scene: Scene):
+    path = scene.path("StatefulSet", scene.workload("decode"))
+    scene.api.merge(path, {"spec": {"replicas": 4}})
+    wait_for(lambda: scene.replicas("decode") == 2 and len(scene.pods()) == 4, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    scene.await_condition("Ready", "True")
+
+
+def test_a_policy_change_reaches_the_config_map_and_rolls_nothing(scene: Scene):
+    pods, revision = scene.pods(), scene.revision
+    scene.change(routing={"offload": {"prefillQueueMax": 17}})
+    policy = scene.path("ConfigMap", "chat-policy")
+    wait_for(lambda: "17" in (scene.api.get(policy) or {}).get("data", {}).get("policy.yaml", ""), DEADLINE_SECONDS, "policy not written")
+    scene.await_condition("Ready", "True")
+    assert (scene.revision, scene.pods()) == (revision, pods)
+
+
+def test_two_clusters_live_side_by_side_and_deleting_one_leaves_nothing_of_it(scene: Scene, operator: OperatorProcess):
+    other = Scene(scene.api, NAMESPACE, "other")
+    other.create()
+    other.await_condition("Ready", "True")
+    kept = scene.versions()
+    other.delete()
+    wait_for(lambda: not other.everything() and not other.pods(), DEADLINE_SECONDS, lambda: f"left: {[*other.everything()]}")
+    operator.await_resyncs(1)
+    assert not other.everything()
+    assert scene.versions() == kept
+
+
+def _another(body: dict[str, Any] | None, before: dict[str, Any]) -> dict[str, Any] | None:
+    return body if body is not None and body["metadata"]["uid"] != before["metadata"]["uid"] else None
+
+
+def _content(body: dict[str, Any] | None) -> Any:
+    """What is declared in an object."""
+    if body is None:
+        return None
+    return {key: body.get(key) for key in ("spec", "data")} | {"labels": body["metadata"]["labels"]}

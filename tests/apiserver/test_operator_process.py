@@ -1,0 +1,244 @@
+"""The life of the operator process: restarts, upgrades, fail-over, an API server that goes away, and an object that is refused.
+
+On a control plane of its own, for its API server is stopped and its CRD relaxed;
+the operator serves all namespaces here, as it is installed by default.
+"""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.apiserver.conftest import CRDS
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
+from tests.apiserver.plain_api import PlainApi
+from tests.system.waiting import wait_for
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pdclusters.pdcluster.io"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/pdcluster-operator"
+LEASE_SECONDS = 30.0  # of 15, and what a busy machine takes
+ELECTION = {"PDCLUSTER_LEADER_ELECTION": "true"}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("own-control-plane"), with_controllers=True, crds=CRDS) as found:
+        yield found
+
+
+@pytest.fixture
+def scene(plane: ControlPlane) -> Iterator[Scene]:
+    """A PDCluster that nobody serves yet."""
+    api = PlainApi(plane.kubeconfig)
+    with Nodes(api, "default"):
+        found = Scene(api, "default")
+        found.create()
+        yield found
+        found.delete()
+        wait_for(lambda: not found.everything() and not found.pods(), DEADLINE_SECONDS, lambda: f"{[*found.everything()]}")
+
+
+@pytest.fixture
+def no_lease(plane: ControlPlane) -> None:
+    """A killed leader's Lease would have to run out first."""
+    PlainApi(plane.kubeconfig).delete(LEASE)
+
+
+@pytest.fixture
+def operator(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with OperatorProcess(tmp_path, plane.kubeconfig) as process:
+        yield process
+
+
+def test_a_restart_writes_nothing_and_another_default_image_rolls_nothing(plane: ControlPlane, scene: Scene, tmp_path: Path):
+    with OperatorProcess(tmp_path, plane.kubeconfig, name="before") as before:
+        scene.await_condition("Ready", "True")
+        before.await_resyncs(1)
+        assert before.stop() == 0
+    versions, pods = scene.versions(), scene.pods()
+    with OperatorProcess(tmp_path, plane.kubeconfig, name="after", PDCLUSTER_WORKER_IMAGE="example/worker:2") as after:
+        after.await_resyncs(2)
+        assert after.num_writes() == 0
+        assert (scene.versions(), scene.pods()) == (versions, pods)
+        # A pool that is added to the revision later runs what its siblings run.
+        scene.change(roles={"prefill": {"pools": [*SPEC["roles"]["prefill"]["pools"], {"name": "more", "replicas": 1}]}})
+        wait_for(lambda: scene.workload("prefill", "more") in scene.children("StatefulSet"), DEADLINE_SECONDS, "no StatefulSet")
+        scene.await_condition("Ready", "True")
+        images = {_worker_image(body) for name, body in scene.children("StatefulSet").items() if "etcd" not in name}
+        assert images == {"example/worker:1"}
+        assert scene.pods().items() > pods.items()
+
+
+def test_it_recovers_from_an_api_server_that_was_away(plane: ControlPlane, scene: Scene, operator: OperatorProcess):
+    scene.await_condition("Ready", "True")
+    pods, pid = scene.pods(), operator.pid
+    plane.stop()
+    assert operator.get("/healthz") == (200, "ok\n")
+    plane.start()
+    path = scene.path("ConfigMap", "chat-policy")
+    scene.api.delete(path)
+    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not put back; log:\n{operator.log}")
+    scene.change(routing={"offload": {"prefillQueueMax": 21}})
+    scene.await_condition("Ready", "True")
+    assert (scene.pods(), operator.pid, operator.get("/healthz")[0]) == (pods, pid, 200)
+
+
+def test_what_was_deleted_while_no_watch_could_tell_is_put_back(plane: ControlPlane, scene: Scene, tmp_path: Path):
+    with OperatorProcess(tmp_path, plane.kubeconfig, name="before"):
+        scene.await_condition("Ready", "True")
+    path = scene.path("Service", "chat")
+    scene.api.delete(path)
+    with OperatorProcess(tmp_path, plane.kubeconfig, name="after"):
+        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the Service is not back")
+
+
+@pytest.mark.usefixtures("no_lease")
+def test_a_second_replica_takes_over_when_the_leader_stops_or_dies(plane: ControlPlane, scene: Scene, tmp_path: Path):
+    with (
+        OperatorProcess(tmp_path, plane.kubeconfig, name="first", **ELECTION) as first,
+        OperatorProcess(tmp_path, plane.kubeconfig, name="second", **ELECTION) as second,
+    ):
+        scene.await_condition("Ready", "True")
+        (leader,) = [each for each in (first, second) if _leads(each)]
+        standby = second if leader is first else first
+        assert (standby.num_writes(), standby.get("/readyz")[0]) == (0, 200)
+        assert leader.stop() == 0
+        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"nobody leads; log:\n{standby.log}")
+        leader.start()
+        assert not _leads(leader)
+        standby.kill()
+        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"nobody leads; log:\n{leader.log}")
+        path = scene.path("ConfigMap", "chat-policy")
+        scene.api.delete(path)
+        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the new leader does not work")
+
+
+@pytest.mark.usefixtures("no_lease")
+def test_a_leader_that_loses_the_lease_exits_with_1(plane: ControlPlane, tmp_path: Path):
+    with OperatorProcess(tmp_path, plane.kubeconfig, **ELECTION) as leader:
+        wait_for(lambda: _leads(leader), DEADLINE_SECONDS, "it does not lead")
+        api = PlainApi(plane.kubeconfig)
+        wait_for(lambda: _steal(api), DEADLINE_SECONDS, "the Lease cannot be changed")
+        assert leader.wait() == 1
+        assert "lost the lease" in leader.log
+
+
+@pytest.mark.usefixtures("no_lease")
+def test_a_standby_stops_at_once_with_0(plane: ControlPlane, tmp_path: Path):
+    with (
+        OperatorProcess(tmp_path, plane.kubeconfig, name="first", **ELECTION) as first,
+        OperatorProcess(tmp_path, plane.kubeconfig, name="second", **ELECTION) as second,
+    ):
+        wait_for(lambda: _leads(first) != _leads(second), DEADLINE_SECONDS, "nobody leads")
+        standby = second if _leads(first) else first
+        assert standby.stop() == 0
+        assert "Traceback" not in standby.log
+
+
+def test_it_stops_with_0_and_without_a_word_of_trouble(scene: Scene, operator: OperatorProcess):
+    scene.await_condition("Ready", "True")
+    assert operator.stop() == 0
+    assert "Traceback" not in operator.log
+    assert "ERROR" not in operator.log
+
+
+def test_metrics_tell_of_the_loop_and_of_the_api_calls(scene: Scene, operator: OperatorProcess):
+    scene.await_condition("Ready", "True")
+    wait_for(lambda: operator.metric("pdcluster_operator_pdclusters", ready="True") == 1, DEADLINE_SECONDS, "not counted")
+    assert operator.metric("pdcluster_operator_is_leader") == 1
+    assert operator.metric("pdcluster_operator_reconcile_seconds_count") > 0
+    assert operator.metric("pdcluster_operator_reconcile_errors_total") == 0
+    assert operator.metric("pdcluster_operator_api_calls_total", verb="apply", kind="StatefulSet", code="201") == 3
+    wait_for(lambda: operator.metric("pdcluster_operator_queue_depth") == 0, DEADLINE_SECONDS, "the queue is not empty")
+
+
+def test_monitors_are_made_when_their_kinds_come(plane: ControlPlane, scene: Scene, operator: OperatorProcess):
+    scene.await_condition("Ready", "True")
+    for kind, plural in (("PodMonitor", "podmonitors"), ("PrometheusRule", "prometheusrules")):
+        scene.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _monitoring_crd(kind, plural))
+    root = "/apis/monitoring.coreos.com/v1/namespaces/default"
+    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, lambda: f"no PodMonitor; log:\n{operator.log}")
+    rule = wait_for(lambda: scene.api.get(f"{root}/prometheusrules/chat"), DEADLINE_SECONDS, "no PrometheusRule")
+    assert rule["metadata"]["ownerReferences"][0]["uid"] == scene.body["metadata"]["uid"]
+    scene.api.delete(f"{root}/podmonitors/chat")
+    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, "the PodMonitor is not put back")
+    for plural in ("podmonitors", "prometheusrules"):
+        scene.api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.monitoring.coreos.com")
+    scene.change(routing={"offload": {"prefillQueueMax": 22}})
+    scene.await_condition("Ready", "True")  # their absence is no fault
+
+
+def test_an_object_that_is_refused_says_so_and_what_runs_goes_on(scene: Scene, operator: OperatorProcess):
+    scene.await_condition("Ready", "True")
+    pods, kept = scene.pods(), set(scene.everything())
+    crd = scene.api.get(CRD)
+    assert crd is not None
+    scene.api.merge(CRD, {"spec": {"versions": [_relaxed(version) for version in crd["spec"]["versions"]]}})
+    wait_for(lambda: _is_accepted(scene), DEADLINE_SECONDS, "the relaxed CRD is not in force")
+    found = scene.await_condition("Ready", "False", "InvalidSpec")
+    assert "spec.roles.prefill.pools[0].gpu" in found["message"]
+    assert "TPU" in found["message"]
+    assert scene.condition("Serving")["status"] == scene.condition("Stalled")["status"] == "True"
+    operator.await_resyncs(1)
+    assert (scene.pods(), set(scene.everything())) == (pods, kept)
+    scene.change(roles=SPEC["roles"])
+    scene.await_condition("Ready", "True")
+    assert scene.pods() == pods
+    scene.api.merge(CRD, {"spec": {"versions": crd["spec"]["versions"]}})
+
+
+def _is_accepted(scene: Scene) -> bool:
+    try:
+        scene.change(roles={"prefill": {"pools": [{"name": "cpu", "gpu": "TPU", "replicas": 1}]}})
+    except AssertionError:
+        return False
+    return True
+
+
+def _relaxed(version: dict[str, Any]) -> dict[str, Any]:
+    """A version of the CRD that takes any spec, as an older one may have."""
+    version = copy.deepcopy(version)
+    schema = version["schema"]["openAPIV3Schema"]
+    schema.pop("x-kubernetes-validations", None)
+    schema["properties"]["spec"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return version
+
+
+def _leads(process: OperatorProcess) -> bool:
+    return process.metric("pdcluster_operator_is_leader") == 1
+
+
+def _steal(api: PlainApi) -> bool:
+    """Take the Lease in between two renewals."""
+    try:
+        return api.merge(LEASE, {"spec": {"holderIdentity": "thief"}}) is not None
+    except AssertionError:
+        return False
+
+
+def _worker_image(stateful_set: dict[str, Any]) -> str:
+    image: str = stateful_set["spec"]["template"]["spec"]["containers"][0]["image"]
+    return image
+
+
+def _monitoring_crd(kind: str, plural: str) -> dict[str, Any]:
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.monitoring.coreos.com",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "names": {"kind": kind, "plural": plural},
+            "scope": "Namespaced",
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }

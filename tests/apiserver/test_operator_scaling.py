@@ -1,0 +1,114 @@
+"""Sizes of pools: the scaler is the request, the file asks only when it changes."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_fixtures import operator_in
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
+from tests.apiserver.plain_api import PlainApi
+from tests.system.waiting import wait_for
+
+_numbers = itertools.count(1)
+NAMESPACE = "operator-scaling"
+MANIFEST = """
+apiVersion: pdcluster.io/v1alpha1
+kind: PDCluster
+metadata: {{name: {name}}}
+spec:
+  model: {{name: tiny, path: /models/tiny}}
+  roles:
+    prefill: {{pools: [{{name: cpu, replicas: 1}}]}}
+    decode: {{pools: [{{name: cpu, replicas: {replicas}, minReplicas: 1, maxReplicas: 5}}]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
+        yield process
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Scene]:
+    """A ready cluster that came from a file; each test has its own."""
+    api = PlainApi(control_plane.kubeconfig)
+    name = f"chat-{next(_numbers)}"
+    with Nodes(api, NAMESPACE):
+        found = Scene(api, NAMESPACE, name)
+        apply(control_plane, found, 2)
+        found.await_condition("Ready", "True")
+        yield found
+        found.delete()
+
+
+def apply(plane: ControlPlane, scene: Scene, replicas: int) -> None:
+    """The user's file, with so many decode workers."""
+    plane.kubectl("apply", "--namespace", NAMESPACE, "--filename", "-", input=MANIFEST.format(name=scene.name, replicas=replicas))
+
+
+def await_size(scene: Scene, replicas: int) -> None:
+    wait_for(lambda: scene.replicas("decode") == replicas, DEADLINE_SECONDS, lambda: f"decode has {scene.replicas('decode')}")
+    scene.await_condition("DecodeReady", "True")
+
+
+def test_kubectl_scale_on_the_scaler_counts_and_the_unchanged_file_does_not_undo_it(
+    control_plane: ControlPlane, scene: Scene, operator: OperatorProcess
+):
+    scaler = f"pdps/{scene.name}-decode-cpu"
+    control_plane.kubectl("scale", "--namespace", NAMESPACE, scaler, "--replicas=4")
+    await_size(scene, 4)
+    apply(control_plane, scene, 2)
+    operator.await_resyncs(1)
+    await_size(scene, 4)
+    apply(control_plane, scene, 3)  # a change is a request like any other
+    await_size(scene, 3)
+    path = scene.path("PDPoolScaler", f"{scene.name}-decode-cpu")
+    wait_for(lambda: (scene.api.get(path) or {})["status"]["replicas"] == 3, DEADLINE_SECONDS, lambda: f"{scene.api.get(path)}")
+    found = scene.children("PDPoolScaler")[f"{scene.name}-decode-cpu"]
+    assert found["spec"]["replicas"] == 3
+    assert scene.revision in found["status"]["selector"]
+
+
+def test_what_is_asked_beyond_the_bounds_is_kept_within_them_and_said(control_plane: ControlPlane, scene: Scene):
+    control_plane.kubectl("scale", "--namespace", NAMESPACE, f"pdps/{scene.name}-decode-cpu", "--replicas=9")
+    await_size(scene, 5)
+    assert "maxReplicas is 5" in scene.condition("DecodeReady")["message"]
+    assert scene.children("PDPoolScaler")[f"{scene.name}-decode-cpu"]["spec"]["replicas"] == 9
+
+
+def test_a_lost_scaler_comes_back_with_the_size_that_runs(control_plane: ControlPlane, scene: Scene):
+    control_plane.kubectl("scale", "--namespace", NAMESPACE, f"pdps/{scene.name}-decode-cpu", "--replicas=3")
+    await_size(scene, 3)
+    path = scene.path("PDPoolScaler", f"{scene.name}-decode-cpu")
+    before = scene.api.get(path)
+    assert before is not None
+    scene.api.delete(path)
+    after = wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the scaler is not back")
+    assert (after["spec"], after["metadata"]["uid"] != before["metadata"]["uid"]) == (before["spec"], True)
+    await_size(scene, 3)
+
+
+def test_a_pool_can_come_and_go_without_a_new_revision(scene: Scene, operator: OperatorProcess):
+    revision, pods = scene.revision, scene.pods()
+    both = [*SPEC["roles"]["prefill"]["pools"], {"name": "more", "replicas": 1}]
+    scene.change(roles={"prefill": {"pools": both}})
+    scene.await_condition("Ready", "True")
+    assert scene.revision == revision
+    assert scene.workload("prefill", "more") in scene.children("StatefulSet")
+    scene.change(roles={"prefill": {"pools": both[:1]}})
+    wait_for(lambda: scene.pods() == pods, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    assert f"{scene.name}-prefill-more" not in scene.children("PDPoolScaler")
+    assert scene.workload("prefill", "more") not in scene.children("ControllerRevision")
+
+
+def test_no_workers_at_all_is_a_size_too(scene: Scene):
+    scene.change(roles={"prefill": {"pools": [{"name": "cpu", "replicas": 0}]}})
+    wait_for(lambda: scene.replicas("prefill") == 0, DEADLINE_SECONDS, "prefill keeps its worker")
+    wait_for(lambda: scene.status.get("prefill") == "0/0", DEADLINE_SECONDS, lambda: f"{scene.status}")
+    scene.await_condition("Ready", "True")
+    assert scene.condition("Serving")["status"] == "True"

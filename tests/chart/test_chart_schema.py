@@ -1,0 +1,58 @@
+"""values.schema.json refuses what the chart does not know, with the value's name; and it knows all that the chart has."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.helm_chart import CHART, HelmError, render
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
+REFUSED = {
+    "unknown value": ({"replica": 2}, "Additional property replica is not allowed"),
+    "unknown value within": ({"image": {"name": "x"}}, "image: Additional property name is not allowed"),
+    "no replica": ({"replicas": 0}, "replicas: Must be greater than or equal to 1"),
+    "more replicas than are of use": ({"replicas": 3}, "replicas: Must be less than or equal to 2"),
+    "replicas as text": ({"replicas": "2"}, "replicas: Invalid type. Expected: integer, given: string"),
+    "namespaces as text": ({"watchNamespaces": "models"}, "watchNamespaces: Invalid type. Expected: array"),
+    "a namespace that is none": ({"watchNamespaces": ["Models"]}, "watchNamespaces.0: Does not match pattern"),
+    "a namespace twice": ({"watchNamespaces": ["a", "a"]}, "watchNamespaces: array items[0,1] must be unique"),
+    "log level": ({"logLevel": "INFO"}, 'logLevel must be one of the following: "debug", "info", "warning", "error"'),
+    "pull policy": ({"image": {"pullPolicy": "always"}}, "image.pullPolicy must be one of the following"),
+    "registry with a slash at its end": ({"image": {"registry": "registry.example.com/"}}, "image.registry: Does not match pattern"),
+    "tag within the repository": ({"image": {"repository": "operator:1.0"}}, "image.repository: Does not match pattern"),
+    "a tag that is a number": ({"workerImage": {"tag": 1.2}}, "workerImage.tag: Invalid type. Expected: string"),
+    "no etcd image": ({"etcdImage": ""}, "etcdImage: String length must be greater than or equal to 1"),
+    "resync too often": ({"resyncSeconds": 1}, "resyncSeconds: Must be greater than or equal to 10"),
+    "too many at a time": ({"concurrency": 1000}, "concurrency: Must be less than or equal to 64"),
+    "interval without a unit": ({"podMonitor": {"interval": "30"}}, "podMonitor.interval: Does not match pattern"),
+    "sample that has no name": ({"sampleCluster": {"name": ""}}, "sampleCluster.name: Does not match pattern"),
+    "resources of another kind": ({"resources": {"request": {"cpu": 1}}}, "resources: Additional property request is not allowed"),
+    "secret as an object": ({"imagePullSecrets": [{"name": "x"}]}, "imagePullSecrets.0: Invalid type. Expected: string"),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_value_is_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(message)):
+        render(values)
+
+
+def test_a_parent_charts_global_values_are_let_through() -> None:
+    assert render({"global": {"anything": 1}}) == render()
+
+
+def test_schema_is_strict_everywhere_and_knows_every_value() -> None:
+    def compare(schema: dict[str, Any], values: dict[str, Any], path: str) -> None:
+        assert schema["additionalProperties"] is False, path
+        assert set(schema["properties"]) - {"global"} == set(values), path
+        for name, value in values.items():
+            child = schema["properties"][name]
+            if isinstance(value, dict) and "properties" in child and value:
+                compare(child, value, f"{path}.{name}")
+
+    compare(SCHEMA, VALUES, "values")

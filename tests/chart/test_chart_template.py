@@ -1,0 +1,200 @@
+"""What the chart renders from its values."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+import yaml
+
+from pdcluster_operator.settings import Settings
+from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, ROOT, environment_of, helm, of_kind, only, pod_of, render
+
+FULL = {
+    "image": {"registry": "registry.example.com:5000/team", "tag": "1.2", "pullPolicy": "Always"},
+    "imagePullSecrets": ["first", "second"],
+    "workerImage": {"registry": "registry.example.com:5000/team", "repository": "gpu/worker"},
+    "etcdImage": "registry.example.com:5000/etcd:v3.6.6",
+    "replicas": 2,
+    "watchNamespaces": ["models", "research"],
+    "resyncSeconds": 60,
+    "concurrency": 8,
+    "logLevel": "debug",
+    "podLabels": {"team": "ml"},
+    "podAnnotations": {"note": "yes"},
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "infra", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "priorityClassName": "system-cluster-critical",
+    "resources": {"limits": {"memory": "1Gi"}},
+    "serviceAccount": {"annotations": {"owner": "me"}},
+    "podMonitor": {"enabled": True, "interval": "10s", "labels": {"release": "prometheus"}},
+    "sampleCluster": {"enabled": True, "name": "first"},
+}
+# By Kubernetes in every pod, and by people outside of one.
+SET_ELSEWHERE = {"KUBERNETES_SERVICE_HOST", "KUBECONFIG"}
+
+
+class Recorder(Mapping[str, str]):
+    """An environment that remembers what was asked for."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values_, self.asked = values, set[str]()
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return self.values_[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+def test_chart_passes_strict_lint() -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+
+
+def test_chart_environment_is_what_settings_reads() -> None:
+    given = {name: value if isinstance(value, str) else "from-the-pod" for name, value in environment_of(render(FULL)).items()}
+    recorder = Recorder(given)
+    settings = Settings.from_environment(recorder)
+
+    assert recorder.asked - SET_ELSEWHERE == set(given)
+    assert (settings.worker_image, settings.etcd_image) == (
+        "registry.example.com:5000/team/gpu/worker:0.1.0",
+        "registry.example.com:5000/etcd:v3.6.6",
+    )
+    assert settings.watch_namespaces == ("models", "research")
+    assert (settings.resync_seconds, settings.concurrency, settings.log_level) == (60, 8, 10)
+    assert (settings.http_port, settings.leader_election, settings.identity) == (8080, True, "from-the-pod")
+
+
+def test_chart_defaults_are_those_of_settings() -> None:
+    given = {name: value for name, value in environment_of(render()).items() if isinstance(value, str)}
+    required = {name: given[f"PDCLUSTER_{name}_IMAGE"] for name in ("WORKER", "ETCD")}
+
+    assert required == {"WORKER": "pdcluster-worker:0.1.0", "ETCD": "quay.io/coreos/etcd:v3.6.6"}
+    assert Settings.from_environment(given) == Settings.from_environment(
+        {f"PDCLUSTER_{name}_IMAGE": image for name, image in required.items()}
+    )
+
+
+def test_identity_comes_from_the_downward_api() -> None:
+    environment = environment_of(render())
+
+    assert environment["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert environment["POD_NAMESPACE"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+
+
+def test_every_namespaced_object_is_in_the_releases_or_a_watched_namespace() -> None:
+    found = {(m["kind"], m["metadata"].get("namespace")) for m in render(FULL)}
+
+    assert {kind for kind, namespace in found if namespace is None} == {"ClusterRole", "ClusterRoleBinding"}
+    assert {namespace for _, namespace in found} == {None, NAMESPACE, "models", "research"}
+    assert {kind for kind, namespace in found if namespace in ("models", "research")} == {"Role", "RoleBinding"}
+
+
+def test_operator_pod_has_no_rights_on_its_node() -> None:
+    pod = pod_of(render())
+    (container,) = pod["containers"]
+
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+
+
+def test_probes_and_metrics_are_on_the_port_that_the_operator_is_told() -> None:
+    manifests = render(FULL)
+    (container,) = pod_of(manifests)["containers"]
+    probes = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+
+    assert container["ports"] == [{"name": "http", "containerPort": int(environment_of(manifests)["PDCLUSTER_HTTP_PORT"])}]
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startupProbe": "/healthz",
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+    }
+    assert {probe["port"] for probe in probes.values()} == {"http"}
+    assert only(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "10s"}]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_second_replica_brings_a_budget_and_spreading(replicas: int) -> None:
+    manifests = render({"replicas": replicas})
+
+    assert only(manifests, "Deployment")["spec"]["replicas"] == replicas
+    assert len(of_kind(manifests, "PodDisruptionBudget")) == replicas - 1
+    assert ("topologySpreadConstraints" in pod_of(manifests)) is (replicas == 2)
+    assert environment_of(manifests)["PDCLUSTER_LEADER_ELECTION"] == "true"
+
+
+def test_everything_selects_the_operators_pods_and_no_others() -> None:
+    manifests = render(FULL)
+    deployment = only(manifests, "Deployment")["spec"]
+    selector = {"app.kubernetes.io/name": "pdcluster-operator", "app.kubernetes.io/instance": RELEASE}
+
+    assert deployment["selector"]["matchLabels"] == selector
+    assert selector.items() <= deployment["template"]["metadata"]["labels"].items()
+    for kind in ("PodDisruptionBudget", "PodMonitor"):
+        assert only(manifests, kind)["spec"]["selector"]["matchLabels"] == selector
+
+
+def test_values_reach_the_pod() -> None:
+    manifests = render(FULL)
+    pod, template = pod_of(manifests), only(manifests, "Deployment")["spec"]["template"]["metadata"]
+    (container,) = pod["containers"]
+
+    assert (container["image"], container["imagePullPolicy"]) == ("registry.example.com:5000/team/pdcluster-operator:1.2", "Always")
+    assert pod["imagePullSecrets"] == [{"name": "first"}, {"name": "second"}]
+    assert {name: pod[name] for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName")} == {
+        name: FULL[name] for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName")
+    }
+    assert container["resources"]["limits"]["memory"] == "1Gi"
+    assert (template["labels"]["team"], template["annotations"]) == ("ml", {"note": "yes"})
+    assert only(manifests, "ServiceAccount")["metadata"]["annotations"] == {"owner": "me"}
+    assert only(manifests, "PodMonitor")["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_version_of_the_chart_does_not_roll_the_operator() -> None:
+    labels = only(render(), "Deployment")["spec"]["template"]["metadata"]["labels"]
+
+    assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(labels)
+
+
+@pytest.mark.parametrize(
+    ("release", "name"), [("pdcluster", "pdcluster"), ("pdc", "pdc-pdcluster"), ("my-pdcluster", "my-pdcluster"), ("x" * 53, "x" * 52)]
+)
+def test_objects_are_named_after_the_release(release: str, name: str) -> None:
+    documents = yaml.safe_load_all(helm("template", release, str(CHART)))
+
+    assert {document["metadata"]["name"] for document in documents if document["kind"] == "Deployment"} == {name}
+
+
+def test_service_account_of_your_own_is_used_everywhere() -> None:
+    manifests = render({"serviceAccount": {"create": False, "name": "mine"}, "watchNamespaces": ["models"]})
+    bindings = of_kind(manifests, "RoleBinding") + of_kind(manifests, "ClusterRoleBinding")
+
+    assert of_kind(manifests, "ServiceAccount") == []
+    assert pod_of(manifests)["serviceAccountName"] == "mine"
+    assert {(s["name"], s["namespace"]) for binding in bindings for s in binding["subjects"]} == {("mine", NAMESPACE)}
+
+
+def test_sample_cluster_is_the_example_unless_a_spec_is_given() -> None:
+    example = yaml.safe_load((ROOT / "examples" / "hugging-face.yaml").read_text())
+    spec = {"model": {"name": "m", "path": "/m"}, "roles": {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}}
+    given = only(render({"sampleCluster": {"enabled": True, "spec": spec}}), "PDCluster")
+    sample = only(render(FULL), "PDCluster")
+
+    assert of_kind(render(), "PDCluster") == []
+    assert (sample["metadata"]["name"], sample["spec"]) == ("first", example["spec"])
+    assert given["spec"] == spec

@@ -1,0 +1,89 @@
+"""examples/: valid, explained, and what their comments name is there.  The API server's word on them is in tests/apiserver."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pdcluster_operator.cli.main import app
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.yaml"))
+ON_KUBERNETES = [path for path in EXAMPLES if "kubectl apply -f" in path.read_text()]
+
+
+def document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return found
+
+
+def pools(name: str, role: str) -> dict[str, tuple[int, int, int]]:
+    """Of each pool by its gpu: minReplicas, replicas, maxReplicas."""
+    return {
+        pool["gpu"]: (pool.get("minReplicas", 0), pool["replicas"], pool["maxReplicas"])
+        for pool in document(name)["spec"]["roles"][role]["pools"]
+    }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_is_valid_and_begins_with_what_it_is(path: Path) -> None:
+    result = CliRunner().invoke(app, ["validate", str(path)])
+
+    assert (result.exit_code, "is valid, revision" in result.output) == (0, True)
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", ON_KUBERNETES, ids=lambda path: path.name)
+def test_commands_in_comments_name_what_is_in_the_file(path: Path) -> None:
+    text = path.read_text()
+    name, roles = document(path.name)["metadata"]["name"], document(path.name)["spec"]["roles"]
+    scalers = {f"{name}-{role}-{pool['name']}" for role, one in roles.items() for pool in one["pools"]}
+
+    assert set(re.findall(r"kubectl apply -f (\S+)", text)) == {f"examples/{path.name}"}
+    assert set(re.findall(r"pdc/([\w-]+)", text)) <= {name}
+    assert set(re.findall(r"pdps/([\w-]+)", text)) <= scalers
+
+
+@pytest.mark.parametrize("path", ON_KUBERNETES, ids=lambda path: path.name)
+def test_every_secret_and_claim_of_an_example_is_explained(path: Path) -> None:
+    def named(value: Any, key: str = "") -> set[str]:
+        if isinstance(value, dict):
+            return {found for child, inner in value.items() for found in named(inner, child)}
+        return {value} if re.search("Secret$|^claimName$", key) else set()
+
+    comments = "\n".join(re.findall("#.*", path.read_text()))
+    missing = {name for name in named(document(path.name)["spec"]) if name not in comments and name != "models"}
+
+    assert missing == set()
+
+
+def test_b200_b300_is_the_fleet_of_four_and_eight() -> None:
+    assert pools("b200-b300.yaml", "prefill") == {"B200": (4, 4, 12)}
+    assert pools("b200-b300.yaml", "decode") == {"B300": (8, 8, 24)}
+
+
+def test_two_pool_prefill_mixes_types_in_one_role_and_defines_one() -> None:
+    spec = document("two-pool-prefill.yaml")["spec"]
+
+    assert {"B200", "H200"} < set(pools("two-pool-prefill.yaml", "prefill"))
+    assert set(spec["accelerators"]) < set(pools("two-pool-prefill.yaml", "prefill"))
+
+
+def test_external_etcd_is_reached_with_tls() -> None:
+    etcd = document("external-etcd.yaml")["spec"]["discovery"]["etcd"]
+
+    assert (len(etcd["endpoints"]), etcd["tlsSecret"]) == (3, "etcd-client")
+
+
+def test_cpu_cluster_fits_a_small_machine_while_it_rolls_out() -> None:
+    roles = document("cpu-cluster.yaml")["spec"]["roles"]
+    cpu = sum(int(role["resources"]["requests"]["cpu"].removesuffix("m")) * role["pools"][0]["replicas"] for role in roles.values())
+    memory = sum(int(role["resources"]["limits"]["memory"].removesuffix("Gi")) * role["pools"][0]["replicas"] for role in roles.values())
+
+    assert (2 * cpu <= 1500, 2 * memory <= 16) == (
+        True,
+        True,
+    )  # old and new beside each other on 2 cores and 24 GiB, with room for the rest

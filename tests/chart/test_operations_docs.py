@@ -1,0 +1,107 @@
+"""docs/kubernetes.md and docs/gitops.md say what is: reasons, rights, values, commands and objects."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdcluster_operator.api import conditions
+from tests.chart.helm_chart import CHART
+from tests.chart.test_chart_rights import OBJECTS
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = (ROOT / "docs" / "kubernetes.md").read_text()
+GITOPS = (ROOT / "docs" / "gitops.md").read_text()
+
+
+def section(title: str) -> str:
+    """One section of docs/kubernetes.md."""
+    return KUBERNETES.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(text: str) -> list[str]:
+    return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+
+
+def yaml_blocks(text: str) -> Iterator[dict[str, object]]:
+    for block in re.findall(r"^```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        yield from yaml.safe_load_all(block)
+
+
+def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
+    by_itself, _, needs_a_person = section("When a cluster is not Ready").partition("These need a person")
+    types = {
+        conditions.READY,
+        conditions.SERVING,
+        conditions.RECONCILING,
+        conditions.STALLED,
+        conditions.DISCOVERY_READY,
+        conditions.INGRESS_READY,
+    }
+    events = {value for name, value in vars(conditions).items() if name.startswith("ROLLOUT_")} | {conditions.SCALED}
+    fine = {conditions.AS_DECLARED, conditions.ETCD_ANSWERS, conditions.ANSWERING}
+    words = {value for name, value in vars(conditions).items() if name.isupper() and isinstance(value, str)}
+    reasons = words - types - events - fine - set(conditions.ROLE_READY.values())
+
+    assert set(first_cells(needs_a_person)) - {"reason", "---"} == conditions.NEEDS_A_PERSON
+    assert set(first_cells(by_itself)) - {"reason", "---"} == reasons - conditions.NEEDS_A_PERSON
+    assert all(word in section("When a cluster is not Ready") for word in types | fine | set(conditions.ROLE_READY.values()))
+
+
+def test_every_right_is_explained_with_its_verbs() -> None:
+    rows = [line for line in section("Rights of the operator").splitlines() if line.startswith("| ")]
+    told = {
+        resource: {verb.strip() for verb in re.split("[,;]", row.split("|")[2])}
+        for row in rows[2:]
+        for resource in row.split("|")[1].strip().split(", ")
+    }
+    wanted: dict[str, set[str]] = {}
+    for resource, verbs in OBJECTS.items():
+        name = resource.partition("/")[2]
+        wanted[name] = wanted.get(name, set()) | verbs
+
+    assert set(told) == set(wanted)
+    assert {resource for resource, verbs in wanted.items() if not verbs <= told[resource]} == set()
+
+
+def test_every_value_is_told() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    told = {name for cell in first_cells(section("Install")) for name in re.findall(r"`(\w+)`", cell)}
+
+    assert told == set(values)
+
+
+@pytest.mark.parametrize("text", [KUBERNETES, GITOPS], ids=["kubernetes", "gitops"])
+def test_every_file_that_is_linked_or_named_exists(text: str) -> None:
+    links = [ROOT / "docs" / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]
+    named = [
+        ROOT / path
+        for path in re.findall(r"(?:charts/pdcluster/crds/|examples/[\w-]+\.yaml|docs/gitops/[\w-]+\.lua|Dockerfile\.\w+)", text)
+    ]
+
+    assert len(named) >= 2
+    assert [path for path in [*links, *named] if not path.exists()] == []
+
+
+def test_gitops_objects_are_yaml_that_names_our_kinds() -> None:
+    objects = list(yaml_blocks(GITOPS))
+    kinds = [found.get("kind") for found in objects]
+
+    assert kinds == [None, "Application", "Application", "GitRepository", "HelmRelease", "Kustomization", "HorizontalPodAutoscaler"]
+    assert list(objects[0]["configs"]["cm"]) == ["resource.customizations.health.pdcluster.io_PDCluster"]  # type: ignore[index]
+    assert "ignoreDifferences" not in {key for found in objects for key in found}
+
+
+def test_values_in_the_gitops_guide_are_the_charts() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    found = [
+        given
+        for one in yaml_blocks(GITOPS)
+        for given in (one.get("spec", {}).get("values"), one.get("spec", {}).get("source", {}).get("helm", {}).get("valuesObject"))  # type: ignore[attr-defined]
+        if given
+    ]
+
+    assert len(found) == 2
+    assert all(set(given) <= set(values) for given in found)

@@ -1,0 +1,148 @@
+"""Every field of the spec changes what is rendered, or is read by the planner alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from pdcluster_operator.api.pdcluster import PDClusterSpec
+from pdcluster_operator.api.sections import EngineSpec, RoleSpec
+from pdcluster_operator.manifests.render import render_record, render_shared
+from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, workload_of
+from tests.operator.object_cases import Change, at, both
+
+HUB = at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}})
+CLAIM = at("spec.model", {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}})
+OWN_ETCD = at("spec.discovery.etcd", {"endpoints": ["a:1"]})
+STORED = at("spec.discovery.etcd.storage", {"size": "1Gi"})
+PLACED = at("spec.placement", {"domainLabel": "rack"})
+NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
+POOL = "spec.roles.decode.pools.0"
+
+PLANNED = {
+    "rollout.strategy": "the order in which workloads exist",
+    "roles.pools.replicas": "the size of a workload, seeded into its scaler",
+    "roles.pools.minReplicas": "a bound of that",
+    "roles.pools.maxReplicas": "a bound of that",
+    "roles.pools.gpusPerReplica": "1 for now",
+    "engine.scheduler": "one value for now",
+    "engine.kvCacheDtype": "one value for now",
+    "engine.transport": "one value for now",
+    "image.name": "resolved by the caller",
+}
+
+ENGINE_VALUES: dict[str, Any] = {
+    "blockSize": 32,
+    "maxBatchedTokens": 300,
+    "maxSequences": 7,
+    "maxModelLen": 99,
+    "prefixCaching": False,
+    "kvCacheMemory": "2Gi",
+    "numBlocks": 9,
+    "threads": 3,
+    "transferBandwidth": 5,
+    "verifyTransfers": True,
+    "fenceTimeoutSeconds": 3.5,
+}
+
+CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
+    "model.name": (NOTHING, at("spec.model.name", "other")),
+    "model.path": (NOTHING, at("spec.model.path", "/other")),
+    "model.dtype": (NOTHING, at("spec.model.dtype", "float32")),
+    "model.pvc.claimName": (CLAIM, at("spec.model.pvc.claimName", "other")),
+    "model.huggingFace.repo": (HUB, at("spec.model.huggingFace.repo", "a/c")),
+    "model.huggingFace.revision": (HUB, at("spec.model.huggingFace.revision", "v2")),
+    "model.huggingFace.tokenSecret": (HUB, at("spec.model.huggingFace.tokenSecret", "hub")),
+    "model.nodeCache": (HUB, at("spec.model.nodeCache", "/cache")),
+    "image.pullPolicy": (NOTHING, at("spec.image.pullPolicy", "Never")),
+    "image.pullSecrets": (NOTHING, at("spec.image.pullSecrets", ["a"])),
+    "accelerators.resource": (at(f"{POOL}.gpu", "H100"), at("spec.accelerators", {"H100": {"resource": "x.io/gpu"}})),
+    "accelerators.nodeLabels": (at(f"{POOL}.gpu", "H100"), at("spec.accelerators", {"H100": {"nodeLabels": {"a": "b"}}})),
+    "roles.pools.name": (NOTHING, at(f"{POOL}.name", "other")),
+    "roles.pools.gpu": (NOTHING, at(f"{POOL}.gpu", "B200")),
+    "roles.resources.requests": (NOTHING, at("spec.roles.decode.resources.requests", {"cpu": 1})),
+    "roles.resources.limits": (NOTHING, at("spec.roles.decode.resources.limits", {"cpu": 1})),
+    "roles.podTemplate": (NOTHING, at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}})),
+    "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
+    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items()},
+    "roles.engine": (NOTHING, at("spec.roles.decode.engine.maxSequences", 5)),
+    "routing.offload.prefillLengthThreshold": (NOTHING, at("spec.routing.offload.prefillLengthThreshold", 1)),
+    "routing.offload.prefillQueueMax": (NOTHING, at("spec.routing.offload.prefillQueueMax", 1)),
+    "routing.offload.decodeLoadThreshold": (NOTHING, at("spec.routing.offload.decodeLoadThreshold", 1)),
+    "routing.offload.minOffloadLength": (NOTHING, at("spec.routing.offload.minOffloadLength", 1)),
+    "routing.prefillScore.prefixWeight": (NOTHING, at("spec.routing.prefillScore.prefixWeight", 2)),
+    "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
+    "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
+    "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
+    "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
+    "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),
+    "discovery.etcd.tlsSecret": (OWN_ETCD, at("spec.discovery.etcd.tlsSecret", "tls")),
+    "discovery.etcd.replicas": (STORED, at("spec.discovery.etcd.replicas", 3)),
+    "discovery.etcd.image": (NOTHING, at("spec.discovery.etcd.image", "etcd:2")),
+    "discovery.etcd.storage.size": (STORED, at("spec.discovery.etcd.storage.size", "2Gi")),
+    "discovery.etcd.storage.className": (STORED, at("spec.discovery.etcd.storage.className", "fast")),
+    "discovery.etcd.storage.retain": (STORED, at("spec.discovery.etcd.storage.retain", True)),
+    "service.port": (NOTHING, at("spec.service.port", 80)),
+    "service.type": (NOTHING, at("spec.service.type", "NodePort")),
+    "service.annotations": (NOTHING, at("spec.service.annotations", {"a": "b"})),
+    "service.apiKeySecret": (NOTHING, at("spec.service.apiKeySecret", "keys")),
+    "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
+    "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
+    "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),
+    "monitoring.podMonitor": (NOTHING, at("spec.monitoring.podMonitor", False)),
+    "monitoring.alerts": (NOTHING, at("spec.monitoring.alerts", False)),
+    "monitoring.dashboard": (NOTHING, at("spec.monitoring.dashboard", False)),
+    "monitoring.labels": (NOTHING, at("spec.monitoring.labels", {"a": "b"})),
+    "networkPolicy.enabled": (NOTHING, at("spec.networkPolicy.enabled", False)),
+}
+
+
+def rendered(*changes: Change) -> str:
+    """Everything of a cluster as text, with the names of revisions taken out: they change with anything."""
+    cluster = cluster_of(*changes)
+    pool = cluster.spec.roles.present()["decode"].pools[0].name
+    workload = workload_of(cluster, "decode", pool)
+    record = render_record(cluster, workload, OWNER, SITE.worker_image)
+    return str((record, render_shared(cluster, OWNER, SITE, EVERYTHING, workload.revision))).replace(workload.revision, "REVISION")
+
+
+def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Paths of all fields as YAML names them; the roles are one, and so are entries of lists and maps."""
+    for name, field in model.model_fields.items():
+        at_field = path if name in ("prefill", "decode", "mixed") else f"{path}.{field.alias}".lstrip(".")
+        below = next(_models(field.annotation), None)
+        if below is None or (below is EngineSpec and model is RoleSpec):
+            yield at_field
+        else:
+            yield from leaves(below, at_field)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)
+
+
+@pytest.mark.parametrize(("before", "change"), CASES.values(), ids=CASES)
+def test_field_changes_what_is_rendered(before: Change, change: Change) -> None:
+    assert rendered(before) != rendered(both(before, change))
+
+
+def test_every_field_has_a_case_or_a_reason() -> None:
+    assert set(leaves(PDClusterSpec)) == {*CASES, *PLANNED}
+
+
+def test_image_is_what_the_caller_resolved() -> None:
+    cluster = cluster_of()
+    one, two = (render_record(cluster, workload_of(cluster), OWNER, image) for image in ("a:1", "a:2"))
+
+    assert one != two
+
+
+def test_objects_of_another_owner_differ_in_the_reference() -> None:
+    mine, theirs = (render_shared(cluster_of(), owner, SITE, EVERYTHING, "0a1b2c3d") for owner in (OWNER, replace(OWNER, uid="other")))
+
+    assert all(one != other for one, other in zip(mine, theirs, strict=True))

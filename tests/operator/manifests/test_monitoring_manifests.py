@@ -1,0 +1,184 @@
+"""PodMonitor, alerts and dashboard: real metrics, valid PromQL, this cluster only."""
+
+import json
+import re
+from typing import Any
+
+import promql_parser
+import pytest
+
+from pdcluster_operator.manifests.alerts import TPOT_BOUND, TTFT_BOUND
+from pdcluster_operator.manifests.render import Capabilities, Manifest
+from pdcluster_worker.metrics import Metrics
+from tests.operator.manifests.rendering import matches, pod_of, shared_of
+from tests.operator.object_cases import Change, at
+
+MIXED = at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}})
+LABELS = at("spec.monitoring.labels", {"release": "prometheus"})
+SCOPE = {"namespace": "serving", "pdcluster": "chat"}
+ALWAYS = {"namespace", "pdcluster", "pod", "le"}
+
+
+def worker_series() -> dict[str, set[str]]:
+    """Every series of the worker and its own labels, as /metrics names them."""
+    found: dict[str, set[str]] = {}
+    for family in Metrics().registry.collect():
+        for suffix in {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}[family.type]:
+            found[family.name + suffix] = own_labels(family.name)
+    return found
+
+
+def own_labels(family: str) -> set[str]:
+    collector = getattr(Metrics(), family.removeprefix("pdcluster_"))
+    return {f"exported_{name}" if name == "role" else name for name in collector._labelnames}
+
+
+def rules(*changes: Change) -> list[Manifest]:
+    (group,) = shared_of(*changes)["PrometheusRule", "chat"]["spec"]["groups"]
+    found: list[Manifest] = group["rules"]
+    return found
+
+
+def dashboard(*changes: Change) -> dict[str, Any]:
+    data = shared_of(*changes)["ConfigMap", "chat-dashboard"]["data"]
+    content: dict[str, Any] = json.loads(data["pdcluster-serving-chat.json"])
+    return content
+
+
+def expressions(*changes: Change) -> list[str]:
+    """PromQL of all alerts and panels; Grafana's interval as Prometheus would get it."""
+    panels = [target["expr"] for panel in dashboard(*changes)["panels"] for target in panel["targets"]]
+    return [text.replace("$__rate_interval", "1m") for text in (*(rule["expr"] for rule in rules(*changes)), *panels)]
+
+
+def selectors(expression: str) -> list[Any]:
+    """Every vector selector of an expression."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> bool:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+        return True
+
+    promql_parser.walk(promql_parser.parse(expression), visit, lambda node: True)
+    assert found, expression
+    return found
+
+
+@pytest.mark.parametrize("change", [LABELS, MIXED], ids=["1P1D", "mixed"])
+def test_every_expression_is_valid_and_asks_for_real_metrics_of_this_cluster(change: Change) -> None:
+    known = worker_series()
+    for expression in expressions(change):
+        for selector in selectors(expression):
+            given = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
+            assert selector.name in known, expression
+            assert SCOPE.items() <= given.items(), expression
+            assert given.keys() <= known[selector.name] | ALWAYS | {"role", "pool", "revision"}, expression
+
+
+@pytest.mark.parametrize("change", [LABELS, MIXED], ids=["1P1D", "mixed"])
+def test_every_grouping_is_by_a_label_that_is_there(change: Change) -> None:
+    known = worker_series()
+    for expression in expressions(change):
+        have = set.union(*(known[selector.name] for selector in selectors(expression))) | ALWAYS | {"role", "pool", "revision"}
+        for group in re.findall(r"by \(([^)]*)\)", expression):
+            assert set(group.split(", ")) <= have, expression
+
+
+def test_every_metric_of_the_worker_is_on_the_dashboard() -> None:
+    shown = {selector.name for expression in expressions() for selector in selectors(expression)}
+    families = {family.name for family in Metrics().registry.collect()}
+
+    assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
+
+
+@pytest.mark.parametrize(
+    ("histogram", "bound"), [("time_to_first_token_seconds", TTFT_BOUND), ("time_per_output_token_seconds", TPOT_BOUND)]
+)
+def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str) -> None:
+    (family,) = getattr(Metrics(), histogram).collect()
+
+    assert bound in {sample.labels.get("le") for sample in family.samples}
+    assert any(f'le="{bound}"' in rule["expr"] for rule in rules())
+
+
+def test_alerts_say_what_is_wrong_where_and_what_to_do() -> None:
+    found = rules()
+
+    assert len({rule["alert"] for rule in found}) == len(found)
+    for rule in found:
+        assert rule["labels"] == {"severity": rule["labels"]["severity"], **SCOPE}
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"].startswith("PDCluster serving/chat: ")
+        assert min(len(rule["annotations"][part]) for part in ("description", "runbook")) > 40
+
+
+def test_labels_in_alert_texts_are_in_their_results() -> None:
+    for rule in rules():
+        for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["description"]):
+            assert re.search(rf"by \([^)]*\b{label}\b", rule["expr"]), rule["alert"]
+
+
+def test_mixed_cluster_has_nothing_about_remote_prefill() -> None:
+    text = " ".join(expressions(MIXED))
+
+    assert 'role="mixed"' in text
+    assert "remote_prefill" not in text
+    assert "kv_transfer" not in text
+    assert 'role="decode"' not in text
+
+
+def test_pod_monitor_scrapes_all_workers_under_the_labels_of_the_expressions() -> None:
+    monitor = shared_of()["PodMonitor", "chat"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    targets = {each["targetLabel"]: each["sourceLabels"] for each in endpoint["relabelings"]}
+
+    assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
+    assert targets == {
+        "pdcluster": ["__meta_kubernetes_pod_label_pdcluster_io_cluster"],
+        **{label: [f"__meta_kubernetes_pod_label_pdcluster_io_{label}"] for label in ("role", "pool", "revision")},
+    }
+    assert matches(monitor["spec"]["selector"], pod_of(role="prefill")["metadata"]["labels"])
+    assert not matches(monitor["spec"]["selector"], shared_of()["StatefulSet", "chat-etcd"]["spec"]["template"]["metadata"]["labels"])
+
+
+def test_dashboard_fits_grafanas_grid_and_keeps_its_address() -> None:
+    content = dashboard()
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in content["panels"]]
+
+    assert len(set(places)) == len(places)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in content["panels"])
+    assert len(content["uid"]) <= 40
+    assert content == dashboard(LABELS)
+    assert len({panel["title"] for panel in content["panels"]}) == len(content["panels"])
+
+
+def test_dashboard_legends_name_labels_that_the_expression_keeps() -> None:
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                assert re.search(rf"by \([^)]*\b{label}\b", target["expr"]), panel["title"]
+
+
+def test_monitoring_objects_carry_the_labels_that_prometheus_selects_by() -> None:
+    shared = shared_of(LABELS)
+
+    for key in (("PodMonitor", "chat"), ("PrometheusRule", "chat"), ("ConfigMap", "chat-dashboard")):
+        assert shared[key]["metadata"]["labels"]["release"] == "prometheus"
+    assert shared["ConfigMap", "chat-dashboard"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "name"),
+    [("podMonitor", "PodMonitor", "chat"), ("alerts", "PrometheusRule", "chat"), ("dashboard", "ConfigMap", "chat-dashboard")],
+)
+def test_each_monitoring_object_can_be_left_out(field: str, kind: str, name: str) -> None:
+    assert (kind, name) in shared_of()
+    assert (kind, name) not in shared_of(at(f"spec.monitoring.{field}", False))
+
+
+def test_kinds_that_the_api_server_lacks_are_not_made() -> None:
+    kinds = {kind for kind, _ in shared_of(capabilities=Capabilities(pod_monitor=False, prometheus_rule=False))}
+
+    assert not kinds & {"PodMonitor", "PrometheusRule"}
+    assert "PodMonitor" in {kind for kind, _ in shared_of(capabilities=Capabilities(pod_monitor=True, prometheus_rule=False))}

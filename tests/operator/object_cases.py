@@ -1,0 +1,112 @@
+"""PDCluster objects that are right, and how to change them: for the model (tests/operator) and for the API server (tests/apiserver)."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+Document = dict[str, Any]
+Change = Callable[[Any], None]
+
+POOL = "spec.roles.decode.pools.0"
+CPU = {"name": "cpu", "replicas": 1}
+
+
+def minimal() -> Document:
+    """A valid 1P1D object, free to be changed."""
+    return copy.deepcopy(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "chat"},
+            "spec": {
+                "model": {"name": "tiny", "path": "/models/tiny"},
+                "roles": {"prefill": {"pools": [{**CPU}]}, "decode": {"pools": [{**CPU}]}},
+            },
+        }
+    )
+
+
+def at(path: str, value: Any) -> Change:
+    """A change that sets the value at a dotted path below the object, making sections on the way."""
+    *parents, last = path.split(".")
+
+    def change(content: Any) -> None:
+        for part in parents:
+            content = content[int(part)] if part.isdigit() else content.setdefault(part, {})
+        content[last] = copy.deepcopy(value)
+
+    return change
+
+
+def without(path: str) -> Change:
+    """A change that removes what is at a dotted path."""
+    *parents, last = path.split(".")
+
+    def change(content: Any) -> None:
+        for part in parents:
+            content = content[int(part)] if part.isdigit() else content[part]
+        del content[last]
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    """One change after the other."""
+
+    def change(content: Any) -> None:
+        for each in changes:
+            each(content)
+
+    return change
+
+
+HUB = {"name": "tiny", "huggingFace": {"repo": "HuggingFaceTB/SmolLM2-135M-Instruct"}}
+VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models.of.all"}}
+FULL: Change = both(
+    at("spec.model", {**HUB, "nodeCache": "/var/cache/models"}),
+    at("spec.image", {"name": "registry.example/pdcluster-worker:1", "pullPolicy": "Never", "pullSecrets": ["regcred", "a.b"]}),
+    at("spec.accelerators", {"MI355X": {"resource": "amd.com/gpu", "nodeLabels": {"amd.com/gpu.product-name": "MI355X"}}, "H100": {}}),
+    at("spec.roles.prefill.pools.0.gpu", "MI355X"),
+    at("spec.roles.prefill.resources", {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"cpu": "2500m", "memory": "0"}}),
+    at("spec.podTemplate", {"metadata": {"labels": {"team": "chat"}}, "spec": {"tolerations": [{"operator": "Exists"}]}}),
+    at("spec.roles.decode.podTemplate", {"spec": {"containers": [{"name": "worker", "securityContext": {"privileged": True}}]}}),
+    at("spec.discovery", {"etcd": {"replicas": 3, "image": "etcd:3", "storage": {"size": "2Gi", "className": "fast", "retain": True}}}),
+    at("spec.service", {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}, "apiKeySecret": "keys"}),
+    at("spec.placement", {"domainLabel": "topology.kubernetes.io/rack", "mode": "Required"}),
+    at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10}),
+    at("spec.monitoring", {"podMonitor": False, "alerts": False, "dashboard": False, "labels": {"release": "prometheus"}}),
+    at("spec.networkPolicy", {"enabled": False}),
+)
+
+GOOD: dict[str, Change] = {
+    "minimum": lambda content: None,
+    "everything": FULL,
+    "mixed": at("spec.roles", {"mixed": {"pools": [CPU]}}),
+    "two pools": at(
+        "spec.roles.prefill.pools", [{"name": "b200", "gpu": "B200", "replicas": 4}, {"name": "b300", "gpu": "B300", "replicas": 2}]
+    ),
+    "bounds": at("spec.roles.decode.pools", [{"name": "cpu", "replicas": 2, "minReplicas": 2, "maxReplicas": 2}]),
+    "most replicas": at(f"{POOL}.replicas", 2**31 - 1),
+    "no prefill worker": at("spec.roles.prefill.pools", [{"name": "cpu", "replicas": 0}]),
+    "most pools": at("spec.roles.prefill.pools", [{"name": f"p{number}", "replicas": 0} for number in range(16)]),
+    "quantity": at("spec.engine", {"kvCacheMemory": "1.5Gi"}),
+    "bytes": at("spec.engine", {"kvCacheMemory": 1073741824}),
+    "less than a byte is one": at("spec.engine", {"kvCacheMemory": "0.50"}),
+    "role engine": at("spec.roles.prefill.engine", {"maxBatchedTokens": 512}),
+    "a token for each sequence": at("spec.engine", {"maxBatchedTokens": 64, "maxSequences": 64}),
+    "same block size for both": at("spec.engine", {"blockSize": 32}),
+    "policy": at("spec.routing", {"offload": {"prefillQueueMax": 0}, "prefillScore": {"loadWeight": 2}, "credits": {"batchesAhead": 0.5}}),
+    "endpoints": at("spec.discovery", {"etcd": {"endpoints": ["etcd-0.etcd:2379", "10.0.0.1:2379"], "tlsSecret": "etcd.client-tls"}}),
+    "volume": at("spec.model", VOLUME),
+    "hub": at("spec.model", HUB),
+    "nothing said, in other words": both(
+        at("spec.model", {"name": "tiny", "path": "/models/tiny", "huggingFace": None, "nodeCache": None, "pvc": None}),
+        at("spec.engine.maxModelLen", None),
+        at(f"{POOL}.minReplicas", None),
+    ),
+    "empty sections": lambda content: content["spec"].update(
+        {name: {} for name in ("image", "engine", "accelerators", "routing", "qos", "discovery", "service", "rollout", "monitoring")}
+    ),
+    "longest name": at("metadata.name", "c" * 31),
+    "labels": at("metadata.labels", {"team": "chat"}),
+}

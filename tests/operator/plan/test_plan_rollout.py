@@ -1,0 +1,82 @@
+"""Each step of a roll out, as a table: strategy, what is there -> which revision serves, what stays, what is waited for."""
+
+import pytest
+
+from pdcluster_operator.plan.rollout import Step, current_revision, next_step
+from pdcluster_operator.plan.state import Observed
+from tests.operator.plan.clusters import ETCD_READY, identity, workload
+
+A, B, C = identity("aaaa"), identity("bbbb"), identity("cccc")
+
+
+def seen(*workloads, service=None, status=None, records=()):
+    states = [each if not hasattr(each, "revision") else workload(each, 2) for each in workloads]
+    status = {} if status is None else {"servingRevision": status}
+    return Observed(1, status, ETCD_READY, workloads=states, service_revision=service, records=records)
+
+
+GONE_A = workload(A, 0, current=3, gone=True)
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        (seen(), None),
+        (seen(A, service="aaaa"), "aaaa"),
+        (seen(A, B, service="aaaa", status="bbbb"), "aaaa"),  # the Service is the truth
+        (seen(A, B, status="aaaa"), "aaaa"),  # the Service was deleted
+        (seen(A, B, service="edited", status="aaaa"), "aaaa"),  # the Service was edited by hand
+        (seen(B, service="aaaa", status="aaaa"), None),  # nothing of it is left
+        (seen(B, service="aaaa", records=[A]), "aaaa"),  # lost, and it can be made again
+        (seen(GONE_A, service="aaaa"), "aaaa"),
+    ],
+)
+def test_the_revision_that_serves(observed, expected):
+    assert current_revision(observed) == expected
+
+
+@pytest.mark.parametrize(
+    ("observed", "is_ready", "step"),
+    [
+        (seen(), False, Step("bbbb")),  # the first time
+        (seen(B, service="bbbb", status="bbbb"), False, Step("bbbb")),  # nothing to roll out
+        (seen(A, service="aaaa"), False, Step("aaaa", (A,))),
+        (seen(A, B, service="aaaa"), False, Step("aaaa", (A,))),
+        (seen(A, B, service="aaaa"), True, Step("bbbb", (A,))),  # it switches, and the old stay until the switch is seen
+        (seen(A, B, service="bbbb"), True, Step("bbbb")),
+        (seen(A, B, service="bbbb"), False, Step("bbbb")),  # no way back by a pod that falls ill after the switch
+        (seen(A, C, service="aaaa"), False, Step("aaaa", (A,))),  # a third revision: the unfinished target goes
+        (seen(B, service="aaaa", status="aaaa"), False, Step("bbbb")),  # nothing of the old is left to protect
+        (seen(B, service="aaaa", records=[A]), False, Step("aaaa", (A,))),
+        (seen(GONE_A, service="aaaa"), False, Step("bbbb")),  # only pods that end
+        (seen(A, B, service="edited", status="aaaa"), False, Step("aaaa", (A,))),
+    ],
+)
+def test_blue_green(observed, is_ready, step):
+    assert next_step("BlueGreen", "bbbb", observed, is_target_ready=is_ready) == step
+
+
+def test_blue_green_back_to_the_serving_revision_drops_the_target():
+    assert next_step("BlueGreen", "aaaa", seen(A, B, service="aaaa"), is_target_ready=False) == Step("aaaa")
+
+
+@pytest.mark.parametrize(
+    ("observed", "step"),
+    [
+        (seen(), Step("bbbb")),
+        (seen(B, service="bbbb"), Step("bbbb")),
+        (seen(A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=2)),
+        (seen(GONE_A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=3)),
+        (seen(service="aaaa", status="aaaa"), Step("bbbb")),  # it is all gone: the new is made, and the Service switches
+        (seen(A, B, service="aaaa"), Step("bbbb", waits_for=2)),  # begun as BlueGreen: what is there already stays
+        (seen(GONE_A, B, service="bbbb"), Step("bbbb")),  # the switch was before
+        (seen(C, service="aaaa", status="aaaa"), Step("aaaa", waits_for=2)),  # an unfinished target has to end as well
+        (seen(A, status="aaaa"), Step("aaaa", waits_for=2)),
+    ],
+)
+def test_recreate(observed, step):
+    assert next_step("Recreate", "bbbb", observed, is_target_ready=True) == step
+
+
+def test_recreate_back_to_what_is_still_ending_does_not_wait_for_itself():
+    assert next_step("Recreate", "aaaa", seen(GONE_A, service="aaaa"), is_target_ready=False) == Step("aaaa")

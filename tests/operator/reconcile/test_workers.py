@@ -1,0 +1,108 @@
+"""Workers on a running loop; they meet at events, never at a time."""
+
+import asyncio
+
+from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.reconcile.queue import Backoff, WorkQueue
+from pdcluster_operator.reconcile.workers import Done, Workers
+
+A, B, C = (Key("default", name) for name in "abc")
+
+
+class Recorder:
+    """Work that lets a test see when it starts and decide when it ends."""
+
+    def __init__(self) -> None:
+        self.started: asyncio.Queue[Key] = asyncio.Queue()
+        self.ends: asyncio.Queue[Done | Exception] = asyncio.Queue()
+        self.num_errors = 0
+
+    async def work(self, key: Key) -> Done:
+        await self.started.put(key)
+        end = await self.ends.get()
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def on_error(self) -> None:
+        self.num_errors += 1
+
+
+def start(recorder: Recorder, num_workers: int) -> tuple[Workers, asyncio.Task[None]]:
+    workers = Workers(recorder.work, recorder.on_error, num_workers, queue=WorkQueue(Backoff(first=0.01, most=0.01)))
+    return workers, asyncio.create_task(workers.run())
+
+
+async def finish(workers: Workers, task: asyncio.Task[None]) -> None:
+    workers.stop()
+    async with asyncio.timeout(10):
+        await task
+
+
+async def test_no_more_keys_are_in_work_than_there_are_workers():
+    recorder = Recorder()
+    workers, task = start(recorder, 2)
+    for key in (A, B, C):
+        workers.add(key)
+    async with asyncio.timeout(10):
+        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
+        assert workers.queue.depth == 1
+        await recorder.ends.put(Done())
+        assert await recorder.started.get() == C
+    for _ in range(2):
+        await recorder.ends.put(Done())
+    await finish(workers, task)
+
+
+async def test_work_that_raises_is_counted_and_tried_again_and_ends_nothing_else(caplog):
+    recorder = Recorder()
+    workers, task = start(recorder, 1)
+    workers.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        await recorder.ends.put(RuntimeError("broken"))
+        assert await recorder.started.get() == A  # after the back-off
+    assert recorder.num_errors == 1
+    assert "default/a" in caplog.text
+    await recorder.ends.put(Done())
+    await finish(workers, task)
+
+
+async def test_work_that_was_refused_comes_back_without_counting_as_an_error():
+    recorder = Recorder()
+    workers, task = start(recorder, 1)
+    workers.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        await recorder.ends.put(Done(try_again=True))
+        assert await recorder.started.get() == A
+    assert recorder.num_errors == 0
+    await recorder.ends.put(Done())
+    await finish(workers, task)
+
+
+async def test_a_key_comes_back_when_it_asked_to():
+    recorder = Recorder()
+    workers, task = start(recorder, 1)
+    workers.add(A)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+        await recorder.ends.put(Done(look_again_seconds=0.01))
+        assert await recorder.started.get() == A
+    await recorder.ends.put(Done())
+    await finish(workers, task)
+
+
+async def test_stop_lets_the_work_in_hand_end_and_takes_nothing_more():
+    recorder = Recorder()
+    workers, task = start(recorder, 1)
+    workers.add(A)
+    workers.add(B)
+    async with asyncio.timeout(10):
+        await recorder.started.get()
+    workers.stop()
+    assert not task.done()
+    await recorder.ends.put(Done())
+    await finish(workers, task)
+    assert recorder.started.empty()
+    assert workers.queue.depth == 1

@@ -1,0 +1,321 @@
+"""PDCluster objects that are wrong: one table for the model (tests/operator) and for the API server (tests/apiserver)."""
+
+from dataclasses import dataclass
+
+from tests.operator.object_cases import CPU, HUB, POOL, Change, at, without
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A change after which the object is refused.
+
+    fault: how the one fault of the model begins
+    field: what the API server names; None = the API server never sees it, or drops it without a word
+    """
+
+    change: Change
+    fault: str
+    field: str | None
+
+
+BAD = [
+    Wrong(
+        at("apiVersion", "pdcluster.io/v2"),
+        "apiVersion: must be 'pdcluster.io/v1alpha1', not 'pdcluster.io/v2'; change it to that",
+        None,
+    ),
+    Wrong(without("metadata.name"), "metadata.name: is required; add it", "metadata.name"),
+    Wrong(
+        at("metadata.name", "My_Chat"),
+        "metadata.name: 'My_Chat' is not a name that Kubernetes takes; use at most 63 lower-case letters",
+        "metadata.name",
+    ),
+    Wrong(
+        at("metadata.name", "c" * 32),
+        "metadata.name: " + "c" * 32 + "-prefill-cpu with a revision is 53 characters; a workload's name holds 52; shorten",
+        "metadata.name",
+    ),
+    Wrong(at("metadata.namespace", "-a"), "metadata.namespace: '-a' is not a namespace; use at most 63 lower-case", None),
+    Wrong(without("spec.model"), "spec.model: is required; add it", "spec.model"),
+    Wrong(at("spec.model.path", ""), "spec.model.path: must not be empty text, not ''; write its name or path", "spec.model.path"),
+    Wrong(
+        at("spec.model.dtype", "float16"),
+        "spec.model.dtype: must be 'auto', 'float32' or 'bfloat16', not 'float16'; change it to that",
+        "spec.model.dtype",
+    ),
+    Wrong(
+        without("spec.model.path"),
+        "spec.model: needs either path or huggingFace, and not both; give the one that the model comes from",
+        "spec.model",
+    ),
+    Wrong(at("spec.model.huggingFace", HUB["huggingFace"]), "spec.model: needs either path or huggingFace, and not both", "spec.model"),
+    Wrong(
+        at("spec.model", {**HUB, "pvc": {"claimName": "models"}}),
+        "spec.model.pvc: a volume needs the model's path in it; give path, or leave pvc out",
+        "spec.model.pvc",
+    ),
+    Wrong(at("spec.model.pvc", {}), "spec.model.pvc.claimName: is required; add it", "spec.model.pvc.claimName"),
+    Wrong(
+        at("spec.model.nodeCache", "/cache"),
+        "spec.model.nodeCache: keeps downloads, and nothing is downloaded; give huggingFace, or leave nodeCache out",
+        "spec.model.nodeCache",
+    ),
+    Wrong(
+        at("spec.model", {**HUB, "nodeCache": "cache"}),
+        "spec.model.nodeCache: 'cache' is not an absolute path; write it like /var/cache/models",
+        "spec.model.nodeCache",
+    ),
+    Wrong(
+        at("spec.model", {"name": "tiny", "huggingFace": {"repo": "https://hub.example/a/b"}}),
+        "spec.model.huggingFace.repo: 'https://hub.example/a/b' is not a repository; write it like HuggingFaceTB/",
+        "spec.model.huggingFace.repo",
+    ),
+    Wrong(
+        at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b", "tokenSecret": "My_Token"}}),
+        "spec.model.huggingFace.tokenSecret: 'My_Token' is not a name that Kubernetes takes; use lower-case letters",
+        "spec.model.huggingFace.tokenSecret",
+    ),
+    Wrong(
+        at("spec.image.pullSecrets", ["a" * 254]),
+        "spec.image.pullSecrets[0]: must have at most 253 characters, not 'aaaaa",
+        "spec.image.pullSecrets[0]",
+    ),
+    Wrong(
+        at("spec.image.pullPolicy", "Sometimes"),
+        "spec.image.pullPolicy: must be 'Always', 'IfNotPresent' or 'Never', not 'Sometimes'",
+        "spec.image.pullPolicy",
+    ),
+    Wrong(
+        without("spec.roles.decode"),
+        "spec.roles: must be exactly {prefill, decode} or {mixed}, not {prefill}; add the missing role or remove the others",
+        "spec.roles",
+    ),
+    Wrong(
+        at("spec.roles.mixed", {"pools": [CPU]}),
+        "spec.roles: must be exactly {prefill, decode} or {mixed}, not {decode, ",
+        "spec.roles",
+    ),
+    Wrong(
+        at("spec.roles.decode.pools", []),
+        "spec.roles.decode.pools: must hold 1 to 16 pools, not 0; add or remove pools",
+        "spec.roles.decode.pools",
+    ),
+    Wrong(
+        at("spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 0} for number in range(17)]),
+        "spec.roles.decode.pools: must hold 1 to 16 pools, not 17; add or remove pools",
+        "spec.roles.decode.pools",
+    ),
+    Wrong(
+        at("spec.roles.decode.pools", {}),
+        "spec.roles.decode.pools: must be a list, not {}; write its entries as `- ...` lines",
+        "spec.roles.decode.pools",
+    ),
+    Wrong(
+        at("spec.roles.decode.pools", [CPU, CPU]),
+        "spec.roles.decode.pools[1].name: 'cpu' names two pools of this role; give each pool its own name",
+        "spec.roles.decode.pools[1]",
+    ),
+    Wrong(
+        at(f"{POOL}.name", "Cpu"),
+        "spec.roles.decode.pools[0].name: 'Cpu' is not a name that Kubernetes takes",
+        "spec.roles.decode.pools[0].name",
+    ),
+    Wrong(
+        at(f"{POOL}.gpu", "A100"),
+        "spec.roles.decode.pools[0].gpu: 'A100' is not a known accelerator; use one of B200, B300, GB200, GB300, H100, H200, cpu",
+        "spec.roles.decode.pools",
+    ),
+    Wrong(
+        at("spec.accelerators", {f"gpu{number}": {} for number in range(65)}),
+        "spec.accelerators: must have at most 64 entries, not {",
+        "spec.accelerators",
+    ),
+    Wrong(
+        at("spec.accelerators", {"X": {"resorce": "x"}}),
+        "spec.accelerators.X.resorce: unknown field; did you mean resource?",
+        "spec.accelerators.X.resorce",
+    ),
+    Wrong(
+        at(f"{POOL}.gpusPerReplica", 2),
+        "spec.roles.decode.pools[0].gpusPerReplica: must be 1, not 2; workers run without tensor parallelism",
+        "spec.roles.decode.pools[0].gpusPerReplica",
+    ),
+    Wrong(without(f"{POOL}.replicas"), "spec.roles.decode.pools[0].replicas: is required; add it", "spec.roles.decode.pools[0].replicas"),
+    Wrong(
+        at(f"{POOL}.replicas", -1),
+        "spec.roles.decode.pools[0].replicas: must be at least 0, not -1; raise it",
+        "spec.roles.decode.pools[0].replicas",
+    ),
+    Wrong(
+        at(f"{POOL}.replicas", 2**31),
+        "spec.roles.decode.pools[0].replicas: must be at most 2147483647, not 2147483648; lower it",
+        "spec.roles.decode.pools[0].replicas",
+    ),
+    Wrong(
+        at(f"{POOL}.replicas", "1"),
+        "spec.roles.decode.pools[0].replicas: must be a whole number, not '1'; write it without quotes or a fraction",
+        "spec.roles.decode.pools[0].replicas",
+    ),
+    Wrong(
+        at(f"{POOL}.replicas", True),
+        "spec.roles.decode.pools[0].replicas: must be a whole number, not True",
+        "spec.roles.decode.pools[0].replicas",
+    ),
+    Wrong(
+        at(f"{POOL}.minReplicas", 2),
+        "spec.roles.decode.pools[0].replicas: must be at least minReplicas (2), not 1; raise replicas or lower minReplicas",
+        "spec.roles.decode.pools[0].replicas",
+    ),
+    Wrong(
+        at(f"{POOL}.maxReplicas", 0),
+        "spec.roles.decode.pools[0].replicas: must be at most maxReplicas (0), not 1; lower replicas or raise maxReplicas",
+        "spec.roles.decode.pools[0].replicas",
+    ),
+    Wrong(
+        at("spec.roles.decode.pools", [{"name": "cpu", "replicas": 2, "minReplicas": 3, "maxReplicas": 2}]),
+        "spec.roles.decode.pools[0].minReplicas: must be at most maxReplicas (2), not 3; lower minReplicas or raise maxReplicas",
+        "spec.roles.decode.pools[0].minReplicas",
+    ),
+    Wrong(
+        at(f"{POOL}.replica", 1),
+        "spec.roles.decode.pools[0].replica: unknown field; did you mean replicas?",
+        "spec.roles.decode.pools[0].replica",
+    ),
+    Wrong(
+        at("spec.roles.decode.resources.limits", {"memory": "16GB"}),
+        "spec.roles.decode.resources.limits.memory: '16GB' is not an amount; write a whole number, or a quantity",
+        "spec.roles.decode.resources.limits[memory]",
+    ),
+    Wrong(
+        at("spec.roles.decode.resources.requests", {"cpu": 0.5}),
+        "spec.roles.decode.resources.requests.cpu: 0.5 is not an amount; write a whole number, or a quantity",
+        "spec.roles.decode.resources.requests.cpu",
+    ),
+    Wrong(
+        at("spec.podTemplate", {"template": {}}),
+        "spec.podTemplate.template: 'template' is no part of a pod template; use metadata and spec",
+        "spec.podTemplate.template",
+    ),
+    Wrong(
+        at("spec.podTemplate", {"spec": []}),
+        "spec.podTemplate.spec: must be a section of fields, not []; write `field: value` lines below it",
+        "spec.podTemplate.spec",
+    ),
+    Wrong(at("spec.podTemplate", []), "spec.podTemplate: must be a section of fields, not []", "spec.podTemplate"),
+    Wrong(
+        at("spec.autoscale", {}), "spec.autoscale: unknown field; known here: model, roles, image, engine, accelerators", "spec.autoscale"
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"blockSize": 32}),
+        "spec.roles.decode.engine.blockSize: KV blocks move between roles, but blockSize is 16 for prefill and 32 for decode; give both",
+        "spec.roles",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"maxSequences": 512}),
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
+        "spec.roles.decode",
+    ),
+    Wrong(at("spec.engine", None), "spec.engine: is empty; give it a value or remove the key", None),
+    Wrong(
+        at("spec.engine", "big"), "spec.engine: must be a section of fields, not 'big'; write `field: value` lines below it", "spec.engine"
+    ),
+    Wrong(at("spec.engine.maxSequences", 1.5), "spec.engine.maxSequences: must be a whole number, not 1.5", "spec.engine.maxSequences"),
+    Wrong(
+        at("spec.engine.prefixCaching", "yes"),
+        "spec.engine.prefixCaching: must be true or false, not 'yes'; write true or false without quotes",
+        "spec.engine.prefixCaching",
+    ),
+    Wrong(
+        at("spec.engine.kvCacheMemory", "512MB"),
+        "spec.engine.kvCacheMemory: '512MB' is not an amount of memory; write bytes, or a number with Ki, Mi, Gi",
+        "spec.engine.kvCacheMemory",
+    ),
+    Wrong(
+        at("spec.engine.kvCacheMemory", 0), "spec.engine.kvCacheMemory: must be at least 1, not 0; raise it", "spec.engine.kvCacheMemory"
+    ),
+    Wrong(at("spec.engine.kvCacheMemory", "0.0Gi"), "spec.engine.kvCacheMemory: must be at least 1, not ", "spec.engine.kvCacheMemory"),
+    Wrong(
+        at("spec.engine.scheduler", "static"),
+        "spec.engine.scheduler: must be 'continuous', not 'static'; change it to that",
+        "spec.engine.scheduler",
+    ),
+    Wrong(
+        at("spec.engine.fenceTimeoutSeconds", 0),
+        "spec.engine.fenceTimeoutSeconds: must be more than 0, not 0; raise it",
+        "spec.engine.fenceTimeoutSeconds",
+    ),
+    Wrong(at("spec.routing.offlod", {}), "spec.routing.offlod: unknown field; did you mean offload?", "spec.routing.offlod"),
+    Wrong(
+        at("spec.routing.prefillScore.loadWeight", "1"),
+        "spec.routing.prefillScore.loadWeight: must be a number, not '1'; write it without quotes",
+        "spec.routing.prefillScore.loadWeight",
+    ),
+    Wrong(
+        at("spec.routing.prefillScore.loadWeight", float("inf")),
+        "spec.routing.prefillScore.loadWeight: must be a finite number, not inf; write one",
+        None,
+    ),
+    Wrong(
+        at("spec.qos.admission.maxQueuedRequests", 0),
+        "spec.qos.admission.maxQueuedRequests: must be at least 1, not 0; raise it",
+        "spec.qos.admission.maxQueuedRequests",
+    ),
+    Wrong(
+        at("spec.discovery.etcd.endpoints", ["http://etcd:2379"]),
+        "spec.discovery.etcd.endpoints[0]: 'http://etcd:2379' is not host:port; write it like 127.0.0.1:2379",
+        "spec.discovery.etcd.endpoints[0]",
+    ),
+    Wrong(
+        at("spec.discovery.etcd.endpoints", [f"etcd-{number}:2379" for number in range(17)]),
+        "spec.discovery.etcd.endpoints: must have at most 16 entries, not [",
+        "spec.discovery.etcd.endpoints",
+    ),
+    Wrong(
+        at("spec.discovery.etcd.replicas", 2),
+        "spec.discovery.etcd.replicas: must be 1 or 3, not 2; change it to that",
+        "spec.discovery.etcd.replicas",
+    ),
+    Wrong(
+        at("spec.discovery.etcd.tlsSecret", "tls"),
+        "spec.discovery.etcd.tlsSecret: is for endpoints, and none are given; give endpoints, or leave tlsSecret out",
+        "spec.discovery.etcd.tlsSecret",
+    ),
+    Wrong(
+        at("spec.discovery.etcd", {"endpoints": ["etcd:2379"], "storage": {"size": "1Gi"}}),
+        "spec.discovery.etcd.storage: is for an etcd that is run here, and endpoints are given; leave storage or endpoints out",
+        "spec.discovery.etcd.storage",
+    ),
+    Wrong(
+        at("spec.discovery.etcd.storage", {"size": "big"}),
+        "spec.discovery.etcd.storage.size: 'big' is not an amount of memory; write bytes, or",
+        "spec.discovery.etcd.storage.size",
+    ),
+    Wrong(at("spec.service.port", 70000), "spec.service.port: must be at most 65535, not 70000; lower it", "spec.service.port"),
+    Wrong(
+        at("spec.service.type", "ExternalName"),
+        "spec.service.type: must be 'ClusterIP', 'NodePort' or 'LoadBalancer', not 'ExternalName'",
+        "spec.service.type",
+    ),
+    Wrong(
+        at("spec.service.annotations", {"a": 1}),
+        "spec.service.annotations.a: must be text, not 1; put it in quotes",
+        "spec.service.annotations.a",
+    ),
+    Wrong(
+        at("spec.service.apiKeySecret", "-keys"),
+        "spec.service.apiKeySecret: '-keys' is not a name that Kubernetes takes",
+        "spec.service.apiKeySecret",
+    ),
+    Wrong(at("spec.placement", {}), "spec.placement.domainLabel: is required; add it", "spec.placement.domainLabel"),
+    Wrong(
+        at("spec.rollout.gracePeriodSeconds", 9),
+        "spec.rollout.gracePeriodSeconds: must be at least 10, not 9; raise it",
+        "spec.rollout.gracePeriodSeconds",
+    ),
+    Wrong(
+        at("spec.networkPolicy.enabled", 1),
+        "spec.networkPolicy.enabled: must be true or false, not 1; write true or false",
+        "spec.networkPolicy.enabled",
+    ),
+    Wrong(at("spec.model.name", 7), "spec.model.name: must be text, not 7; put it in quotes", "spec.model.name"),
+]

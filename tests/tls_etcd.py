@@ -1,0 +1,75 @@
+"""A real etcd that speaks TLS, with or without asking its clients for a certificate."""
+
+import datetime
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdcluster_operator.certificates.authority import Pair, issue, make_authority
+
+NOW = datetime.datetime.now(datetime.UTC)
+DEADLINE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class TlsEtcd:
+    """endpoint: host:port; authority: who signed its certificate; client: a certificate that it accepts."""
+
+    endpoint: str
+    authority: Pair
+    client: Pair
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def write_pair(folder: Path, name: str, pair: Pair) -> tuple[Path, Path]:
+    """The two files of a certificate."""
+    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+    certificate.write_bytes(pair.certificate)
+    key.write_bytes(pair.key)
+    return certificate, key
+
+
+@contextmanager
+def tls_etcd(folder: Path, *, asks_clients: bool, host: str = "127.0.0.1") -> Iterator[TlsEtcd]:
+    """Runs within the block; its certificate is for `host` alone."""
+    authority = make_authority(NOW)
+    certificate, key = write_pair(folder, "server", issue(authority, [host], NOW))
+    ca, _ = write_pair(folder, "ca", authority)
+    endpoint, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+    command = [
+        str(Path(sys.executable).with_name("etcd")),
+        *("--name", "test", "--data-dir", str(folder / "data"), "--unsafe-no-fsync", "--log-level", "error"),
+        *("--listen-client-urls", f"https://{endpoint}", "--advertise-client-urls", f"https://{endpoint}"),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+        *("--cert-file", str(certificate), "--key-file", str(key)),
+        *(("--client-cert-auth", "--trusted-ca-file", str(ca)) if asks_clients else ()),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait(process, endpoint)
+        yield TlsEtcd(endpoint, authority, issue(authority, ["client"], NOW))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", endpoint: str) -> None:
+    host, _, port = endpoint.rpartition(":")
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"etcd ended with {process.returncode}"
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.02)
+    raise AssertionError("etcd did not start")

@@ -1,0 +1,77 @@
+"""Which files are fetched, and which repositories cannot be served."""
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pdcluster_worker.errors import FetchError
+from pdcluster_worker.fetch.files import RemoteFile, small_files, weights_files
+from pdcluster_worker.fetch.folder import meaning
+
+
+def files(*names: str) -> list[RemoteFile]:
+    return [RemoteFile(name) for name in names]
+
+
+def names(found: list[RemoteFile]) -> list[str]:
+    return [file.name for file in found]
+
+
+def index(*shards: str) -> bytes:
+    return json.dumps({"weight_map": {f"layer{number}": shard for number, shard in enumerate(shards)}}).encode()
+
+
+def test_config_tokenizer_and_template_are_taken_and_the_rest_is_not() -> None:
+    wanted = [
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "qwen.tiktoken", "model.safetensors.index.json"),
+    ]
+    others = ["README.md", "model.safetensors", "pytorch_model.bin", "original/config.json", "modeling_own.py", "config.json.bak"]
+    assert names(small_files(files(*wanted, *others))) == wanted
+
+
+def test_without_a_config_it_is_no_model() -> None:
+    with pytest.raises(FetchError, match=r"no config\.json"):
+        small_files(files("README.md"))
+
+
+def test_weights_are_what_the_index_names() -> None:
+    listed = files("model.safetensors", "consolidated.safetensors", "a-1.safetensors", "a-2.safetensors")
+    assert names(weights_files(listed, index("a-2.safetensors", "a-1.safetensors", "a-2.safetensors"))) == [
+        "a-1.safetensors",
+        "a-2.safetensors",
+    ]
+    assert names(weights_files(listed, None)) == ["model.safetensors"]
+
+
+def test_other_formats_are_named_when_there_are_no_safetensors() -> None:
+    with pytest.raises(FetchError, match=r"no model\.safetensors \(weights there: pytorch_model\.bin\)"):
+        weights_files(files("pytorch_model.bin"), None)
+
+
+@pytest.mark.parametrize("shard", ["gone.safetensors", "../../etc/passwd", "sub/a.safetensors"])
+def test_a_shard_that_is_no_file_of_the_repository_is_refused(shard: str) -> None:
+    with pytest.raises(FetchError, match="choose a repository or revision"):
+        weights_files(files("sub/a.safetensors"), index(shard))
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"weight_map": 1}'])
+def test_an_index_that_cannot_be_read_is_refused(content: bytes) -> None:
+    with pytest.raises(FetchError, match=r"index\.json cannot be read"):
+        weights_files(files("model.safetensors"), content)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.ENOSPC, "no space is left in /models: give the volume more space"),
+        (errno.EROFS, "cannot be written: .*: let this user write there, or choose another folder"),
+        (errno.EIO, "OSError"),
+    ],
+)
+def test_what_the_file_system_refuses_is_said(code: int, words: str) -> None:
+    assert re.search(words, meaning(OSError(code, os.strerror(code)), Path("/models/tiny")))

@@ -1,0 +1,91 @@
+"""The keys that clients may present, as the files of a mounted Secret are now: every file is one key, whatever its name.
+
+Re-read by content, so that keys come and go without a restart.  A folder that
+cannot be used is refused at the start; later the last good keys stay in force
+and the log says why.  Keys themselves are never logged.
+"""
+
+import asyncio
+import hmac
+import logging
+from hashlib import sha256
+from pathlib import Path
+
+from pdcluster_worker.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 5.0
+"""How often the folder is looked at; little beside the minute or two in which a kubelet changes a mounted Secret."""
+
+
+class ApiKeys:
+    """Without a folder every client is welcome.  Raises ConfigError if the first reading fails."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._read: dict[str, bytes] | None = None
+        self._digests: list[bytes] = []
+        self._refused = ""
+        if folder is not None:
+            self._take(_content(folder))
+
+    @property
+    def required(self) -> bool:
+        """Whether a key is asked for at all."""
+        return self._folder is not None
+
+    def accepts(self, key: str) -> bool:
+        """Whether it is one of the keys; takes as long for a near miss as for nonsense."""
+        presented = sha256(key.encode(errors="surrogateescape")).digest()
+        return sum(hmac.compare_digest(presented, known) for known in self._digests) > 0  # not any(): every key is compared
+
+    async def watch(self) -> None:
+        """Follow the folder until cancelled; returns at once when there is none."""
+        while self.required:
+            await asyncio.sleep(CHECK_SECONDS)
+            self.reload()
+
+    def reload(self) -> bool:
+        """Look once; True if other keys are in force now."""
+        if self._folder is None:
+            return False
+        try:
+            content = _content(self._folder)
+            if content == self._read:
+                return False
+            self._take(content)
+        except ConfigError as e:
+            self._refuse(str(e))
+            return False
+        logger.info("API keys reloaded folder=%s keys=%d", self._folder, len(self._digests))
+        return True
+
+    def _take(self, content: dict[str, bytes]) -> None:
+        if not content:
+            raise ConfigError(f"listen.apiKeys: {self._folder} holds no key: put one file per key there, or leave apiKeys out")
+        self._digests = [sha256(_key(f"{self._folder}/{name}", value)).digest() for name, value in content.items()]
+        self._read, self._refused = content, ""
+
+    def _refuse(self, reason: str) -> None:
+        """Say it once, not at every look."""
+        if reason != self._refused:
+            logger.error("refused changed API keys, the last good ones stay reason=%s", reason)
+        self._refused = reason
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    """Visible files by name; Kubernetes' own links and folders of a mounted Secret begin with a dot."""
+    try:
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.is_file()}
+    except OSError as e:
+        raise ConfigError(f"listen.apiKeys: {e.filename or folder} cannot be read: {e.strerror}") from e
+
+
+def _key(path: str, content: bytes) -> bytes:
+    key = content.strip()
+    if not key:
+        raise ConfigError(f"listen.apiKeys: {path} is empty: write the key into it, or remove it")
+    if not all(33 <= byte <= 126 for byte in key):
+        raise ConfigError(f"listen.apiKeys: {path} holds more than one word of printable ASCII, which no client can send as a key")
+    return key

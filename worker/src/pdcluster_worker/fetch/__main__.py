@@ -1,0 +1,56 @@
+"""`python -m pdcluster_worker.fetch`: download a model of the hub, once per folder.
+
+Exit status: 0 when the folder is complete, 2 when trying again would not help
+(repository, revision, token, space), 1 when the hub could not be reached in
+the given attempts.  The last line on stderr, `error: ...`, says why.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from pdcluster_worker.errors import FetchError, HubError
+from pdcluster_worker.fetch.folder import Wanted, meaning
+from pdcluster_worker.logs import start_logging
+
+ATTEMPTS = 10
+"""Failures in a row without one new byte: some five minutes, after which whoever started this may see that it failed."""
+
+
+def main() -> int:
+    """Parse the command line and fetch."""
+    arguments = _parser().parse_args()
+    start_logging()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request
+    wanted = Wanted(arguments.repo, arguments.revision, arguments.target.absolute())
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        if not wanted.is_there():
+            from pdcluster_worker.fetch.fetching import fetch  # the hub's client takes a second to import
+
+            fetch(wanted, arguments.attempts)
+    except (FetchError, HubError) as e:
+        return _say(wanted, str(e), 2 if isinstance(e, FetchError) else 1)
+    except OSError as e:
+        return _say(wanted, meaning(e, wanted.target), 2)
+    return 0
+
+
+def _say(wanted: Wanted, reason: str, status: int) -> int:
+    sys.stderr.write(f"error: {wanted.repo} at {wanted.revision}: {reason}\n")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pdcluster_worker.fetch", description="Download a model of the Hugging Face hub.")
+    parser.add_argument("--repo", required=True, help="OWNER/NAME")
+    parser.add_argument("--revision", default="main", help="commit, tag or branch (default: main)")
+    parser.add_argument("--target", type=Path, required=True, metavar="DIR", help="folder to make, of its own for each revision")
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="failures in a row without a new byte before giving up")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
