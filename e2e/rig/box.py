@@ -28,9 +28,9 @@ CLONE_NEWNS, MNT_DETACH = 0x20000, 2
 START_SECONDS = 60.0
 RESTART_SECONDS = 1.0
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CONTAINERD_ROOT = "/var/lib/containerd"
 # Folder of the cluster -> where the programs look for it.
 OWN_FOLDERS = {
-    "containerd": "/var/lib/containerd",
     "kubelet": "/var/lib/kubelet",
     "etcd": "/var/lib/etcd",
     "cni": "/var/lib/cni",
@@ -53,10 +53,10 @@ def main(arguments: list[str]) -> None:
 def prepare(cluster: Cluster) -> None:
     """Make this namespace a machine of its own: file system, control groups, network."""
     _own_root()
-    for name, place in OWN_FOLDERS.items():
-        (cluster.root / name).mkdir(parents=True, exist_ok=True)
+    for folder, place in [(cluster.containerd, CONTAINERD_ROOT), *((cluster.root / name, place) for name, place in OWN_FOLDERS.items())]:
+        folder.mkdir(parents=True, exist_ok=True)
         Path(place).mkdir(parents=True, exist_ok=True)
-        _run("mount", "--bind", cluster.root / name, place)
+        _run("mount", "--bind", folder, place)
     model = cluster.models / CACHE.model.name
     model.mkdir(parents=True)
     _run("mount", "--bind", "-o", "ro", CACHE.model, model)

@@ -49,7 +49,7 @@ def up(cluster: Cluster) -> None:
     store.fill()
     with step("starting Kubernetes"):
         cluster.pki.mkdir(parents=True)
-        store.copy_to(cluster.root / "containerd")
+        store.copy_to(cluster.containerd)
         _start_box(cluster)
         _wait_for_node(cluster)
         kubectl(cluster, "apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(_objects(cluster)))
@@ -69,6 +69,7 @@ def down(cluster: Cluster) -> None:
             time.sleep(0.1)
     if cluster.root.exists():
         run(["unshare", "--mount", sys.executable, "-m", "e2e.rig.box", "sweep", cluster.root], environment=_environment())
+        shutil.rmtree(cluster.containerd, ignore_errors=True)
         shutil.rmtree(cluster.root)
 
 

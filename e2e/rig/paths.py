@@ -13,44 +13,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """The files of one running cluster."""
-
-    root: Path = REPOSITORY / ".cluster"
-
-    @property
-    def kubeconfig(self) -> Path:
-        return self.root / "kubeconfig"
-
-    @property
-    def pid_file(self) -> Path:
-        """The process that holds the cluster's namespaces; it and all below it end together."""
-        return self.root / "box.pid"
-
-    @property
-    def control_group(self) -> str:
-        """Name of the cluster's control groups: like the folder, one of a kind on this machine."""
-        return f"pdcluster-{self.root.stat().st_ino}"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def pki(self) -> Path:
-        return self.root / "pki"
-
-    @property
-    def models(self) -> Path:
-        """What the volume `models` holds: the sample model, by its folder's name."""
-        return self.root / "models"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config"
-
-
-@dataclass(frozen=True)
 class Cache:
     """What is built once and used by every cluster on this machine."""
 
@@ -71,6 +33,49 @@ class Cache:
 
 
 CACHE = Cache(Path(os.environ.get("PDCLUSTER_CACHE") or Path.home() / ".cache" / "pdcluster"))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The files of one running cluster."""
+
+    root: Path = REPOSITORY / ".cluster"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.root / "kubeconfig"
+
+    @property
+    def pid_file(self) -> Path:
+        """The process that holds the cluster's namespaces; it and all below it end together."""
+        return self.root / "box.pid"
+
+    @property
+    def control_group(self) -> str:
+        """Name of the cluster's control groups: like the folder, one of a kind on this machine."""
+        return f"pdcluster-{self.root.stat().st_ino}"
+
+    @property
+    def containerd(self) -> Path:
+        """Images and containers.  Not below `root`: its hard links are no place for a tool that rewrites a repository's files."""
+        return CACHE.images / f"of-{self.control_group}"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def pki(self) -> Path:
+        return self.root / "pki"
+
+    @property
+    def models(self) -> Path:
+        """What the volume `models` holds: the sample model, by its folder's name."""
+        return self.root / "models"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config"
 
 
 @dataclass(frozen=True)

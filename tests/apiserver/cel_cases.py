@@ -195,6 +195,12 @@ ETCD_RULES = [
         at(ETCD, {**OWN, **STORED}),
     ),
     Rule(
+        f"{ETCD}.storage",
+        "3 members need storage: one that lost its data could not come back: give storage, or replicas: 1",
+        at(ETCD, {**STORED, "replicas": 3}),
+        at(ETCD, {"replicas": 3}),
+    ),
+    Rule(
         f"{ETCD}.endpoints[]",
         "not host:port: write it like etcd.example:2379",
         at(ETCD, {"endpoints": ["a:1", "b.c:65535"]}),
@@ -207,9 +213,9 @@ ETCD_RULES = [
     Rule(
         "spec.discovery",
         "discovery.etcd.replicas cannot change: make a new PDCluster",
-        at(f"{ETCD}.replicas", 1),
-        at(f"{ETCD}.replicas", 3),
-        before=SAME,
+        at(ETCD, {**STORED, "replicas": 1}),
+        at(ETCD, {**STORED, "replicas": 3}),
+        before=at(ETCD, STORED),
     ),
     *(
         Rule("spec.discovery", "discovery.etcd.storage cannot change: make a new PDCluster", right, wrong, before=before)

@@ -62,7 +62,7 @@ class OperatorProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", launcher, str(os.getpid()), *command], stdout=log, stderr=log, env=self._environment
             )
-        wait_for(self._is_ready, START_SECONDS, lambda: f"the operator is not ready; its log:\n{self.log}")
+        wait_for(self._is_ready, START_SECONDS, lambda: f"the operator is not ready; its log ends:\n{self.log_end}")
 
     def kill(self) -> None:
         """End it at once, as a node that dies."""
@@ -92,6 +92,11 @@ class OperatorProcess:
         """All that it wrote."""
         return self._log.read_text(errors="replace")
 
+    @property
+    def log_end(self) -> str:
+        """Its last lines."""
+        return "\n".join(self.log.splitlines()[-40:])
+
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of its HTTP server; (0, "") while there is none."""
         found = re.search(r"http_port=(\d+)", self.log)
@@ -119,8 +124,8 @@ class OperatorProcess:
 
     def await_resyncs(self, count: int) -> None:
         """Wait until everything was listed, and all PDClusters were looked at, so many times more."""
-        name, before = "pdcluster_operator_api_calls_total", self._num_passes()
-        wait_for(lambda: self._num_passes() >= before + count + 1, START_SECONDS, lambda: f"no resync; {name} stays; log:\n{self.log}")
+        before = self._num_passes()
+        wait_for(lambda: self._num_passes() >= before + count + 1, START_SECONDS, lambda: f"no resync; the log ends:\n{self.log_end}")
 
     def _num_passes(self) -> float:
         return self.metric("pdcluster_operator_api_calls_total", verb="list", kind="Service", code="200")
@@ -128,5 +133,5 @@ class OperatorProcess:
     def _is_ready(self) -> bool:
         assert self._process is not None
         code = self._process.poll()
-        assert code is None, f"the operator ended with {code}; its log:\n{self.log}"
+        assert code is None, f"the operator ended with {code}; its log ends:\n{self.log_end}"
         return self.get("/readyz")[0] == 200

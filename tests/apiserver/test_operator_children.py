@@ -1,11 +1,12 @@
 """What a running operator makes of a PDCluster, and that it keeps it so."""
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pdcluster_operator.api.labels import FIELD_MANAGER, MANAGED_BY
+from pdcluster_operator.api.labels import FIELD_MANAGER, MANAGED_BY, ROTATE_CA
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_fixtures import operator_in
@@ -150,6 +151,19 @@ def test_a_policy_change_reaches_the_config_map_and_rolls_nothing(scene: Scene):
     assert (scene.revision, scene.pods()) == (revision, pods)
 
 
+def test_asked_for_a_new_authority_it_starts_to_accept_both_and_rolls_nothing(scene: Scene, control_plane: ControlPlane):
+    other = Scene(scene.api, NAMESPACE, "rotated")
+    other.create()
+    other.await_condition("Ready", "True")
+    pods, path = other.pods(), other.path("Secret", "rotated-tls")
+    control_plane.kubectl("annotate", "--namespace", NAMESPACE, "pdc/rotated", f"{ROTATE_CA}=now")
+    wait_for(lambda: _num_authorities(other, path) == 2, DEADLINE_SECONDS, "ca.crt holds one authority")
+    events = wait_for(lambda: _reasons(other, "Certificates"), DEADLINE_SECONDS, "no event")
+    assert events == ["moving to a new certificate authority, as asked"]
+    assert other.pods() == pods
+    other.delete()
+
+
 def test_two_clusters_live_side_by_side_and_deleting_one_leaves_nothing_of_it(scene: Scene, operator: OperatorProcess):
     other = Scene(scene.api, NAMESPACE, "other")
     other.create()
@@ -160,6 +174,17 @@ def test_two_clusters_live_side_by_side_and_deleting_one_leaves_nothing_of_it(sc
     operator.await_resyncs(1)
     assert not other.everything()
     assert scene.versions() == kept
+
+
+def _num_authorities(scene: Scene, path: str) -> int:
+    secret = scene.api.get(path) or {"data": {"ca.crt": ""}}
+    return base64.b64decode(secret["data"]["ca.crt"]).count(b"BEGIN CERTIFICATE")
+
+
+def _reasons(scene: Scene, reason: str) -> list[str]:
+    """Notes of the events about the cluster that have this reason."""
+    events = scene.api.items(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")
+    return [event["note"] for event in events if event["regarding"]["name"] == scene.name and event["reason"] == reason]
 
 
 def _another(body: dict[str, Any] | None, before: dict[str, Any]) -> dict[str, Any] | None:

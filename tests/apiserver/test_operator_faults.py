@@ -90,6 +90,13 @@ def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_take
     scene.await_condition("Ready", "True")
 
 
+def test_no_worker_is_made_before_the_etcds_secret_is_there(scene: Scene):
+    scene.create(discovery={"etcd": {"endpoints": [f"127.0.0.1:{free_port()}"], "tlsSecret": "etcd-client"}})
+    found = scene.await_condition("DiscoveryReady", "False", "EtcdUnreachable")
+    assert "Secret etcd-client does not exist" in found["message"]
+    assert (scene.children("StatefulSet"), scene.children("ControllerRevision")) == ({}, {})
+
+
 def test_a_right_that_is_missing_is_said_and_the_rest_is_made(control_plane: ControlPlane, tmp_path: Path, namespace: str):
     rules = [
         {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]},

@@ -5,6 +5,7 @@ the operator serves all namespaces here, as it is installed by default.
 """
 
 import copy
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_it_recovers_from_an_api_server_that_was_away(plane: ControlPlane, scene
     plane.start()
     path = scene.path("ConfigMap", "chat-policy")
     scene.api.delete(path)
-    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not put back; log:\n{operator.log}")
+    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not put back; log:\n{operator.log_end}")
     scene.change(routing={"offload": {"prefillQueueMax": 21}})
     scene.await_condition("Ready", "True")
     assert (scene.pods(), operator.pid, operator.get("/healthz")[0]) == (pods, pid, 200)
@@ -108,11 +109,11 @@ def test_a_second_replica_takes_over_when_the_leader_stops_or_dies(plane: Contro
         standby = second if leader is first else first
         assert (standby.num_writes(), standby.get("/readyz")[0]) == (0, 200)
         assert leader.stop() == 0
-        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"nobody leads; log:\n{standby.log}")
+        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"nobody leads; log:\n{standby.log_end}")
         leader.start()
         assert not _leads(leader)
         standby.kill()
-        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"nobody leads; log:\n{leader.log}")
+        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"nobody leads; log:\n{leader.log_end}")
         path = scene.path("ConfigMap", "chat-policy")
         scene.api.delete(path)
         wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the new leader does not work")
@@ -147,6 +148,24 @@ def test_it_stops_with_0_and_without_a_word_of_trouble(scene: Scene, operator: O
     assert "ERROR" not in operator.log
 
 
+def test_a_port_that_is_taken_ends_it_with_2_and_says_what_to_set(plane: ControlPlane, tmp_path: Path):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = OperatorProcess(tmp_path, plane.kubeconfig, PDCLUSTER_HTTP_PORT=str(port))
+        with pytest.raises(AssertionError, match="ended with 2"), process:
+            pass
+    assert f"error: port {port} cannot be listened on" in process.log
+    assert "PDCLUSTER_HTTP_PORT" in process.log
+
+
+def test_a_right_without_which_nothing_can_be_done_ends_it_with_1_and_names_it(plane: ControlPlane, tmp_path: Path):
+    process = OperatorProcess(tmp_path, plane.kubeconfig_for("nobody-at-all"))
+    with pytest.raises(AssertionError, match="ended with 1"), process:
+        pass
+    assert 'cannot list resource "pdclusters"' in process.log
+    assert "Traceback" not in process.log
+
+
 def test_metrics_tell_of_the_loop_and_of_the_api_calls(scene: Scene, operator: OperatorProcess):
     scene.await_condition("Ready", "True")
     wait_for(lambda: operator.metric("pdcluster_operator_pdclusters", ready="True") == 1, DEADLINE_SECONDS, "not counted")
@@ -162,7 +181,7 @@ def test_monitors_are_made_when_their_kinds_come(plane: ControlPlane, scene: Sce
     for kind, plural in (("PodMonitor", "podmonitors"), ("PrometheusRule", "prometheusrules")):
         scene.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _monitoring_crd(kind, plural))
     root = "/apis/monitoring.coreos.com/v1/namespaces/default"
-    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, lambda: f"no PodMonitor; log:\n{operator.log}")
+    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, lambda: f"no PodMonitor; log:\n{operator.log_end}")
     rule = wait_for(lambda: scene.api.get(f"{root}/prometheusrules/chat"), DEADLINE_SECONDS, "no PrometheusRule")
     assert rule["metadata"]["ownerReferences"][0]["uid"] == scene.body["metadata"]["uid"]
     scene.api.delete(f"{root}/podmonitors/chat")

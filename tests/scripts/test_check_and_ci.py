@@ -89,6 +89,7 @@ def test_ci_without_closing_line_fails_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("e2e_status", "expected"), [(0, 0), (1, 1)])
 def test_ci_runs_e2e_where_there_is_one(tmp_path: Path, e2e_status: int, expected: int) -> None:
     (tmp_path / "e2e").mkdir()
+    (tmp_path / "e2e" / "test_install.py").touch()
     write_script(tmp_path / ".venv" / "bin" / "python", f'echo "python $*"; exit {e2e_status}')
 
     status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'")

@@ -15,9 +15,10 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.api.errors import OperatorError, StartError
 from pdcluster_operator.cluster.client import ApiClient, Limits
 from pdcluster_operator.cluster.connect import connect
 from pdcluster_operator.cluster.lease import Leadership
@@ -30,6 +31,9 @@ from pdcluster_operator.reconcile.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
 LEASE_NAME = "pdcluster-operator"
+LIMITS = Limits(page=100)
+"""A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the number of requests."""
+
 LEASE_LIMITS = Limits(timeout_seconds=3.0, tries=2)
 """Well below the time after which an unrenewed Lease is lost."""
 
@@ -47,6 +51,9 @@ def main() -> None:
         for line in str(e).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(e.exit_code)
+    except OperatorError as e:  # the API server refused what everything else needs
+        logger.error("ended: %s", e)
+        sys.exit(1)
 
 
 async def _run(settings: Settings) -> int:
@@ -56,17 +63,24 @@ async def _run(settings: Settings) -> int:
     ProcessCollector(registry=registry)
     metrics = ApiMetrics(registry)
     async with (
-        ApiClient(await connect(settings.kubeconfig), metrics) as client,
+        ApiClient(await connect(settings.kubeconfig), metrics, LIMITS) as client,
         ApiClient(await connect(settings.kubeconfig), metrics, LEASE_LIMITS) as lease_client,
     ):
         loop = Loop(client, _loop_settings(settings), registry)
         process = Process(settings, loop, stop)
-        runner, port = await serve(make_app(process.unhealthy, process.unready, registry), settings.http_port)
+        runner, port = await _serve(make_app(process.unhealthy, process.unready, registry), settings.http_port)
         logger.info("started identity=%s http_port=%d", settings.identity, port)
         try:
             return await process.run(lease_client)
         finally:
             await runner.cleanup()
+
+
+async def _serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
+    try:
+        return await serve(app, port)
+    except OSError as e:
+        raise StartError(f"port {port} cannot be listened on: {e.strerror or e}; set PDCLUSTER_HTTP_PORT to a free one", exit_code=2) from e
 
 
 @dataclass

@@ -19,7 +19,7 @@ from pdcluster_operator.cluster.kinds import PDCLUSTER, Kind
 from pdcluster_operator.cluster.listing import SELECTOR, WATCHED
 from pdcluster_operator.handlers.watch import Watch, register
 
-LIST_CHUNK = 250
+LIST_CHUNK = 100
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
             settings.watching.label_selectors[kind.api_version, kind.plural] = SELECTOR
     settings.networking.request_timeout, settings.networking.connect_timeout = 30, 5
     settings.networking.error_backoffs = (1, 2, 4, 8, 16)
-    settings.queueing.idle_timeout = 1.0  # each object that had an event holds a task for so long
+    settings.queueing.idle_timeout = 0.1  # each object that had an event holds a task and its body for so long
     settings.queueing.exit_timeout = 1.0
     settings.process.ultimate_exiting_timeout = 30
     settings.execution.max_workers = 1  # every handler is async

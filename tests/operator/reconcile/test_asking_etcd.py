@@ -1,0 +1,64 @@
+"""Asking a given etcd: an error is a sentence, whatever is wrong, and never an exception."""
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.certificates.authority import make_authority
+from pdcluster_operator.cluster.errors import ForbiddenError
+from pdcluster_operator.reconcile.asking import Asking
+from pdcluster_operator.reconcile.discovery import Question
+from tests.system.etcd_server import free_port
+
+PAIR = make_authority(datetime.now(UTC))
+
+
+class WrittenSecret:
+    """A client that has one Secret, or refuses it."""
+
+    def __init__(self, found: dict[str, bytes] | Exception | None) -> None:
+        self.found = found
+
+    async def find(self, kind: object, namespace: str, name: str) -> dict[str, Any] | None:
+        assert (str(kind), namespace, name) == ("Secret", "default", "etcd")
+        if isinstance(self.found, Exception):
+            raise self.found
+        data = self.found and {key: base64.b64encode(value).decode() for key, value in self.found.items()}
+        return None if data is None else {"metadata": {"name": name}, "data": data}
+
+
+def question(*, tls: bool = True) -> Question:
+    return Question((f"127.0.0.1:{free_port()}",), *(("default", "etcd") if tls else ()))
+
+
+async def test_an_endpoint_that_is_dead_is_named():
+    asked = question(tls=False)
+    error = await Asking(WrittenSecret(None)).ask(asked)  # type: ignore[arg-type]
+    assert error is not None
+    assert asked.endpoints[0] in error
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "Secret etcd does not exist"),
+        ({"tls.crt": PAIR.certificate}, "ca.crt is not a PEM certificate"),
+        (ForbiddenError("secrets is forbidden"), "Secret etcd cannot be read: secrets is forbidden"),
+    ],
+)
+async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_client_certificate(found: Any, message: str):
+    asking = Asking(WrittenSecret(found))  # type: ignore[arg-type]
+    error = await asking.ask(question())
+    assert error is not None
+    assert message in error
+    assert await asking.has_client_certificate(question()) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "has"), [({}, False), ({"tls.crt": PAIR.certificate, "tls.key": PAIR.key}, True)], ids=["without", "with"]
+)
+async def test_the_secret_says_whether_workers_show_a_certificate_too(more: dict[str, bytes], has: bool):
+    asking = Asking(WrittenSecret({"ca.crt": PAIR.certificate, **more}))  # type: ignore[arg-type]
+    assert await asking.has_client_certificate(question()) is has
