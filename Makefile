@@ -18,7 +18,7 @@ setup: .venv/.ready ## create .venv with everything the project needs
 
 model: $(MODEL)/.ready ## fetch and convert the sample chat model, once, into the cache directory
 
-$(MODEL)/.ready: | .venv/.ready
+$(MODEL)/.ready: scripts/fetch_model.py | .venv/.ready
 	@$(PYTHON) scripts/fetch_model.py $(MODEL)
 
 kubernetes: $(KUBERNETES)/.ready ## build the Kubernetes that tests and the test cluster run, once, into the cache directory

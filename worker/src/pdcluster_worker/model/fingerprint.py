@@ -9,6 +9,7 @@ that the engine computes in is no part of it; the KV geometry carries that.
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,15 +34,22 @@ def weights_files(folder: Path) -> list[Path]:
 def fingerprint(folder: Path) -> str:
     """Hex sha256 of the config's essentials and of every weights file.
 
-    Raises ModelError for a file that is not what its name says.
+    Raises ModelError for a file that cannot be read or is not what its name says.
     """
     digest = hashlib.sha256()
     digest.update(_essentials(folder / "config.json"))
     for path in weights_files(folder):
-        with path.open("rb") as file:
-            for part in _safetensors_parts(path, file) if path.suffix == ".safetensors" else _spread_parts(file):
+        try:
+            for part in _parts(path):
                 digest.update(part)
+        except OSError as e:
+            raise ModelError(f"cannot read {path}: {e.strerror}: make the model folder readable for user id {os.geteuid()}") from e
     return digest.hexdigest()
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from _safetensors_parts(path, file) if path.suffix == ".safetensors" else _spread_parts(file)
 
 
 def _essentials(path: Path) -> bytes:

@@ -6,6 +6,7 @@ What a config does not tell is caught later by `model.probe`.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def read_config(folder: Path) -> Config:
         raise ModelError(f"{folder} has no config.json: model.path must be a Hugging Face model folder")
     try:
         config = json.loads(path.read_bytes())
+    except OSError as e:
+        raise ModelError(f"cannot read {path}: {e.strerror}: make the model folder readable for user id {os.geteuid()}") from e
     except ValueError as e:
         raise ModelError(f"{path} is not JSON: {e}") from e
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
