@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import EXAMPLE, NAME, Kubernetes, kubernetes, save_state
+from e2e.rig.shell import CommandError
 from tests.system.waiting import wait_for
 
 ARTIFACTS = Path(__file__).parent / ".artifacts"
 READY_SECONDS = 300.0
 TIMEOUT_SECONDS = 1800
+HOPELESS_SECONDS = 30.0
 _used: list[Kubernetes] = []
+_late: list[str] = []
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +56,19 @@ def chat(operator: Kubernetes) -> Kubernetes:
     operator.kubectl("apply", f"--filename={EXAMPLE}")
     operator.kubectl("scale", f"pdps/{NAME}-decode-cpu", "--replicas=1") if _scaler_exists(operator) else None
     operator.start_client()
-    operator.kubectl("wait", "--for=condition=Ready", f"pdc/{NAME}", f"--timeout={READY_SECONDS:.0f}s")
+    wait_until_ready(operator)
     wait_for(lambda: len(operator.pods("pdcluster.io/role=decode")) == 1, READY_SECONDS, "one decode worker")
     return operator
+
+
+def wait_until_ready(operator: Kubernetes) -> None:
+    """Wait for the example; where it did not get ready in good time once, the tests that follow soon give up."""
+    timeout = HOPELESS_SECONDS if _late else READY_SECONDS
+    try:
+        operator.kubectl("wait", "--for=condition=Ready", f"pdc/{NAME}", f"--timeout={timeout:.0f}s")
+    except CommandError:
+        _late.append(NAME)
+        raise
 
 
 @pytest.hookimpl(hookwrapper=True)

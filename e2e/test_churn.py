@@ -4,6 +4,7 @@ Every object of the cluster is compared by uid and resourceVersion where only
 the operator writes, and by uid and generation where Kubernetes keeps a status.
 """
 
+import uuid
 from collections.abc import Callable
 from functools import partial
 
@@ -32,8 +33,8 @@ def operator_pod(cluster: Kubernetes) -> str:
     """Name of the operator that leads, once the one before is gone."""
     pods = cluster.get("pods", f"--namespace={OPERATOR_NAMESPACE}", f"--selector={OPERATOR}")["items"]
     names = [pod["metadata"]["name"] for pod in pods]
-    holders = [lease["spec"].get("holderIdentity") for lease in cluster.get("leases", f"--namespace={OPERATOR_NAMESPACE}")["items"]]
-    return names[0] if len(names) == 1 and names[0] in holders else ""
+    holders = [lease["spec"].get("holderIdentity", "") for lease in cluster.get("leases", f"--namespace={OPERATOR_NAMESPACE}")["items"]]
+    return names[0] if len(names) == 1 and any(holder.startswith(f"{names[0]}-") for holder in holders) else ""
 
 
 def num_reconciles(cluster: Kubernetes) -> float:
@@ -47,9 +48,9 @@ def num_reconciles(cluster: Kubernetes) -> float:
 
 def let_the_operator_look(cluster: Kubernetes) -> None:
     """Return when the operator has worked on the object again, at least twice, and has nothing left to do."""
-    for value in ("one", "two"):
+    for _ in range(2):
         before = num_reconciles(cluster)
-        cluster.kubectl("annotate", "--overwrite", f"pdc/{NAME}", f"e2e/look={value}")
+        cluster.kubectl("annotate", "--overwrite", f"pdc/{NAME}", f"e2e/look={uuid.uuid4().hex}")
         wait_for(partial(looked_since, cluster, before), 60.0, "the operator to look at the object")
 
 

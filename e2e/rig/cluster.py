@@ -106,6 +106,7 @@ def _start_box(cluster: Cluster) -> None:
                 env=_environment(),
             )
     cluster.pid_file.write_text(str(holder.pid))
+    holder.returncode = 0  # it outlives this process: nothing will ever wait for it, and Popen need not complain
 
 
 def _wait_for_node(cluster: Cluster) -> None:
