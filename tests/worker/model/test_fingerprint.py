@@ -89,5 +89,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_user(folder):
     weights = folder / "model.safetensors"
     weights.unlink()
     weights.mkdir()  # root reads whatever the mode says, but no folder
-    with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors: Is a directory: make the model folder readable for user id \d+"):
+    with pytest.raises(
+        ModelError, match=r"cannot read .*model\.safetensors: Is a directory: make the model folder readable for user id \d+"
+    ):
         fingerprint(folder)
