@@ -9,8 +9,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pdcluster_operator.api.accelerators import accelerators
+from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.rules import rule, spelled
+from pdcluster_operator.api.section import Section
 from pdcluster_operator.api.sections import (
     MAX_ACCELERATORS,
     AcceleratorSpec,
@@ -26,7 +28,6 @@ from pdcluster_operator.api.sections import (
     RolesSpec,
     RolloutSpec,
     RoutingSpec,
-    Section,
     ServiceSpec,
 )
 from pdcluster_operator.api.values import Name, PodTemplate
@@ -59,6 +60,7 @@ class PDClusterSpec(Section):
     discovery: DiscoverySpec = DiscoverySpec()
     service: ServiceSpec = ServiceSpec()
     placement: PlacementSpec | None = None
+    autoscale: AutoscaleSpec = AutoscaleSpec()
     rollout: RolloutSpec = RolloutSpec()
     monitoring: MonitoringSpec = MonitoringSpec()
     network_policy: NetworkPolicySpec = NetworkPolicySpec()

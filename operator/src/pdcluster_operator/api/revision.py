@@ -13,7 +13,7 @@ from typing import Any
 
 from pdcluster_operator.api.names import REVISION_LENGTH
 from pdcluster_operator.api.pdcluster import PDClusterSpec
-from pdcluster_operator.api.sections import Section
+from pdcluster_operator.api.section import Section
 
 
 def revision_of(spec: PDClusterSpec) -> str:

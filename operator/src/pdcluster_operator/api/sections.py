@@ -8,23 +8,16 @@ server, and `tests/contract` holds the two together.
 from collections import Counter
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, model_validator
 
 from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule, spelled
+from pdcluster_operator.api.section import Many, Section
 from pdcluster_operator.api.values import Amount, Endpoint, Name, Natural, ObjectName, PodTemplate, Port, Positive, Replicas, Text, Weight
 
-Many = Field(strict=False)  # a list in YAML, a tuple here
 MAX_POOLS = 16
 MAX_ENDPOINTS = 16
 MAX_ACCELERATORS = 64
-
-
-class Section(BaseModel):
-    """Base of all sections."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, alias_generator=to_camel)
 
 
 class PvcSpec(Section):
@@ -313,10 +306,12 @@ class RolloutSpec(Section):
 
     strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where accelerators are short
     grace_period_seconds: what a stopped worker has to finish its streams before it is killed
+    drain_timeout_seconds: what a worker that is scaled away has to finish them before it is stopped; None = as long as it takes
     """
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
     grace_period_seconds: Annotated[int, Field(ge=10)] = 300
+    drain_timeout_seconds: Positive | None = None
 
 
 class MonitoringSpec(Section):

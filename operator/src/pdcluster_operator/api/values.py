@@ -15,6 +15,8 @@ Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=0, le=2**31 - 1)]  # an int32 in Kubernetes
 Port = Annotated[int, Field(ge=1, le=65535)]
+Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(gt=0.0)]
 Weight = Annotated[float, Field(ge=0.0)]
 Name = Annotated[str, AfterValidator(dns_label)]
 Text = Annotated[str, Field(min_length=1)]

@@ -9,7 +9,8 @@ from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.sections import EngineSpec, PoolSpec, Section
+from pdcluster_operator.api.section import Section
+from pdcluster_operator.api.sections import EngineSpec, PoolSpec
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,12 @@
+"""What every section of a PDCluster spec is: a frozen model, camelCase in YAML, strict types, no unknown field."""
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+Many = Field(strict=False)  # a list in YAML, a tuple here
+
+
+class Section(BaseModel):
+    """Base of all sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, alias_generator=to_camel)

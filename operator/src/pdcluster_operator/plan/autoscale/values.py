@@ -1,0 +1,163 @@
+"""What the autoscaler reads and what it decides: plain values, filled by `scrape` and `cluster`, carried out by `plan.drain`.
+
+Times named `at` and `now` are seconds of a clock that never jumps (monotonic);
+only schedules read the wall clock.  Ratios are 0 to 1.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+PoolKey = tuple[str, str]
+"""(role, pool)"""
+
+
+@dataclass(frozen=True)
+class WorkerSample:
+    """What one worker said of itself in one scrape.
+
+    Gauges are values of that moment.  Rates are per second and latencies are means in seconds, both over the time since the
+    worker's scrape before; None = not known: its first scrape, a counter that went back (another life), or nothing happened.
+    queue_requests, queue_tokens: its own part of the prefill queue
+    busy_ratio:                   share of time in an engine step
+    gpu_ratio:                    utilization of its GPU; None = it has none
+    """
+
+    pod: str
+    num_running: float
+    num_waiting: float
+    queue_requests: float
+    queue_tokens: float
+    kv_usage_ratio: float
+    busy_ratio: float
+    gpu_ratio: float | None = None
+    request_rate: float | None = None
+    prompt_token_rate: float | None = None
+    prefill_token_rate: float | None = None
+    prefill_busy_rate: float | None = None
+    generation_token_rate: float | None = None
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round of scrapes of one pool.
+
+    workers: fresh numbers, by pod name in order
+    stale:   ready pods that have not answered with good numbers for too many rounds
+    """
+
+    at: float
+    workers: tuple[WorkerSample, ...] = ()
+    stale: tuple[str, ...] = ()
+
+
+Windows = Mapping[PoolKey, Sequence[Sample]]
+"""Of every pool the rounds of the last seconds, the oldest first."""
+
+
+@dataclass(frozen=True)
+class PoolFacts:
+    """One pool as it is.
+
+    replicas:               what the last recorded decision asks for
+    current:                pods that exist, those that end included
+    ready:                  pods that are ready and do not end
+    ending:                 pods that drain or terminate: they hold their accelerators until they are gone
+    unschedulable:          pods that no node takes
+    unschedulable_top:      how many of these are the highest ordinals without a gap: the ones that a smaller StatefulSet removes
+    unschedulable_seconds:  how long the one that has waited longest has; 0 = none waits
+    fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
+    """
+
+    role: str
+    pool: str
+    gpu: str
+    replicas: int
+    current: int
+    ready: int
+    ending: int = 0
+    unschedulable: int = 0
+    unschedulable_top: int = 0
+    unschedulable_seconds: float = 0.0
+    fault: str | None = None
+
+    @property
+    def key(self) -> PoolKey:
+        """(role, pool)."""
+        return self.role, self.pool
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Now, twice.  wall: in UTC, for schedules and for what people read."""
+
+    now: float
+    wall: datetime
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rule did to one role or pool.
+
+    rule:    its name, one word of `rules.RULES`
+    subject: `prefill`, `decode`, `mixed` or `prefill/b200`
+    before, after: replicas
+    why:     for a person, with the numbers that it compared
+    """
+
+    rule: str
+    subject: str
+    before: int
+    after: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """One number that a decision read.  name: of the metric; value with its unit in the name; limit: what it was compared with."""
+
+    subject: str
+    name: str
+    value: float | None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The replicas of every pool, and how they came about."""
+
+    replicas: Mapping[PoolKey, int]
+    inputs: tuple[Input, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that stands in the way, for a condition.  reason: of api.conditions."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the autoscaler carries from one decision to the next.  Losing it (a restart) only makes it wait longer.
+
+    wishes:  of every pool the recommendations of the last `scaleDown.windowSeconds`, as (at, replicas)
+    backoff: until when nothing more is asked of a GPU type that has no room
+    """
+
+    wishes: Mapping[PoolKey, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    backoff: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that one call of `decide` gives.  changed: whether the replicas differ from those of the facts."""
+
+    decision: Decision
+    memory: Memory
+    problems: tuple[Problem, ...] = ()
+    changed: bool = False
