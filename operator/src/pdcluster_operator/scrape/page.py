@@ -1,0 +1,114 @@
+"""One worker's `/metrics` page to the numbers that autoscaling needs.
+
+A parser of its own, since a page is read for every worker every few seconds and
+nearly all of its lines are buckets that nobody here wants: those are skipped by
+their name alone.  A wanted line that is wrong refuses the page as a whole, for
+a worker that reports nonsense in one number is not believed in another.
+Names are the contract of docs/architecture.md, read without labels.
+"""
+
+import re
+from dataclasses import dataclass
+
+from pdcluster_operator.api.errors import OperatorError
+
+_NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_SHOWN_BYTES = 40
+
+# Most that is believed.  Beyond 2**53 a float no longer counts by one, so differences of a counter would be lost.
+_REQUESTS = 1e9
+_TOKENS = 1e12
+_TIME = 1e11
+_COUNTED = 2.0**53
+
+
+class PageError(OperatorError):
+    """A page that is not believed; the message says which line and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The wanted numbers of one page.
+
+    Ratios are 0 to 1.  Counters grow from the worker's start, at `created` (Unix seconds; None = the worker does not say).
+    ttft_*, tpot_*: a histogram's number of observations and their sum in seconds, counted at the ingress
+    gpu_ratio:      None = the worker has no GPU
+    """
+
+    num_running: float
+    num_waiting: float
+    queue_requests: float
+    queue_tokens: float
+    kv_usage_ratio: float
+    busy_ratio: float
+    prompt_tokens: float
+    prefill_tokens: float
+    prefill_seconds: float
+    generation_tokens: float
+    ttft_count: float
+    ttft_sum: float
+    tpot_count: float
+    tpot_sum: float
+    gpu_ratio: float | None = None
+    created: float | None = None
+
+
+# Metric without its prefix -> (field of Page, the most that is believed).
+_REQUIRED = {
+    "num_requests_running": ("num_running", _REQUESTS),
+    "num_requests_waiting": ("num_waiting", _REQUESTS),
+    "prefill_queue_requests": ("queue_requests", _REQUESTS),
+    "prefill_queue_tokens": ("queue_tokens", _TOKENS),
+    "kv_cache_usage_ratio": ("kv_usage_ratio", 1.0),
+    "engine_busy_ratio": ("busy_ratio", 1.0),
+    "prompt_tokens_total": ("prompt_tokens", _COUNTED),
+    "prefill_tokens_total": ("prefill_tokens", _COUNTED),
+    "prefill_seconds_total": ("prefill_seconds", _TIME),
+    "generation_tokens_total": ("generation_tokens", _COUNTED),
+    "time_to_first_token_seconds_count": ("ttft_count", _COUNTED),
+    "time_to_first_token_seconds_sum": ("ttft_sum", _COUNTED),
+    "time_per_output_token_seconds_count": ("tpot_count", _COUNTED),
+    "time_per_output_token_seconds_sum": ("tpot_sum", _COUNTED),
+}
+_OPTIONAL = {
+    "gpu_utilization_ratio": ("gpu_ratio", 1.0),
+    "prompt_tokens_created": ("created", _TIME),
+}
+_PREFIX = "pdcluster_"
+_WANTED = {f"{_PREFIX}{name}".encode(): wanted for name, wanted in {**_REQUIRED, **_OPTIONAL}.items()}
+
+
+def parse_page(body: bytes) -> Page:
+    """The numbers of a page in Prometheus' text format.
+
+    Raises PageError for a page that ends in the middle of a line or lacks a metric, and for a wanted one that stands there
+    twice, is no plain number (NaN and infinity included), is negative, or is larger than a worker can mean.
+    """
+    if not body.endswith(b"\n"):
+        raise PageError(f"it ends in the middle of a line, after {len(body)} bytes: {body[-_SHOWN_BYTES:]!r}")
+    numbers: dict[str, float] = {}
+    wanted_of = _WANTED.get
+    for line in body.split(b"\n"):
+        name, _, text = line.partition(b" ")
+        wanted = wanted_of(name)
+        if wanted is None:
+            continue
+        field, most = wanted
+        if field in numbers:
+            raise PageError(f"{name.decode()} stands there twice")
+        numbers[field] = _number(name.decode(), text, most)
+    missing = [f"{_PREFIX}{name}" for name, (field, _) in _REQUIRED.items() if field not in numbers]
+    if missing:
+        raise PageError(f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
+    return Page(**numbers)
+
+
+def _number(name: str, text: bytes, most: float) -> float:
+    if not _NUMBER.fullmatch(text):
+        raise PageError(f"{name} is no number: {text[:_SHOWN_BYTES]!r}")
+    number = float(text)
+    if number < 0:
+        raise PageError(f"{name} is negative: {number:g}")
+    if number > most:
+        raise PageError(f"{name} is {number:g}, more than can be meant (at most {most:g})")
+    return number

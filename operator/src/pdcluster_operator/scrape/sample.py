@@ -1,0 +1,53 @@
+"""Two pages of one worker to a WorkerSample: gauges as they are, counters as rates, histograms as means.
+
+All counters belong to one life of the worker.  When any of them went back, or
+the worker says that they began at another time, it is another life and no rate
+is known; one counter is never believed across a restart that another shows.
+A request counts where it came in, when its first token goes out.
+"""
+
+from dataclasses import dataclass, fields
+
+from pdcluster_operator.plan.autoscale.values import WorkerSample
+from pdcluster_operator.scrape.page import Page
+
+_GAUGES = ("num_running", "num_waiting", "queue_requests", "queue_tokens", "kv_usage_ratio", "busy_ratio", "gpu_ratio")
+_COUNTERS = tuple(field.name for field in fields(Page) if field.name not in (*_GAUGES, "created"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A page, and when it came, in seconds of a clock that never jumps."""
+
+    at: float
+    page: Page
+
+
+def worker_sample(pod: str, now: Reading, before: Reading | None) -> WorkerSample:
+    """What the worker said of itself at `now`; rates and means are over the time since `before`, None = there is none."""
+    gauges = {name: getattr(now.page, name) for name in _GAUGES}
+    if before is None or not _is_same_life(now, before):
+        return WorkerSample(pod, **gauges)
+    grown = {name: getattr(now.page, name) - getattr(before.page, name) for name in _COUNTERS}
+    seconds = now.at - before.at
+    return WorkerSample(
+        pod,
+        **gauges,
+        request_rate=grown["ttft_count"] / seconds,
+        prompt_token_rate=grown["prompt_tokens"] / seconds,
+        prefill_token_rate=grown["prefill_tokens"] / seconds,
+        prefill_busy_rate=grown["prefill_seconds"] / seconds,
+        generation_token_rate=grown["generation_tokens"] / seconds,
+        ttft_seconds=_mean(grown["ttft_sum"], grown["ttft_count"]),
+        tpot_seconds=_mean(grown["tpot_sum"], grown["tpot_count"]),
+    )
+
+
+def _is_same_life(now: Reading, before: Reading) -> bool:
+    if now.at <= before.at or now.page.created != before.page.created:
+        return False
+    return all(getattr(now.page, name) >= getattr(before.page, name) for name in _COUNTERS)
+
+
+def _mean(total: float, count: float) -> float | None:
+    return total / count if count > 0 else None

@@ -1,0 +1,118 @@
+"""Fetches `/metrics` of many workers at once, over plain HTTP, with a bound on everything.
+
+It never fails because of a worker: whatever one does is a Miss of that worker
+alone.  Redirects, cookies, proxies and compressed answers are not followed, a
+page that is too large is not read to its end.  Connections are kept between
+rounds.  Cancelling a round closes what it had open.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import aiohttp
+from yarl import URL
+
+from pdcluster_operator.scrape.page import Page, PageError, parse_page
+from pdcluster_operator.scrape.values import Answer, Miss, Reason, Target
+
+_PATH = "/metrics"
+_KEPT_SECONDS = 60.0  # less than the workers keep an idle connection, so that this side closes first
+_MAX_REASON = 200  # characters: it goes into a log and a status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the scraper.
+
+    concurrency:     scrapes at one time, over all clusters
+    connect_seconds: until a worker's connection stands
+    total_seconds:   of one scrape, connecting included, the wait for its turn not
+    page_bytes:      a worker's page is some 20 KiB
+    """
+
+    concurrency: int = 64
+    connect_seconds: float = 1.0
+    total_seconds: float = 2.0
+    page_bytes: int = 256 * 1024
+
+
+class Scraper:
+    """An async context manager: leaving it closes every connection.  `clock` gives monotonic seconds."""
+
+    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._turns = asyncio.Semaphore(self._limits.concurrency)
+
+    async def __aenter__(self) -> Self:
+        limits = self._limits
+        self._session = aiohttp.ClientSession(
+            # The semaphore is the bound; a connector's own would let the wait for a turn count against the time of a scrape.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=limits.total_seconds, connect=limits.connect_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def scrape(self, targets: Sequence[Target]) -> list[Answer]:
+        """Scrape all; an answer for each target, in their order."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._scrape_one(target)) for target in targets]
+        return [task.result() for task in tasks]
+
+    async def _scrape_one(self, target: Target) -> Answer:
+        async with self._turns:
+            started = self._clock()
+            result = await self._page_or_miss(target.address)
+            ended = self._clock()
+        return Answer(target, ended, ended - started, result)
+
+    async def _page_or_miss(self, address: str) -> Page | Miss:
+        url = _metrics_url(address)
+        if url is None:
+            return Miss(Reason.ADDRESS, f"{address!r} is no host:port (an IPv6 host stands in brackets)")
+        try:
+            body = await self._fetch(url)
+            return body if isinstance(body, Miss) else parse_page(body)
+        except PageError as e:
+            return Miss(Reason.BAD_PAGE, f"its page is not believed: {e}")
+        except TimeoutError:
+            return Miss(Reason.TIMEOUT, f"no whole answer within {self._limits.total_seconds:g} s")
+        except aiohttp.ClientConnectorError as e:
+            return Miss(Reason.CONNECT, f"no connection to {address}: {e.strerror}")
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            return Miss(Reason.BROKEN, f"the connection broke or did not speak HTTP: {_said(e)}")
+
+    async def _fetch(self, url: URL) -> bytes | Miss:
+        """The body.  Raises what aiohttp raises, and TimeoutError."""
+        async with self._session.get(url, allow_redirects=False) as response:
+            if response.status != 200:
+                return Miss(Reason.STATUS, f"it answered with status {response.status} instead of 200")
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > self._limits.page_bytes:
+                    return Miss(Reason.TOO_LARGE, f"its page has more than {self._limits.page_bytes} bytes")
+            return bytes(body)
+
+
+def _metrics_url(address: str) -> URL | None:
+    """None for what is no host:port: nothing of it may become a path, a user or another port."""
+    try:
+        url = URL(f"http://{address}{_PATH}")
+    except ValueError:
+        return None
+    return url if f"{url.host_subcomponent}:{url.explicit_port}" == address.lower() else None
+
+
+def _said(error: Exception) -> str:
+    """One short line: an error of HTTP's parser shows what a stranger sent, over several lines."""
+    return " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__

@@ -1,0 +1,54 @@
+"""Who is scraped, and what came of it: plain values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdcluster_operator.scrape.page import Page
+
+ClusterKey = tuple[str, str]
+"""(namespace, name) of a PDCluster."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One ready worker.  address: `host:port` of its HTTP listener; an IPv6 host stands in brackets."""
+
+    cluster: ClusterKey
+    role: str
+    pool: str
+    pod: str
+    address: str
+
+
+class Reason(StrEnum):
+    """Why a scrape gave no numbers; the label of a metric."""
+
+    ADDRESS = "address"
+    CONNECT = "connect"
+    TIMEOUT = "timeout"
+    BROKEN = "broken"
+    STATUS = "status"
+    TOO_LARGE = "too_large"
+    BAD_PAGE = "bad_page"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A scrape that gave no numbers.  message: for a person, without the worker's name."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one scrape gave.
+
+    at:      when it ended, in seconds of a clock that never jumps
+    seconds: how long it took, without the wait for a slot
+    """
+
+    target: Target
+    at: float
+    seconds: float
+    result: Page | Miss

@@ -1,0 +1,135 @@
+"""What the scrapes of the last seconds said, for each pool of each cluster.
+
+Pure: times come in with the answers and the questions.  A worker that misses a
+scrape keeps its last numbers until it has missed too many; then it is stale
+until it answers again, and its rates begin anew.  A pod that comes back at
+another address is another worker.  What is not among the targets of a round is
+forgotten with that round, so the windows are never larger than the targets
+times MAX_ROUNDS.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pdcluster_operator.plan.autoscale.values import PoolKey, Sample, WorkerSample
+from pdcluster_operator.scrape.sample import Reading, worker_sample
+from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss, Target
+
+WINDOW_SECONDS = 600.0
+MAX_ROUNDS = 30  # the first bound at any usual pace: readers average over a few rounds, however far apart these are
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The newest of one pool.  answered_at: when one of its workers last gave good numbers; None = none has."""
+
+    cluster: ClusterKey
+    pool: PoolKey
+    sample: Sample
+    answered_at: float | None
+
+
+@dataclass
+class _Worker:
+    """One pod at one address.
+
+    num_misses: in a row, up to now
+    miss:       the newest of them
+    """
+
+    address: str
+    reading: Reading | None = None
+    sample: WorkerSample | None = None
+    num_misses: int = 0
+    miss: Miss | None = None
+    is_stale: bool = False
+
+    def take(self, answer: Answer, stale_after: int) -> None:
+        """Count one answer."""
+        if isinstance(answer.result, Miss):
+            self._count(answer.result, stale_after)
+            return
+        now = Reading(answer.at, answer.result)
+        self.sample = worker_sample(answer.target.pod, now, self.reading)
+        self.reading, self.num_misses, self.miss, self.is_stale = now, 0, None, False
+
+    def _count(self, miss: Miss, stale_after: int) -> None:
+        self.num_misses += 1
+        self.miss = miss
+        self.is_stale = self.num_misses > stale_after
+        if self.is_stale:  # a mean over the whole gap would pass for a rate of now
+            self.reading = self.sample = None
+
+
+@dataclass
+class _Cluster:
+    """Workers by role, pool and pod; rounds of each pool, the oldest first."""
+
+    workers: dict[tuple[str, str, str], _Worker] = field(default_factory=dict)
+    rounds: dict[PoolKey, deque[Sample]] = field(default_factory=dict)
+
+
+class Windows:
+    """All windows of the process."""
+
+    def __init__(self) -> None:
+        self._clusters: dict[ClusterKey, _Cluster] = {}
+
+    def add(self, cluster: ClusterKey, at: float, answers: Sequence[Answer], stale_after: int) -> None:
+        """Add one round: an answer for each ready worker of the cluster, and none of others.
+
+        at:          when the round ended; not before that of the round before
+        stale_after: misses in a row that a worker may have and still count with its last numbers
+        """
+        known = self._clusters.setdefault(cluster, _Cluster())
+        workers: dict[tuple[str, str, str], _Worker] = {}
+        for answer in sorted(answers, key=lambda answer: _place(answer.target)):
+            worker = known.workers.get(_place(answer.target))
+            if worker is None or worker.address != answer.target.address:
+                worker = _Worker(answer.target.address)
+            worker.take(answer, stale_after)
+            workers[_place(answer.target)] = worker
+        known.workers = workers
+        self._add_samples(known, at)
+
+    def forget(self, cluster: ClusterKey) -> None:
+        """Drop all that is known of a cluster."""
+        self._clusters.pop(cluster, None)
+
+    def of(self, cluster: ClusterKey, now: float) -> dict[PoolKey, tuple[Sample, ...]]:
+        """The rounds of the last WINDOW_SECONDS of each pool, the oldest first; a pool without any is not there."""
+        found = self._clusters.get(cluster, _Cluster()).rounds
+        windows = {pool: tuple(sample for sample in rounds if _is_young(sample, now)) for pool, rounds in found.items()}
+        return {pool: samples for pool, samples in windows.items() if samples}
+
+    def stale(self, cluster: ClusterKey) -> dict[str, Miss]:
+        """Why, by pod, for those that are stale."""
+        workers = self._clusters.get(cluster, _Cluster()).workers
+        return {pod: worker.miss for (_, _, pod), worker in workers.items() if worker.is_stale and worker.miss is not None}
+
+    def newest(self) -> Iterator[Seen]:
+        """The newest of every pool."""
+        for key, cluster in self._clusters.items():
+            for pool, rounds in cluster.rounds.items():
+                readings = [worker.reading for place, worker in cluster.workers.items() if place[:2] == pool]
+                answered_at = max((reading.at for reading in readings if reading is not None), default=None)
+                yield Seen(key, pool, rounds[-1], answered_at)
+
+    def _add_samples(self, cluster: _Cluster, at: float) -> None:
+        pools = {place[:2] for place in cluster.workers}
+        cluster.rounds = {pool: cluster.rounds.get(pool) or deque(maxlen=MAX_ROUNDS) for pool in pools}
+        for pool, rounds in cluster.rounds.items():
+            here = [(place[2], worker) for place, worker in cluster.workers.items() if place[:2] == pool]
+            fresh = tuple(worker.sample for _, worker in here if worker.sample is not None)
+            rounds.append(Sample(at, fresh, tuple(pod for pod, worker in here if worker.is_stale)))
+            while not _is_young(rounds[0], at):
+                rounds.popleft()
+
+
+def _place(target: Target) -> tuple[str, str, str]:
+    return target.role, target.pool, target.pod
+
+
+def _is_young(sample: Sample, now: float) -> bool:
+    return now - sample.at <= WINDOW_SECONDS
