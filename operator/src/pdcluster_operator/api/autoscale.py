@@ -5,12 +5,13 @@ Policy: a change takes effect at once and makes no new revision.
 """
 
 from typing import Annotated, Literal, Self
+from zoneinfo import ZoneInfo
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from pdcluster_operator.api.rules import rule
+from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.section import Many, Section
-from pdcluster_operator.api.values import Name, Natural, Positive, Ratio, Seconds, Text
+from pdcluster_operator.api.values import Name, Natural, Positive, Ratio, Replicas, Seconds
 
 
 class PrefillScalingSpec(Section):
@@ -79,6 +80,17 @@ class BudgetSpec(Section):
     per_gpu: dict[str, Positive] = Field(default_factory=dict)
 
 
+TimeOfDay = Annotated[str, spelled(r"([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day", "write HH:MM, as in 08:30")]
+
+
+def _time_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as e:
+        raise rule(f"{name!r} is not a known time zone", "use a name of the tz database, such as Europe/Berlin, or UTC") from e
+    return name
+
+
 class ScheduleSpec(Section):
     """Other bounds of a pool at some hours.
 
@@ -89,12 +101,19 @@ class ScheduleSpec(Section):
     name: Name
     role: Literal["prefill", "decode", "mixed"]
     pool: Name
-    start: Text
-    end: Text
+    start: TimeOfDay
+    end: TimeOfDay
     days: Annotated[tuple[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], ...], Many] = ()
-    time_zone: Text = "UTC"
-    min_replicas: Natural | None = None
-    max_replicas: Natural | None = None
+    time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+    min_replicas: Replicas | None = None
+    max_replicas: Replicas | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high = self.min_replicas, self.max_replicas
+        if low is not None and high is not None and low > high:
+            raise rule(f"must be at most maxReplicas ({high}), not {low}", "lower minReplicas or raise maxReplicas", at="minReplicas")
+        return self
 
 
 class AutoscaleSpec(Section):

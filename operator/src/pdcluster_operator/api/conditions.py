@@ -45,6 +45,13 @@ NAME_TAKEN: Final = "NameTaken"
 APPLY_FAILED: Final = "ApplyFailed"
 NOT_ANSWERING: Final = "NotAnswering"
 
+# What stands in the autoscaler's way.
+METRICS_MISSING: Final = "MetricsMissing"
+CAPACITY_SHORT: Final = "CapacityShort"
+RATIO_CONSTRAINT_VIOLATED: Final = "RatioConstraintViolated"
+BUDGET_TOO_SMALL: Final = "BudgetTooSmall"
+BOUNDS_CONFLICT: Final = "BoundsConflict"
+
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"
 ROLLOUT_SWITCHED: Final = "RolloutSwitched"

@@ -145,11 +145,13 @@ class Problem:
 class Memory:
     """What the autoscaler carries from one decision to the next.  Losing it (a restart) only makes it wait longer.
 
-    wishes:  of every pool the recommendations of the last `scaleDown.windowSeconds`, as (at, replicas)
+    wishes:  of every role the recommendations of the last `scaleDown.windowSeconds` (or `scaleUp`'s), as (at, workers)
+    sizes:   of every role the workers that were asked for then: another size starts its agreement anew
     backoff: until when nothing more is asked of a GPU type that has no room
     """
 
-    wishes: Mapping[PoolKey, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    wishes: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
     backoff: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -1,0 +1,64 @@
+"""How small and how great a pool may be now: its own min and max, and those of the schedules that are on.
+
+The one place that reads the wall clock.  A schedule is on by the clock of its
+own time zone, also where summer time makes an hour twice or not at all.  Of
+several that are on, the last that gives a bound counts.  Of bounds that exclude
+each other, as an old object can hold, max wins.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from functools import cache
+from zoneinfo import ZoneInfo
+
+from pdcluster_operator.api import conditions
+from pdcluster_operator.api.autoscale import ScheduleSpec
+from pdcluster_operator.api.sections import PoolSpec
+from pdcluster_operator.plan.autoscale.values import Problem
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_DAY_MINUTES = 24 * 60
+
+
+def bounds_of(role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime) -> tuple[int, int | None, str]:
+    """(min, max, whose they are) of a pool at a time; max None = no bound."""
+    low, high, source = pool.min_replicas or 0, pool.max_replicas, "minReplicas and maxReplicas"
+    for schedule in schedules:
+        if (schedule.role, schedule.pool) == (role, pool.name) and is_on(schedule, wall):
+            low = low if schedule.min_replicas is None else schedule.min_replicas
+            high = high if schedule.max_replicas is None else schedule.max_replicas
+            source = f"schedule {schedule.name}"
+    return low, high, source
+
+
+def conflict(name: str, low: int, high: int | None) -> Problem | None:
+    """What to say of bounds that exclude each other; None = they do not.  name: role/pool."""
+    if high is None or low <= high:
+        return None
+    message = f"{name}: minReplicas is {low} and maxReplicas is {high}: {high} counts; lower minReplicas or raise maxReplicas"
+    return Problem(conditions.BOUNDS_CONFLICT, message)
+
+
+def is_on(schedule: ScheduleSpec, wall: datetime) -> bool:
+    """Whether a schedule is on.  An end before the start is on the next day; equal ones mean the whole day."""
+    local = wall.astimezone(_zone(schedule.time_zone))
+    minute = local.hour * 60 + local.minute
+    start, end = _minute(schedule.start), _minute(schedule.end)
+    length = (end - start) % _DAY_MINUTES or _DAY_MINUTES
+    if start <= minute < start + length:
+        return _starts_on(schedule, local)
+    return minute + _DAY_MINUTES < start + length and _starts_on(schedule, local - timedelta(days=1))
+
+
+def _starts_on(schedule: ScheduleSpec, local: datetime) -> bool:
+    return not schedule.days or _DAYS[local.weekday()] in schedule.days
+
+
+def _minute(text: str) -> int:
+    hours, minutes = text.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+@cache
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)

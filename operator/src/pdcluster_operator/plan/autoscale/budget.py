@@ -1,0 +1,145 @@
+"""The budget of accelerators, in all and by type.
+
+Accelerators count as long as a pod may hold them: what runs, what ends, and what
+is asked for.  So growth waits until the pods that make room for it are gone, and
+a decision keeps to the budget in whatever order it is carried out.  A budget
+that is exceeded all the same (it was lowered, or somebody scaled by hand) takes
+workers away at once, below minReplicas too, but the last worker of a role never.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdcluster_operator.api import conditions
+from pdcluster_operator.api.autoscale import BudgetSpec
+from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector
+from pdcluster_operator.plan.autoscale.values import PoolFacts, Problem, Step
+
+_ALL = ""  # the key of the total among types
+
+Amount = Callable[[Pool, int], int]
+Gate = Callable[..., bool]
+"""Whether a size of each trail fits; true of smaller ones where it is true of greater ones."""
+
+
+def _asked(pool: Pool, replicas: int) -> int:
+    return pool.gpus * replicas
+
+
+def _held(pool: Pool, replicas: int) -> int:
+    return pool.held(replicas)
+
+
+def _sum(pools: Iterable[Pool], vector: Vector, gpu: str, amount: Amount) -> int:
+    return sum(amount(pool, vector[pool.key]) for pool in pools if gpu in (_ALL, pool.facts.gpu))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits by GPU type, that of all under its own key, and what pools that are no longer declared still hold."""
+
+    limits: Mapping[str, int]
+    others: Mapping[str, int]
+
+    @classmethod
+    def of(cls, spec: BudgetSpec, undeclared: Iterable[PoolFacts]) -> "Budget":
+        """As the spec gives it; its workers have one accelerator each where the spec no longer says otherwise."""
+        limits = dict(spec.per_gpu)
+        if spec.total is not None:
+            limits[_ALL] = spec.total
+        others = Counter[str]()
+        for facts in undeclared:
+            others[facts.gpu] += facts.current
+            others[_ALL] += facts.current
+        return cls(limits, others)
+
+    def asked(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
+        """Accelerators that a vector asks for, by type and in all."""
+        return self._sums(pools, vector, _asked)
+
+    def held(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
+        """Accelerators that may be held at some time on the way to a vector."""
+        return self._sums(pools, vector, _held)
+
+    def _sums(self, pools: Iterable[Pool], vector: Vector, amount: Amount) -> Counter[str]:
+        sums = Counter(self.others)
+        for pool in pools:
+            number = amount(pool, vector[pool.key])
+            sums[pool.facts.gpu] += number
+            sums[_ALL] += number
+        return sums
+
+    def gate(self, trails: Sequence[Trail], base: Vector) -> Gate:
+        """What says whether sizes of these trails fit: within every limit, or at least not beyond where `base` is beyond it.
+
+        Every size is summed up once, for a search asks for many pairs of them.
+        """
+        checks: list[tuple[float, Sequence[Sequence[int]]]] = []
+        pools = [pool for each in trails for pool in each.pools]
+        for gpu, limit in self.limits.items():
+            for amount, now in ((_asked, self.asked(pools, base)), (_held, self.held(pools, base))):
+                columns = [[_sum(each.pools, vector, gpu, amount) for vector in each.vectors] for each in trails]
+                checks.append((max(limit, now[gpu]) - self.others.get(gpu, 0), columns))
+        firsts = [each.first for each in trails]
+
+        def fits(*sizes: int) -> bool:
+            places = [size - first for size, first in zip(sizes, firsts, strict=True)]
+            return all(sum(column[place] for column, place in zip(columns, places, strict=True)) <= most for most, columns in checks)
+
+        return fits
+
+    def room(self, pools: Sequence[Pool], base: Vector) -> dict[str, int]:
+        """What is free of every type that has a limit."""
+        held = self.held(pools, base)
+        return {gpu: max(0, limit - held[gpu]) for gpu, limit in self.limits.items() if gpu != _ALL}
+
+    def over(self, pools: Sequence[Pool], vector: Vector) -> str | None:
+        """What is exceeded, for a person; None = nothing."""
+        asked = self.asked(pools, vector)
+        found = [f"{gpu or 'in all'}: {asked[gpu]} of {limit}" for gpu, limit in self.limits.items() if asked[gpu] > limit]
+        return ", ".join(found) or None
+
+    def used(self, pools: Sequence[Pool], vector: Vector) -> str:
+        """`7 of 8 accelerators, 1 of them in pods that end`, for a person."""
+        held = self.held(pools, vector)
+        ending = sum(pool.gpus * pool.facts.ending for pool in pools)
+        limits = ", ".join(f"{held[gpu]} of {limit} {gpu or 'accelerators'}" for gpu, limit in sorted(self.limits.items()))
+        return f"{limits} are held or asked for" + (f", {ending} by pods that end" if ending else "")
+
+
+def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector) -> tuple[Vector, Sequence[Step], Problem | None]:
+    """The base without what exceeds the budget; the pool that is farthest above its minReplicas gives first."""
+    vector = dict(base)
+    for gpu, limit in sorted(budget.limits.items()):
+        while budget.asked(pools, vector)[gpu] > limit:
+            donor = _donor([pool for pool in pools if gpu in (_ALL, pool.facts.gpu)], pools, vector)
+            if donor is None:
+                break
+            vector[donor.key] -= 1
+    said = budget.over(pools, base)
+    steps = [
+        Step(rules.BUDGET, pool.name, base[pool.key], vector[pool.key], f"the budget is exceeded ({said})")
+        for pool in pools
+        if vector[pool.key] != base[pool.key]
+    ]
+    return vector, steps, _problem(budget, pools, vector)
+
+
+def _donor(among: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Pool | None:
+    sizes = Counter[str]()
+    for pool in pools:
+        sizes[pool.facts.role] += vector[pool.key]
+    able = [pool for pool in among if vector[pool.key] > 0 and sizes[pool.facts.role] > 1]
+    return max(able, key=lambda pool: (vector[pool.key] - pool.low, vector[pool.key], pool.price, pool.order), default=None)
+
+
+def _problem(budget: Budget, pools: Sequence[Pool], vector: Vector) -> Problem | None:
+    over = budget.over(pools, vector)
+    if over is not None:
+        return Problem(conditions.BUDGET_TOO_SMALL, f"one worker of each role is more than the budget ({over}): raise autoscale.budget")
+    short = [f"{pool.name} has {vector[pool.key]} of minReplicas {pool.low}" for pool in pools if vector[pool.key] < pool.low]
+    if short:
+        return Problem(conditions.BUDGET_TOO_SMALL, f"{', '.join(short)}: raise autoscale.budget or lower minReplicas")
+    return None

@@ -1,0 +1,183 @@
+"""One decision for both roles of a cluster: facts, numbers and a clock in, replicas of every pool and all the reasons out.
+
+Pure, and the same in every mode: whether it is carried out or only shown is not
+known here.  The rules act in the order of `rules.RULES`.  What cannot be known
+holds: a role without numbers keeps its size.  A cluster that asks for nothing at
+all stays so, and as long as it asks for anything each role has a worker.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pdcluster_operator.api import conditions
+from pdcluster_operator.api.pdcluster import PDClusterSpec
+from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.bounds import bounds_of, conflict
+from pdcluster_operator.plan.autoscale.budget import Budget, trimmed
+from pdcluster_operator.plan.autoscale.capacity import Edge, capacity_problems, find_edge
+from pdcluster_operator.plan.autoscale.fit import Fitted, fit
+from pdcluster_operator.plan.autoscale.need import RoleTotals, signals_of
+from pdcluster_operator.plan.autoscale.pace import paced, past_wishes
+from pdcluster_operator.plan.autoscale.pools import Pool, Vector
+from pdcluster_operator.plan.autoscale.ratio import measured_weights, table_weight
+from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, wish_of
+from pdcluster_operator.plan.autoscale.signals import Freshness, Totals, read_pools, together
+from pdcluster_operator.plan.autoscale.values import (
+    Clock,
+    Decision,
+    Input,
+    Memory,
+    Outcome,
+    PoolFacts,
+    PoolKey,
+    Problem,
+    Step,
+    Windows,
+)
+
+
+@dataclass
+class _Log:
+    """What a decision says of itself, in the order in which it comes about."""
+
+    inputs: list[Input]
+    steps: list[Step]
+    problems: list[Problem]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the roles ask for, before they are brought together.  wishes: workers by role; memory: for the next decision."""
+
+    wishes: Mapping[str, int]
+    memory: Memory
+
+
+def decide(spec: PDClusterSpec, facts: Sequence[PoolFacts], windows: Windows, memory: Memory, clock: Clock) -> Outcome:
+    """Decide on the replicas of every declared pool.
+
+    A declared pool without facts counts as one with its `replicas` and no pod yet;
+    facts of a pool that is not declared count against the budget until its pods are gone.
+    """
+    log = _Log([], [], [])
+    fresh = Freshness(clock.now, (spec.autoscale.stale_after + 1) * spec.autoscale.interval_seconds)
+    totals = read_pools(facts, windows, fresh)
+    pools = _pools(spec, facts, totals, clock, log)
+    edge = find_edge(pools, spec.autoscale, memory.backoff, clock.now)
+    log.steps += edge.steps
+    declared = {pool.key for pool in pools}
+    budget = Budget.of(spec.autoscale.budget, [each for each in facts if each.key not in declared])
+    base = _base(edge, budget, log)
+    asked = _ask(spec, edge, base, (totals, memory, clock.now), log)
+    fitted = fit(edge.pools, base, asked.wishes, budget, spec.autoscale.ratio)
+    log.steps += fitted.steps
+    log.problems += [*fitted.problems, *capacity_problems(edge, fitted.missing, clock.now)]
+    log.steps += _pool_steps(edge.pools, base, fitted)
+    return _outcome(pools, fitted.vector, asked.memory, log)
+
+
+def _outcome(pools: Sequence[Pool], vector: Vector, memory: Memory, log: _Log) -> Outcome:
+    replicas = {pool.key: vector[pool.key] for pool in pools}
+    changed = any(replicas[pool.key] != pool.facts.replicas for pool in pools)
+    return Outcome(Decision(replicas, tuple(log.inputs), tuple(log.steps)), memory, tuple(log.problems), changed)
+
+
+def _pools(spec: PDClusterSpec, facts: Iterable[PoolFacts], totals: Mapping[PoolKey, Totals], clock: Clock, log: _Log) -> Sequence[Pool]:
+    known = {each.key: each for each in facts}
+    found: list[Pool] = []
+    for role, declared in spec.roles.present().items():
+        for order, each in enumerate(declared.pools):
+            low, high, source = bounds_of(role, each, spec.autoscale.schedules, clock.wall)
+            facts_of = known.get((role, each.name)) or PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0)
+            price = spec.autoscale.cost.get(each.gpu, 1.0) * each.gpus_per_replica
+            least = low if high is None else min(low, high)
+            found.append(Pool(facts_of, order, each.gpus_per_replica, price, low=least, high=high, source=source))
+            problem = conflict(f"{role}/{each.name}", low, high)
+            log.problems += [] if problem is None else [problem]
+    return [pool for role in spec.roles.present() for pool in _weighed(role, found, totals, spec.autoscale.tolerance)]
+
+
+def _weighed(role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float) -> list[Pool]:
+    mine = [pool for pool in pools if pool.facts.role == role]
+    table = [pool.gpus * table_weight(role, pool.facts.gpu) for pool in mine]
+    found = [totals.get(pool.key, Totals()) for pool in mine]
+    speeds = [each.prefill_speed if role == "prefill" else each.decode_speed for each in found]
+    weights = measured_weights(table, speeds, tolerance)
+    return [replace(pool, weight=weight) for pool, weight in zip(mine, weights, strict=True)]
+
+
+def _base(edge: Edge, budget: Budget, log: _Log) -> Vector:
+    """Where the decision starts: what is asked for, within min and max, and within the budget."""
+    bounded = {pool.key: pool.clamp(edge.sizes[pool.key]) for pool in edge.pools}
+    for pool in edge.pools:
+        before, after = edge.sizes[pool.key], bounded[pool.key]
+        if before != after:
+            log.steps.append(Step(rules.BOUNDS, pool.name, before, after, pool.bounds_said()))
+    base, steps, problem = trimmed(budget, edge.pools, bounded)
+    log.steps += steps
+    log.problems += [] if problem is None else [problem]
+    return base
+
+
+def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[PoolKey, Totals], Memory, float], log: _Log) -> _Asked:
+    """What each role wishes, and how much of that its pace allows.  seen: totals of pools, memory, now."""
+    totals, memory, now = seen
+    roles = list(spec.roles.present())
+    of_role = {role: together(totals.get(pool.key, Totals()) for pool in edge.pools if pool.facts.role == role) for role in roles}
+    is_asleep = not any(base.values())
+    wishes: dict[str, int] = {}
+    remembered, sizes = {}, {}
+    for role in roles:
+        size = _size(role, edge, base)
+        heard = RoleTotals(of_role[role], of_role[spec.ingress_role])
+        wish = size.asked if is_asleep else _wish(spec, size, heard, log)
+        past = past_wishes(memory, role, size.asked, now)
+        pace = paced(role, size.asked, wish, spec.autoscale, past=past, now=now)
+        log.steps += pace.steps
+        wishes[role], remembered[role], sizes[role] = pace.workers, pace.wishes, size.asked
+        if not is_asleep and wishes[role] < 1:
+            log.steps.append(Step(rules.NEVER_ALONE, role, wishes[role], 1, "no role serves without the other"))
+            wishes[role] = 1
+    return _Asked(wishes, Memory(remembered, sizes, edge.backoff))
+
+
+def _size(role: str, edge: Edge, base: Vector) -> RoleSize:
+    mine = [pool for pool in edge.pools if pool.facts.role == role]
+    tops = (min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - _given(pool, edge) for pool in mine)
+    asked, ready = sum(base[pool.key] for pool in mine), sum(pool.facts.ready for pool in mine)
+    return RoleSize(role, asked, ready, sum(max(0, top) for top in tops), edge.lost.get(role, 0))
+
+
+def _given(pool: Pool, edge: Edge) -> int:
+    return pool.facts.replicas - edge.sizes[pool.key]
+
+
+def _wish(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) -> int:
+    signals = signals_of(size.role, totals, spec.autoscale)
+    log.inputs += [signal.input(size.role) for signal in signals]
+    headroom = spec.autoscale.prefill.headroom if size.role == "prefill" else 0.0
+    heard = Heard(signals, totals.workers, totals.own.unheard, totals.unheard)
+    wish = wish_of(size, heard, headroom=headroom, tolerance=spec.autoscale.tolerance)
+    if totals.own.unheard:
+        message = (
+            f"{size.role}: {totals.own.unheard} of {totals.workers} ready workers give no numbers that can be used; look at their /metrics"
+        )
+        log.problems.append(Problem(conditions.METRICS_MISSING, message))
+    log.steps += wish.steps
+    return wish.workers
+
+
+def _pool_steps(pools: Sequence[Pool], base: Vector, fitted: Fitted) -> Iterable[Step]:
+    for pool in pools:
+        before, after = base[pool.key], fitted.vector[pool.key]
+        if before != after:
+            yield Step(rules.POOL, pool.name, before, after, _choice(pool, before, after))
+
+
+def _choice(pool: Pool, before: int, after: int) -> str:
+    price = f"{pool.facts.gpu} at a price of {pool.price:g}"
+    if after > before:
+        return f"the cheapest pool that has capacity: {price}"
+    if pool.facts.unschedulable_top:
+        return f"{pool.facts.unschedulable_top} of its pods have no node: {price}"
+    return f"the dearest pool that can give: {price}"

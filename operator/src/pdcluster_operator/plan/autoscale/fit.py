@@ -1,0 +1,162 @@
+"""Bring the wishes of the roles together: bounds, capacity, the ratio band and the budget, into one vector of all pools.
+
+Each limit that moves a size leaves its step.  Where not all can be had, the
+budget counts more than the band, the band more than a wish; a role is never made
+smaller than it wished or was, whichever is less, for the sake of the other.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdcluster_operator.api import conditions
+from pdcluster_operator.api.autoscale import RatioSpec
+from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.budget import Budget
+from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector, trail
+from pdcluster_operator.plan.autoscale.ratio import Band, Sides, capacity, largest, nearest, ratio_said, reach
+from pdcluster_operator.plan.autoscale.values import Problem, Step
+
+_PAIR = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """missing: workers by role that are wished and that no pool takes, for want of capacity."""
+
+    vector: Vector
+    steps: Sequence[Step]
+    problems: Sequence[Problem]
+    missing: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What does not change while wishes are fitted."""
+
+    pools: Mapping[str, Sequence[Pool]]
+    base: Vector
+    budget: Budget
+    band: Band
+
+    @property
+    def all(self) -> list[Pool]:
+        return [pool for pools in self.pools.values() for pool in pools]
+
+    def trail(self, role: str, *, down_to: int, up_to: int, has_room: bool = True) -> Trail:
+        room = self.budget.room(self.all, self.base) if has_room else {}
+        return trail(self.pools[role], self.base, room, down_to=down_to, up_to=up_to)
+
+
+def fit(pools: Sequence[Pool], base: Vector, wishes: Mapping[str, int], budget: Budget, ratio: RatioSpec) -> Fitted:
+    """The vector that comes nearest to the wishes.  wishes: workers by role."""
+    frame = _Frame({role: [pool for pool in pools if pool.facts.role == role] for role in wishes}, base, budget, Band.of(ratio))
+    steps: list[Step] = []
+    missing: dict[str, int] = {}
+    possible = {}
+    for role, wish in wishes.items():
+        possible[role], missing[role] = _possible(frame, role, wish, steps)
+    if tuple(wishes) == _PAIR:
+        vector, problems = _fit_pair(frame, (possible["prefill"], possible["decode"]), steps)
+    else:
+        vector, problems = _fit_alone(frame, possible, steps), []
+    return Fitted(vector, steps, problems, missing)
+
+
+def _possible(frame: _Frame, role: str, wish: int, steps: list[Step]) -> tuple[int, int]:
+    """(the wish as far as the role's own pools can follow, what is missing for want of capacity)."""
+    pools = frame.pools[role]
+    size = sum(frame.base[pool.key] for pool in pools)
+    if wish == size:
+        return size, 0
+    highs = [frame.base[pool.key] if pool.high is None else max(pool.high, frame.base[pool.key]) for pool in pools]
+    most = wish if any(pool.high is None for pool in pools) else sum(highs)
+    open_trail = frame.trail(role, down_to=wish, up_to=wish, has_room=False)
+    bounded = max(min(wish, most), open_trail.first)
+    reached = min(bounded, open_trail.last)
+    roomy = frame.trail(role, down_to=wish, up_to=wish).clip(reached)
+    said = ", ".join(f"{pool.name} {pool.bounds_said()}" for pool in pools)
+    _note(steps, rules.BOUNDS, role, (wish, bounded), said)
+    _note(steps, rules.CAPACITY, role, (bounded, reached), f"no room for more: {', '.join(_closed(pools))}")
+    _note(steps, rules.BUDGET, role, (reached, roomy), frame.budget.used(frame.all, frame.base))
+    return roomy, bounded - reached
+
+
+def _closed(pools: Sequence[Pool]) -> Iterator[str]:
+    for pool in pools:
+        if not pool.is_open:
+            yield f"{pool.name} ({pool.facts.fault or f'{pool.facts.gpu} was short and is left alone'})"
+
+
+def _note(steps: list[Step], rule: str, subject: str, sizes: tuple[int, int], why: str) -> None:
+    before, after = sizes
+    if before != after:
+        steps.append(Step(rule, subject, before, after, why))
+
+
+def _fit_alone(frame: _Frame, possible: Mapping[str, int], steps: list[Step]) -> Vector:
+    vector: dict[tuple[str, str], int] = {}
+    for role, wish in possible.items():
+        sizes = frame.trail(role, down_to=wish, up_to=wish)
+        size = largest(sizes.first, sizes.clip(wish), frame.budget.gate([sizes], frame.base))
+        final = sizes.first if size is None else size
+        _note(steps, rules.BUDGET, role, (sizes.clip(wish), final), frame.budget.used(frame.all, frame.base))
+        vector |= sizes.at(final)
+    return vector
+
+
+def _fit_pair(frame: _Frame, wishes: tuple[int, int], steps: list[Step]) -> tuple[Vector, Sequence[Problem]]:
+    sides = _sides(frame, wishes)
+
+    def vector(sizes: tuple[int, int]) -> Vector:
+        return {**sides.prefill.at(sizes[0]), **sides.decode.at(sizes[1])}
+
+    banded, final = wishes, wishes
+    if _distance(frame, vector(wishes)) > 0.0:
+        banded = nearest(sides, frame.band, lambda prefill, decode: True) or wishes
+        why = f"{ratio_said(frame.pools, vector(wishes))}, the band is {frame.band}"
+        _note_pair(steps, rules.RATIO, wishes, banded, why)
+        final = banded
+    fits = frame.budget.gate([sides.prefill, sides.decode], frame.base)
+    if not fits(*banded):
+        final = nearest(sides, frame.band, fits) or _here(frame)
+        _note_pair(steps, rules.BUDGET, banded, final, frame.budget.used(frame.all, frame.base))
+    return vector(final), _ratio_problems(frame, vector(final))
+
+
+def _here(frame: _Frame) -> tuple[int, int]:
+    prefill, decode = (sum(frame.base[pool.key] for pool in frame.pools[role]) for role in _PAIR)
+    return prefill, decode
+
+
+def _sides(frame: _Frame, wishes: tuple[int, int]) -> Sides:
+    """Both trails: as far down as a role wished, as far up as the band could ask for."""
+    up_to = list(wishes)
+    plain = [frame.trail(role, down_to=wish, up_to=wish) for role, wish in zip(_PAIR, wishes, strict=True)]
+    prefill, decode = (capacity(each.pools, each.at(each.clip(wish))) for each, wish in zip(plain, wishes, strict=True))
+    if frame.band.least > 0.0:
+        up_to[0] = reach(wishes[0], decode, frame.band.least, frame.pools["prefill"])
+    if math.isfinite(frame.band.greatest):
+        up_to[1] = reach(wishes[1], prefill, 1.0 / frame.band.greatest, frame.pools["decode"])
+    found = [frame.trail(role, down_to=wish, up_to=most) for role, wish, most in zip(_PAIR, wishes, up_to, strict=True)]
+    return Sides(found[0], found[1], wishes)
+
+
+def _distance(frame: _Frame, vector: Vector) -> float:
+    prefill, decode = (capacity(frame.pools[role], vector) for role in _PAIR)
+    return frame.band.distance(prefill, decode)
+
+
+def _note_pair(steps: list[Step], rule: str, before: tuple[int, int], after: tuple[int, int], why: str) -> None:
+    for role, *sizes in zip(_PAIR, before, after, strict=True):
+        _note(steps, rule, role, (sizes[0], sizes[1]), why)
+
+
+def _ratio_problems(frame: _Frame, vector: Vector) -> Sequence[Problem]:
+    if _distance(frame, vector) == 0.0:
+        return []
+    message = (
+        f"{ratio_said(frame.pools, vector)}, the band is {frame.band}: no nearer sizes are possible now; "
+        "widen autoscale.ratio, or raise maxReplicas or the budget"
+    )
+    return [Problem(conditions.RATIO_CONSTRAINT_VIOLATED, message)]

@@ -1,0 +1,167 @@
+"""How many workers a role needs by its signals, before anything limits it.
+
+Where the source document [O4] is silent this is chosen: a role grows when any of
+its signals is over its line, and shrinks when all are under theirs; a queue is
+the role's whole, not a part of it for each worker; utilization and KV usage are
+means over the workers.  What those two show adds up, so the need is their sum
+over the line.  A queue is in no proportion to workers: it asks for one worker
+more for every line's worth of requests above its line.  A backlog in seconds, or
+a latency, asks for as many times the workers as it is over its line.  All three
+ask for twice the workers that are settled at most.
+What a role does with its need is for `safety`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_operator.api.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
+from pdcluster_operator.plan.autoscale.rules import MAX_GROWTH
+from pdcluster_operator.plan.autoscale.signals import Totals, mean_latency
+from pdcluster_operator.plan.autoscale.slo import decode_need, prefill_demand
+from pdcluster_operator.plan.autoscale.values import Input
+
+_MOST_TIMES = 16  # a line near 0 asks for no more times the workers in one decision
+_DUST = 1e-9  # what rounding may add to a number of workers
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One number beside its lines.
+
+    down:     None = it never asks for fewer workers, it only forbids it while it is over `up`
+    need:     workers at which it would be at its line up
+    peak:     of the busiest worker; the mean where workers have none of their own
+    is_load:  whether `need` holds at any value, or only over the line
+    is_share: whether it cannot be more than 1
+    """
+
+    name: str
+    value: float | None
+    up: float
+    down: float | None
+    need: float
+    peak: float
+    is_load: bool = False
+    is_share: bool = False
+
+    def is_over(self, tolerance: float = 0.0) -> bool:
+        """Over its line up by more than the tolerance; for a share the line stays below 1."""
+        line = self.up * (1.0 + tolerance)
+        if self.is_share:
+            line = min(line, (self.up + 1.0) / 2.0)
+        return self.value is not None and self.value > line
+
+    def is_under(self, tolerance: float = 0.0) -> bool:
+        """At or under its line down, less the tolerance; one without such a line is when it is not over."""
+        if self.down is None or self.value is None:
+            return not self.is_over()
+        return self.value <= self.down * (1.0 - tolerance)
+
+    def said(self) -> str:
+        """`engine_busy_ratio 0.93 over 0.8`."""
+        word = "over" if self.is_over() else "under"
+        line = self.up if self.is_over() or self.down is None else self.down
+        return f"{self.name} {_short(self.value)} {word} {_short(line)}"
+
+    def input(self, role: str) -> Input:
+        """As a decision keeps it."""
+        return Input(role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4))
+
+
+@dataclass(frozen=True)
+class RoleTotals:
+    """What was heard of one role, and of the workers that answer HTTP (itself, unless it is prefill)."""
+
+    own: Totals
+    ingress: Totals
+
+    @property
+    def workers(self) -> int:
+        """Ready workers, those that were not heard counted as idle."""
+        return self.own.heard + self.own.unheard
+
+    @property
+    def unheard(self) -> int:
+        """Ready workers whose part of the signals is not known."""
+        return self.own.unheard + (0 if self.ingress is self.own else self.ingress.unheard)
+
+
+def signals_of(role: str, totals: RoleTotals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
+    """The signals of a role: those of prefill, or of decode and mixed."""
+    if totals.workers == 0:
+        return ()
+    if role == "prefill":
+        return (*_prefill(totals, spec.prefill), *_prefill_targets(totals, spec.prefill))
+    return tuple(_decode(totals, spec.decode))
+
+
+def _prefill(totals: RoleTotals, lines: PrefillScalingSpec) -> Sequence[Signal]:
+    own, ingress = totals.own, totals.ingress
+    name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
+    found = [
+        _queue("prefill_queue_requests", own.queue_requests + ingress.queue_requests, (lines.queue_up, lines.queue_down), own),
+        _share(name, (own.busy, own.busiest), (lines.utilization_up, lines.utilization_down), totals.workers),
+    ]
+    if lines.backlog_up_seconds is not None:
+        tokens, speed = own.queue_tokens + ingress.queue_tokens, own.prefill_speed
+        seconds = None if speed is None else tokens / (speed * totals.workers)
+        found.append(_latency("prefill_backlog_seconds", seconds, lines.backlog_up_seconds, own))
+    return found
+
+
+def _prefill_targets(totals: RoleTotals, lines: PrefillScalingSpec) -> Sequence[Signal]:
+    if lines.ttft_seconds is None:
+        return ()
+    own, ingress = totals.own, totals.ingress
+    ttft = mean_latency(ingress.ttft)
+    found = [_latency("time_to_first_token_seconds", ttft, lines.ttft_seconds, own)]
+    demand = prefill_demand(own, ingress, ttft)
+    if demand is not None:
+        found.append(Signal("prefill_demand_workers", demand, float(totals.workers), None, demand, demand / totals.workers, is_load=True))
+    return found
+
+
+def _decode(totals: RoleTotals, lines: DecodeScalingSpec) -> Sequence[Signal]:
+    own, workers = totals.own, totals.workers
+    found = [
+        _queue("num_requests_waiting", own.num_waiting, (lines.queue_up, lines.queue_down), own),
+        _share("kv_cache_usage_ratio", (own.kv_usage, own.fullest), (lines.kv_usage_up, lines.kv_usage_down), workers),
+    ]
+    if lines.tpot_seconds is not None:
+        tpot, target = mean_latency(own.tpot), lines.tpot_seconds
+        need = 0.0 if tpot is None else decode_need(workers, tpot, target)
+        found.append(Signal("time_per_output_token_seconds", tpot, target, None, need, tpot or 0.0, is_load=True))
+    return found
+
+
+def _queue(name: str, requests: float, lines: tuple[int, int], own: Totals) -> Signal:
+    up, down = lines
+    need = min(own.settled + requests / up - 1.0, own.settled * MAX_GROWTH)
+    return Signal(name, requests, float(up), float(down), need, requests)
+
+
+def _latency(name: str, seconds: float | None, target: float, own: Totals) -> Signal:
+    need = 0.0 if seconds is None else own.settled * min(seconds / target, MAX_GROWTH)
+    return Signal(name, seconds, target, None, need, seconds or 0.0)
+
+
+def _share(name: str, measured: tuple[float, float], lines: tuple[float, float], workers: int) -> Signal:
+    """measured: the sum over the workers, and the greatest of one worker."""
+    total, peak = measured
+    up, down = lines
+    need = min(total / up, _MOST_TIMES * workers)
+    return Signal(name, total / workers, up, down, need, peak, is_load=True, is_share=True)
+
+
+def ceil_workers(need: float) -> int:
+    """Whole workers, what rounding added to the number left out.
+
+    >>> ceil_workers(0.1 * 3 / 0.1), ceil_workers(3.01)
+    (3, 4)
+    """
+    return math.ceil(need - _DUST)
+
+
+def _short(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"

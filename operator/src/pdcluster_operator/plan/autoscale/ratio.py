@@ -1,0 +1,156 @@
+"""The band of prefill capacity over decode capacity, and the sizes of both roles that come nearest to what they wish.
+
+Capacity is counted in H100s: a prefill worker weighs its dense FP8 rate (BF16
+where there is no FP8 unit), a decode worker its memory bandwidth, each over that
+of an H100; 1 where accelerators.yaml knows none.  Where the window shows how
+fast the workers of every pool of a role really are, those speeds say how the
+pools of that role compare; the unit stays the same, so that a band means the
+same before and after the first request.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdcluster_operator.api.accelerators import Accelerator, accelerators
+from pdcluster_operator.api.autoscale import RatioSpec
+from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector
+
+_UNIT = "H100"
+_DUST = 1e-9
+
+Fits = Callable[[int, int], bool]
+"""Whether two sizes are within the budget; true of smaller ones where it is true of greater ones."""
+
+
+def table_weight(role: str, gpu: str) -> float:
+    """Capacity of one accelerator of a type for a role, in H100s.
+
+    >>> table_weight("prefill", "B200"), table_weight("decode", "H200"), table_weight("decode", "cpu")
+    (2.2738757, 1.4328358, 1.0)
+    """
+    known, unit = accelerators().get(gpu), accelerators()[_UNIT]
+    if known is None:
+        return 1.0
+    rate, of_unit = _rate(role, known), _rate(role, unit)
+    return 1.0 if rate is None or of_unit is None else round(rate / of_unit, 7)
+
+
+def _rate(role: str, accelerator: Accelerator) -> int | None:
+    return accelerator.fp8_flops or accelerator.bf16_flops if role == "prefill" else accelerator.bandwidth_bytes
+
+
+def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tolerance: float) -> list[float]:
+    """Weights of the pools of a role, by their measured tokens per second per busy worker; the first pool keeps that of the table.
+
+    One that is within the tolerance of the table's is left as it is, and so are all while one speed is unknown.
+
+    >>> measured_weights([1.0, 2.0], [100.0, 300.0], 0.1)
+    [1.0, 3.0]
+    """
+    if len(table) < 2 or any(not speed for speed in speeds):
+        return list(table)
+    unit = table[0] / (speeds[0] or 1.0)
+    found = [(speed or 0.0) * unit for speed in speeds]
+    return [old if abs(new - old) <= tolerance * old else float(f"{new:.2g}") for old, new in zip(table, found, strict=True)]
+
+
+def capacity(pools: Sequence[Pool], vector: Vector) -> float:
+    """Of a role, in H100s."""
+    return sum(pool.weight * vector[pool.key] for pool in pools)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Least and greatest prefill capacity over decode capacity; 0 and infinity = no bound."""
+
+    least: float = 0.0
+    greatest: float = math.inf
+
+    @classmethod
+    def of(cls, spec: RatioSpec) -> "Band":
+        """As the spec gives it."""
+        return cls(spec.min or 0.0, math.inf if spec.max is None else spec.max)
+
+    def distance(self, prefill: float, decode: float) -> float:
+        """How far outside the band two capacities are, as the logarithm of a factor; 0 = inside, or nothing runs."""
+        if prefill <= 0.0 and decode <= 0.0:
+            return 0.0
+        if prefill < decode * self.least * (1.0 - _DUST):
+            return math.inf if prefill <= 0.0 else math.log(decode * self.least / prefill)
+        if prefill > decode * self.greatest * (1.0 + _DUST):
+            return math.inf if decode <= 0.0 else math.log(prefill / (decode * self.greatest))
+        return 0.0
+
+    def __str__(self) -> str:
+        return f"{self.least:.3g} to {'any' if math.isinf(self.greatest) else f'{self.greatest:.3g}'}"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both roles as they could be: the sizes that are possible, and those that are wished."""
+
+    prefill: Trail
+    decode: Trail
+    wishes: tuple[int, int]
+
+
+def nearest(sides: Sides, band: Band, fits: Fits) -> tuple[int, int] | None:
+    """(prefill, decode) sizes: inside the band, or next to it; then least is missed of the wishes; then least is added to them.
+
+    Of what is missed the greater part of a wish counts first, so that a short budget is shared.  None = nothing fits.
+    """
+    amounts = [capacity(sides.prefill.pools, vector) for vector in sides.prefill.vectors]
+    best: tuple[tuple[float, ...], tuple[int, int]] | None = None
+    for decode in range(sides.decode.first, sides.decode.last + 1):
+        amount = capacity(sides.decode.pools, sides.decode.at(decode))
+        wanted = _prefill_for(sides, amounts, band, amount)
+        prefill = largest(sides.prefill.first, wanted, lambda size, beside=decode: fits(size, beside))  # type: ignore[misc]
+        if prefill is None:
+            continue
+        distance = band.distance(amounts[prefill - sides.prefill.first], amount)
+        found = ((distance, *_missed(sides.wishes, (prefill, decode))), (prefill, decode))
+        best = found if best is None or found < best else best
+    return None if best is None else best[1]
+
+
+def _prefill_for(sides: Sides, amounts: Sequence[float], band: Band, decode: float) -> int:
+    """The prefill size inside the band, or next to it, that is nearest to the wish."""
+    low = sides.prefill.first + bisect_left(amounts, decode * band.least * (1.0 - _DUST))
+    most = math.inf if math.isinf(band.greatest) else decode * band.greatest * (1.0 + _DUST)
+    high = sides.prefill.first + bisect_right(amounts, most) - 1
+    return sides.prefill.clip(max(low, min(sides.wishes[0], high)))
+
+
+def largest(first: int, size: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest size from `first` to `size` that fits, where all below one that fits do; None = not even the first.
+
+    >>> largest(1, 9, lambda size: size < 5), largest(1, 9, lambda size: False)
+    (4, None)
+    """
+    sizes = range(first, size + 1)
+    number = bisect_left(sizes, True, key=lambda each: not fits(each))
+    return None if number == 0 else sizes[number - 1]
+
+
+def _missed(wishes: tuple[int, int], sizes: tuple[int, int]) -> tuple[float, ...]:
+    lacks = [max(0, wish - size) for wish, size in zip(wishes, sizes, strict=True)]
+    share = max(lack / max(1, wish) for lack, wish in zip(lacks, wishes, strict=True))
+    return share, float(sum(lacks)), float(sum(max(0, size - wish) for wish, size in zip(wishes, sizes, strict=True)))
+
+
+def reach(wish: int, other: float, factor: float, pools: Sequence[Pool]) -> int:
+    """A size of a role that is surely enough beside a capacity of the other: where looking for a place in the band may end."""
+    lightest = min(pool.weight for pool in pools)
+    return min(max(wish, math.ceil(min(other * factor / lightest, 1e9))) + _ROUNDING_ROOM, wish + _MOST_ADDED)
+
+
+_MOST_ADDED = 256  # workers, twice those of a whole cell: a band that asks for more is met in several decisions
+_ROUNDING_ROOM = 8  # workers above what a band asks for: a narrow band may be met only by somewhat greater sizes
+
+
+def ratio_said(pools: Mapping[str, Sequence[Pool]], vector: Vector) -> str:
+    """`prefill 4 over decode 8 is 0.50`, in capacity."""
+    prefill, decode = (capacity(pools[role], vector) for role in ("prefill", "decode"))
+    return f"prefill {prefill:.3g} over decode {decode:.3g}" + (f" is {prefill / decode:.3g}" if decode else "")

@@ -1,0 +1,41 @@
+"""Names of the autoscaler's rules, in the order in which they act, and the numbers that no setting moves."""
+
+from typing import Final
+
+METRICS: Final = "metrics"  # what is known of a role
+CAPACITY: Final = "capacity"  # nodes, quotas and what they have refused
+BUDGET: Final = "budget"  # accelerators in all and by type
+NEED: Final = "need"  # what the signals ask for
+HEADROOM: Final = "headroom"
+SAFETY: Final = "safety"  # what the workers that stay would carry
+PENDING: Final = "pending"  # workers that are on their way
+TOLERANCE: Final = "tolerance"
+WINDOW: Final = "window"  # how long every decision must have agreed
+MAX_STEP: Final = "maxStep"
+BOUNDS: Final = "bounds"  # min and max of a pool, by schedules where one is on
+NEVER_ALONE: Final = "neverAlone"  # no role serves without the other
+RATIO: Final = "ratio"
+POOL: Final = "pool"  # which pool of a role grows or shrinks
+
+RULES: Final = (
+    METRICS,
+    CAPACITY,
+    BUDGET,
+    NEED,
+    HEADROOM,
+    SAFETY,
+    PENDING,
+    TOLERANCE,
+    WINDOW,
+    MAX_STEP,
+    BOUNDS,
+    NEVER_ALONE,
+    RATIO,
+    POOL,
+)
+
+GRACE_ROUNDS: Final = 3
+"""Rounds of scrapes after which a new worker is thought to carry its part; [Y15] gives a new decode worker as many intervals."""
+
+MAX_GROWTH: Final = 2.0
+"""How many times its settled workers a role may ask for on account of a queue or a latency, which can be any number of times its line."""

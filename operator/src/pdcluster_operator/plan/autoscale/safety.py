@@ -1,0 +1,148 @@
+"""What a role would do by its need, and what holds it back: safety, the pending guard, the tolerance.
+
+N/(N-1) as in [Y18]: before a worker is taken away, the busiest one's load is
+spread over one worker less, and must stay under the line up.  Here it is turned
+round: how many workers must stay.  Of those that are taken away as many are
+thought to be ready as could be, so that what stays ready is enough in any case.
+
+Pending guard, softer than [Y19]: workers that are on their way are no reason to
+wait, but they count as if they served, so that a need is asked for once.
+
+Of workers that were not heard nothing is assumed that would change a size: idle
+when the role would grow, at the limit when it would shrink.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.need import Signal, ceil_workers
+from pdcluster_operator.plan.autoscale.values import Step
+
+
+@dataclass(frozen=True)
+class RoleSize:
+    """How great a role is.
+
+    asked: workers that are asked for now
+    ready: those that serve
+    top:   those that no node takes and that a smaller StatefulSet would remove first
+    lost:  those that will not come
+    """
+
+    role: str
+    asked: int
+    ready: int
+    top: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Signals of a role.
+
+    workers: of the role that give numbers, or should
+    silent:  those of them that do not
+    unheard: workers whose part of a signal is missing, those of another role included
+    """
+
+    signals: Sequence[Signal]
+    workers: int
+    silent: int = 0
+    unheard: int = 0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Workers that a role would have if nothing else limited it."""
+
+    workers: int
+    steps: tuple[Step, ...] = ()
+
+
+def wish_of(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) -> Wish:
+    """The wish of a role that has workers."""
+    if size.ready == 0:
+        return _wish_without_ready(size)
+    if heard.silent >= heard.workers:
+        return _held(size, rules.METRICS, f"none of {size.ready} ready workers gives numbers that can be used")
+    over = [signal for signal in heard.signals if signal.is_over(tolerance)]
+    need = max((signal.need for signal in heard.signals if signal.is_load or signal in over), default=0.0)
+    wanted = max(1, ceil_workers(need * (1.0 + headroom)))
+    lifted = need * (1.0 + headroom) > (size.asked - size.lost) * (1.0 + tolerance) and headroom > 0.0
+    if over or lifted:
+        return _growth(size, over, need, wanted)
+    under = all(signal.is_under() for signal in heard.signals)
+    if under and heard.unheard:
+        return _held(size, rules.METRICS, f"{heard.unheard} ready workers give no numbers that can be used: none is taken away")
+    if under and all(signal.is_under(tolerance) for signal in heard.signals):
+        return _shrinkage(size, heard, need, wanted)
+    near = [signal for signal in heard.signals if signal.is_over() or (under and not signal.is_under(tolerance))]
+    if not near:
+        return Wish(size.asked)
+    return _held(size, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its line")
+
+
+def _wish_without_ready(size: RoleSize) -> Wish:
+    if size.asked == 0:
+        return Wish(0)
+    if size.lost < size.asked:
+        return _held(size, rules.PENDING, f"none of {size.asked} workers is ready yet")
+    why = f"no worker is ready, and {size.lost} that are asked for will not come"
+    return Wish(size.asked + 1, (Step(rules.NEED, size.role, size.asked, size.asked + 1, why),))
+
+
+def _growth(size: RoleSize, over: Sequence[Signal], need: float, wanted: int) -> Wish:
+    plain = max(1, ceil_workers(need)) + size.lost
+    goal = wanted + size.lost
+    why = _said(over) if over else f"{need:.2f} workers are busy up to their line"
+    if size.lost:
+        why += f"; {size.lost} that are asked for will not come"
+    if goal <= size.asked:
+        if goal <= size.ready:
+            return _held(size, rules.PENDING, f"{why}: workers that became ready a moment ago have not taken their part yet")
+        return _held(size, rules.PENDING, f"{why}: {goal} are needed and {size.asked} are asked for, {size.ready} of them ready")
+    steps = []
+    if plain > size.asked:
+        steps.append(Step(rules.NEED, size.role, size.asked, plain, f"{why}: needs {plain}"))
+    if goal > plain:
+        steps.append(Step(rules.HEADROOM, size.role, max(size.asked, plain), goal, f"{goal - plain} above the need of {need:.2f} workers"))
+    return Wish(goal, tuple(steps))
+
+
+def _shrinkage(size: RoleSize, heard: Heard, need: float, wanted: int) -> Wish:
+    safe = max(safe_workers(signal, heard.workers) for signal in heard.signals)
+    plain, goal = _least(size, wanted), _least(size, max(wanted, safe))
+    if plain >= size.asked:
+        return Wish(size.asked)
+    why = f"{_said(heard.signals)}: {need:.2f} workers are busy up to their line"
+    steps = [Step(rules.NEED, size.role, size.asked, plain, why)]
+    if goal > plain:
+        tight = max(heard.signals, key=lambda signal: safe_workers(signal, heard.workers))
+        says = f"{tight.name} of the busiest worker is {tight.peak:.3g}: fewer than {safe} ready workers would bring it to {tight.up:.3g}"
+        steps.append(Step(rules.SAFETY, size.role, plain, goal, says))
+    return Wish(goal, tuple(steps))
+
+
+def safe_workers(signal: Signal, workers: int) -> int:
+    """The fewest workers with which the busiest of them stays under its line up, if load is spread anew.
+
+    [Y18] asks for a step from N to N-1 whether peak * N / (N-1) is under the line.
+    """
+    return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
+
+
+def _least(size: RoleSize, stay: int) -> int:
+    """The smallest size that keeps `stay` workers ready, whichever of those that are taken away were."""
+    ready = min(size.ready, size.asked)
+    waiting = min(size.top, size.asked - ready)
+    return max(1, size.asked - max(0, ready - stay) - waiting)
+
+
+def _held(size: RoleSize, rule: str, why: str) -> Wish:
+    return Wish(size.asked, (Step(rule, size.role, size.asked, size.asked, why),))
+
+
+def _said(signals: Sequence[Signal]) -> str:
+    return ", ".join(signal.said() for signal in signals)

@@ -1,0 +1,197 @@
+"""Numbers of the roles from their windows: sums and means of the rounds that are fresh.
+
+A gauge is the mean of the rounds of the last few intervals, so that one crowded
+instant moves little.  A worker with a number that cannot be (NaN,
+infinite, negative, absurd) is a worker that was not heard.  What was not heard is left
+out: sums are then too low, which `need` takes into account.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Sample, Windows, WorkerSample
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """Which rounds count: those of the last `seconds` before `now`."""
+
+    now: float
+    seconds: float
+
+    def rounds(self, window: Sequence[Sample]) -> Sequence[Sample]:
+        """The fresh rounds of a window, the newest first."""
+        found = []
+        for sample in reversed(window):
+            if sample.at > self.now:
+                continue  # of another clock: a process before this one
+            if sample.at < self.now - self.seconds:
+                break
+            found.append(sample)
+        return found
+
+
+@dataclass
+class Totals:
+    """Sums over workers, as means over rounds, of one pool or of several together.
+
+    heard, unheard:  ready workers with and without fresh numbers
+    settled:         those heard that were there `GRACE_ROUNDS` rounds ago
+    busy, kv_usage:  sums of ratios: 2.5 is what two and a half workers at 100 % would show
+    busiest, fullest: the greatest mean ratio of one worker
+    has_gpu:         whether `busy` is a utilization of GPUs
+    ttft, tpot:      (seconds, requests per second or 0 where unknown) of each worker that has one
+    Rates are per second; None = not known of any worker.
+    """
+
+    heard: int = 0
+    unheard: int = 0
+    settled: int = 0
+    num_waiting: float = 0.0
+    queue_requests: float = 0.0
+    queue_tokens: float = 0.0
+    busy: float = 0.0
+    kv_usage: float = 0.0
+    busiest: float = 0.0
+    fullest: float = 0.0
+    has_gpu: bool = False
+    request_rate: float | None = None
+    prompt_token_rate: float | None = None
+    prefill_token_rate: float | None = None
+    prefill_busy_rate: float | None = None
+    generation_token_rate: float | None = None
+    ttft: list[tuple[float, float]] = field(default_factory=list)
+    tpot: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def prefill_speed(self) -> float | None:
+        """Prompt tokens per second that one worker prefills while it is busy; None = not measured."""
+        return _over(self.prefill_token_rate, self.prefill_busy_rate)
+
+    @property
+    def decode_speed(self) -> float | None:
+        """Tokens per second that one worker generates while it is busy; None = not measured."""
+        return _over(self.generation_token_rate, self.busy)
+
+
+_MOST = 1e12  # of anything that a worker can count; more is no number of a worker
+_LEAST = 1e-9  # a rate below it is none
+_MOST_RATIO = 1.5  # clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
+
+_RATES = ("request_rate", "prompt_token_rate", "prefill_token_rate", "prefill_busy_rate", "generation_token_rate")
+_SUMS = ("num_waiting", "queue_requests", "queue_tokens", "busy", "kv_usage")
+
+
+def read_pools(facts: Iterable[PoolFacts], windows: Windows, fresh: Freshness) -> dict[PoolKey, Totals]:
+    """The totals of every pool."""
+    return {pool.key: read_pool(pool, windows.get(pool.key, ()), fresh) for pool in facts}
+
+
+def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> Totals:
+    """The totals of one pool; without a fresh round none of its ready workers was heard."""
+    rounds = fresh.rounds(window)
+    totals = Totals()
+    if not rounds:
+        totals.unheard = facts.ready
+        return totals
+    newest = [worker for worker in rounds[0].workers if _is_sane(worker)]
+    totals.heard = len(newest)
+    totals.unheard = len(rounds[0].stale) + len(rounds[0].workers) - len(newest)
+    before = {worker.pod for worker in _earlier(window, rounds[0]).workers}
+    totals.settled = sum(worker.pod in before for worker in newest)
+    ratios: dict[str, list[tuple[float, float]]] = {}
+    for sample in rounds:
+        for worker in sample.workers:
+            if _is_sane(worker):
+                _add(totals, worker, len(rounds))
+                ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_usage_ratio))
+    totals.busiest = max((sum(busy for busy, _ in each) / len(each) for each in ratios.values()), default=0.0)
+    totals.fullest = max((sum(usage for _, usage in each) / len(each) for each in ratios.values()), default=0.0)
+    _add_rates(totals, newest)
+    return totals
+
+
+def _earlier(window: Sequence[Sample], newest: Sample) -> Sample:
+    """The round of `GRACE_ROUNDS` before the newest, or the oldest there is."""
+    at = window.index(newest)
+    return window[max(0, at - rules.GRACE_ROUNDS)]
+
+
+def _busy(worker: WorkerSample) -> float:
+    return worker.busy_ratio if worker.gpu_ratio is None else worker.gpu_ratio
+
+
+def _is_sane(worker: WorkerSample) -> bool:
+    numbers = (
+        worker.num_waiting,
+        worker.queue_requests,
+        worker.queue_tokens,
+        worker.kv_usage_ratio,
+        worker.busy_ratio,
+        worker.gpu_ratio or 0.0,
+    )
+    ratios = (worker.kv_usage_ratio, worker.busy_ratio, worker.gpu_ratio or 0.0)
+    return sum(numbers) <= _MOST and min(numbers) >= 0.0 and max(ratios) <= _MOST_RATIO
+
+
+def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
+    totals.has_gpu |= worker.gpu_ratio is not None
+    totals.num_waiting += worker.num_waiting / num_rounds
+    totals.queue_requests += worker.queue_requests / num_rounds
+    totals.queue_tokens += worker.queue_tokens / num_rounds
+    totals.busy += _busy(worker) / num_rounds
+    totals.kv_usage += worker.kv_usage_ratio / num_rounds
+    weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
+    if _is_known(worker.ttft_seconds):
+        totals.ttft.append((worker.ttft_seconds or 0.0, weight or 0.0))
+    if _is_known(worker.tpot_seconds):
+        totals.tpot.append((worker.tpot_seconds or 0.0, weight or 0.0))
+
+
+def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
+    for name in _RATES:
+        known = [value for worker in workers if _is_known(value := getattr(worker, name))]
+        setattr(totals, name, sum(known) if known else None)
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and 0.0 <= value <= _MOST
+
+
+def _over(amount: float | None, time: float | None) -> float | None:
+    return amount / time if amount is not None and time is not None and amount > _LEAST and time > _LEAST else None
+
+
+def together(parts: Iterable[Totals]) -> Totals:
+    """The totals of several pools as one."""
+    whole = Totals()
+    for part in parts:
+        whole.heard += part.heard
+        whole.unheard += part.unheard
+        whole.settled += part.settled
+        whole.busiest = max(whole.busiest, part.busiest)
+        whole.fullest = max(whole.fullest, part.fullest)
+        whole.has_gpu |= part.has_gpu
+        whole.ttft += part.ttft
+        whole.tpot += part.tpot
+        for name in _SUMS:
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        for name in _RATES:
+            known = [value for value in (getattr(whole, name), getattr(part, name)) if value is not None]
+            setattr(whole, name, sum(known) if known else None)
+    return whole
+
+
+def mean_latency(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The mean of (seconds, weight), all alike where no weight is known; None = there are none.
+
+    >>> mean_latency([(0.25, 3.0), (0.75, 1.0)])
+    0.375
+    """
+    if not pairs:
+        return None
+    weight = sum(each for _, each in pairs)
+    if weight <= 0.0:
+        return sum(seconds for seconds, _ in pairs) / len(pairs)
+    return sum(seconds * each for seconds, each in pairs) / weight

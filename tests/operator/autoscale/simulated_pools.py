@@ -1,0 +1,145 @@
+"""Pools of pods as StatefulSets keep them, on nodes that hold so many of a type, and what their workers show under a load.
+
+Naive on purpose: every pod is an entry by ordinal, nothing is summed up ahead.
+A decision is carried out in the worst order: new pods at once, before any old one has gone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Sample, WorkerSample
+from tests.operator.autoscale.worlds import IDLE
+
+WAITING, STARTING, READY, ENDING = "waiting", "starting", "ready", "ending"
+BUSY_QUEUE = 40.0  # requests that wait in all, while there is more load than workers
+
+
+@dataclass
+class Pod:
+    """One pod.  since: when it came; stale: whether it does not answer scrapes."""
+
+    state: str
+    since: float
+    stale: bool = False
+
+
+@dataclass
+class SimulatedPool:
+    """A StatefulSet: pods by ordinal, the highest goes first."""
+
+    role: str
+    name: str
+    gpu: str
+    replicas: int
+    pods: dict[int, Pod] = field(default_factory=dict)
+
+    @property
+    def key(self) -> PoolKey:
+        return self.role, self.name
+
+    def having(self, state: str) -> list[int]:
+        return [ordinal for ordinal, pod in sorted(self.pods.items()) if pod.state == state]
+
+    def facts(self, now: float) -> PoolFacts:
+        waiting = self.having(WAITING)
+        top = 0
+        while self.replicas - 1 - top in waiting:
+            top += 1
+        return PoolFacts(
+            role=self.role,
+            pool=self.name,
+            gpu=self.gpu,
+            replicas=self.replicas,
+            current=len(self.pods),
+            ready=len(self.having(READY)),
+            ending=len(self.having(ENDING)),
+            unschedulable=len(waiting),
+            unschedulable_top=top,
+            unschedulable_seconds=max((now - self.pods[each].since for each in waiting), default=0.0),
+        )
+
+
+@dataclass
+class SimulatedCluster:
+    """All pools.  nodes: pods that fit of each type; load: work of each role in busy workers; now: seconds"""
+
+    pools: list[SimulatedPool]
+    nodes: dict[str, int]
+    load: dict[str, float]
+    now: float = 0.0
+    windows: dict[PoolKey, list[Sample]] = field(default_factory=dict)
+
+    def facts(self) -> list[PoolFacts]:
+        return [pool.facts(self.now) for pool in self.pools]
+
+    def carry_out(self, replicas: Mapping[PoolKey, int]) -> None:
+        for pool in self.pools:
+            pool.replicas = replicas[pool.key]
+        for pool in self.pools:
+            for ordinal in range(pool.replicas):
+                self._ensure(pool, ordinal)
+        for pool in self.pools:
+            for ordinal, pod in list(pool.pods.items()):
+                if ordinal >= pool.replicas:
+                    self._stop(pool, ordinal, pod)
+
+    def _ensure(self, pool: SimulatedPool, ordinal: int) -> None:
+        pod = pool.pods.get(ordinal)
+        if pod is None:
+            pool.pods[ordinal] = Pod(WAITING, self.now)
+        elif pod.state == ENDING:
+            pod.state = READY  # it drained, and is taken back
+
+    def _stop(self, pool: SimulatedPool, ordinal: int, pod: Pod) -> None:
+        if pod.state == READY:
+            pod.state = ENDING
+        elif pod.state != ENDING:
+            del pool.pods[ordinal]
+
+    def schedule(self) -> None:
+        """Give waiting pods a node where there is one."""
+        for pool in self.pools:
+            for ordinal in pool.having(WAITING):
+                if self.num_on_nodes(pool.gpu) < self.nodes[pool.gpu]:
+                    pool.pods[ordinal].state = STARTING
+
+    def num_on_nodes(self, gpu: str) -> int:
+        return sum(pod.state != WAITING for pool in self.pools if pool.gpu == gpu for pod in pool.pods.values())
+
+    def start(self) -> None:
+        for pod in self._pods():
+            if pod.state == STARTING:
+                pod.state = READY
+
+    def end(self) -> None:
+        for pool in self.pools:
+            for ordinal in pool.having(ENDING):
+                del pool.pods[ordinal]
+
+    def _pods(self) -> Iterator[Pod]:
+        for pool in self.pools:
+            yield from pool.pods.values()
+
+    def num_pods(self) -> int:
+        return sum(len(pool.pods) for pool in self.pools)
+
+    def ready_of(self, role: str) -> int:
+        return sum(len(pool.having(READY)) for pool in self.pools if pool.role == role)
+
+    def scrape(self) -> None:
+        """One round of every pool."""
+        for pool in self.pools:
+            ready = self.ready_of(pool.role)
+            share = min(1.0, self.load[pool.role] / ready) if ready else 0.0
+            queue = BUSY_QUEUE / ready if ready and self.load[pool.role] > ready else 0.0
+            worker = replace(
+                IDLE, busy_ratio=share, kv_usage_ratio=share, num_waiting=queue, queue_requests=queue if pool.role == "prefill" else 0.0
+            )
+            self.windows.setdefault(pool.key, []).append(self._sample(pool, worker))
+            del self.windows[pool.key][:-12]
+
+    def _sample(self, pool: SimulatedPool, worker: WorkerSample) -> Sample:
+        answering = {ordinal: f"{pool.role}-{pool.name}-{ordinal}" for ordinal in pool.having(READY)}
+        fresh = tuple(replace(worker, pod=name) for ordinal, name in answering.items() if not pool.pods[ordinal].stale)
+        stale = tuple(name for ordinal, name in answering.items() if pool.pods[ordinal].stale)
+        return Sample(self.now, fresh, stale)

@@ -1,0 +1,133 @@
+"""The budget of accelerators: growth that does not fit waits, what exceeds it goes, and pods that end count."""
+
+from dataclasses import replace
+
+from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.values import PoolFacts
+from tests.operator.autoscale.worlds import CALM, IDLE, D, P, agreed, facts_of, make_spec, pool, reasons, rules_of, see, step_of
+
+FULL = replace(CALM, kv_usage_ratio=0.9)
+HUNGRY = replace(CALM, busy_ratio=0.95)
+
+
+def test_growth_stays_within_the_total():
+    spec = make_spec(budget={"total": 9})
+
+    outcome = see(spec, decode=replace(CALM, num_waiting=20.0))
+
+    assert outcome.decision.replicas == {P: 4, D: 5}
+    step = step_of(outcome, rules.BUDGET, "decode")
+    assert (step.before, step.after) == (8, 5)
+    assert "8 of 9" in step.why
+
+
+def test_room_that_is_short_is_shared_by_what_each_role_misses():
+    spec = make_spec(budget={"total": 10})
+
+    outcome = see(spec, prefill=replace(CALM, queue_requests=20.0), decode=replace(CALM, num_waiting=20.0))
+
+    assert outcome.decision.replicas == {P: 5, D: 5}
+
+
+def test_pods_that_end_hold_their_accelerators():
+    spec = make_spec(budget={"total": 8})
+    ending = facts_of(spec, prefill={"replicas": 3, "current": 4, "ready": 3, "ending": 1})
+    gone = facts_of(spec, prefill={"replicas": 3})
+
+    assert see(spec, ending, decode=FULL).decision.replicas == {P: 3, D: 4}
+    assert "1 by pods that end" in step_of(see(spec, ending, decode=FULL), rules.BUDGET, "decode").why
+    assert see(spec, gone, decode=FULL).decision.replicas == {P: 3, D: 5}
+
+
+def test_a_pod_that_drains_can_be_taken_back_within_a_full_budget():
+    spec = make_spec(budget={"total": 8})
+    facts = facts_of(spec, prefill={"replicas": 3, "current": 4, "ready": 3, "ending": 1})
+
+    assert see(spec, facts, prefill=HUNGRY).decision.replicas == {P: 4, D: 4}
+
+
+def test_what_one_role_gives_up_is_used_when_it_is_gone():
+    spec = make_spec(budget={"total": 8}, scaleDown={"windowSeconds": 0})
+
+    outcome = see(spec, prefill=IDLE, decode=FULL)
+
+    assert outcome.decision.replicas == {P: 3, D: 4}
+
+
+def test_a_type_has_its_own_budget_and_the_next_pool_takes_over():
+    spec = make_spec(
+        prefill=[pool(4, "b200", gpu="B200"), pool(0, "h100", gpu="H100")], decode=[pool(4, gpu="B300")], budget={"perGpu": {"B200": 4}}
+    )
+
+    outcome = see(spec, prefill=HUNGRY)
+
+    assert outcome.decision.replicas[("prefill", "b200")] == 4
+    assert outcome.decision.replicas[("prefill", "h100")] == 1
+
+
+def test_both_roles_share_a_type():
+    spec = make_spec(budget={"perGpu": {"H100": 9}})
+
+    outcome = see(spec, prefill=HUNGRY, decode=FULL)
+
+    assert sum(outcome.decision.replicas.values()) == 9
+
+
+def test_a_role_alone_on_a_full_type_says_so():
+    spec = make_spec(decode=[pool(4, gpu="B300")], budget={"perGpu": {"B300": 4}})
+
+    outcome = see(spec, decode=FULL)
+
+    assert outcome.changed is False
+    assert "4 of 4 B300" in step_of(outcome, rules.BUDGET, "decode").why
+
+
+def test_a_budget_that_was_lowered_takes_workers_at_once():
+    spec = make_spec(prefill=[pool(4, minReplicas=4)], decode=[pool(8, minReplicas=2)], budget={"total": 9})
+
+    outcome = see(spec)
+
+    assert outcome.decision.replicas == {P: 4, D: 5}
+    assert rules_of(outcome, "decode/x") == [rules.BUDGET]
+
+
+def test_a_budget_below_the_minima_keeps_a_worker_of_each_role_and_is_said():
+    spec = make_spec(prefill=[pool(2, minReplicas=2)], decode=[pool(2, minReplicas=2)], budget={"total": 2})
+    least = make_spec(prefill=[pool(2)], decode=[pool(2)], budget={"total": 1})
+
+    assert see(spec).decision.replicas == {P: 1, D: 1}
+    assert reasons(see(spec)) == ["BudgetTooSmall"]
+    assert see(least).decision.replicas == {P: 1, D: 1}
+    assert "more than the budget (in all: 2 of 1)" in see(least).problems[0].message
+
+
+def test_pools_that_are_no_longer_declared_count_until_their_pods_are_gone():
+    spec = make_spec(budget={"total": 9})
+    left = PoolFacts("prefill", "old", "H100", replicas=0, current=1, ready=0, ending=1)
+
+    assert see(spec, [*facts_of(spec), left], decode=FULL).decision.replicas == {P: 4, D: 4}
+
+
+def test_a_ratio_that_the_budget_forbids_is_said():
+    spec = make_spec(prefill=[pool(1)], decode=[pool(7)], budget={"total": 8}, ratio={"min": 0.5})
+
+    outcome = see(spec)
+
+    assert outcome.decision.replicas == {P: 1, D: 7}
+    assert reasons(outcome) == ["RatioConstraintViolated"]
+    assert rules_of(outcome, "prefill") == [rules.RATIO, rules.BUDGET]
+
+
+def test_a_mixed_role_keeps_to_the_budget():
+    spec = make_spec(mixed=[pool(4)], budget={"total": 5})
+
+    outcome = see(spec, mixed=replace(CALM, num_waiting=20.0))
+
+    assert outcome.decision.replicas == {("mixed", "x"): 5}
+    assert rules.BUDGET in rules_of(outcome, "mixed")
+
+
+def test_one_pool_that_gives_leaves_the_dearest_last_in_line():
+    spec = make_spec(prefill=[pool(4)], decode=[pool(3, "a"), pool(3, "b")], budget={"total": 9})
+
+    assert agreed(spec, prefill=CALM).decision.replicas == {P: 3, ("decode", "a"): 3, ("decode", "b"): 3}

@@ -1,0 +1,140 @@
+"""Up at once, down after all of a window agreed, so far at a time, by the clock that never jumps."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.pace import paced
+from pdcluster_operator.plan.autoscale.values import Memory
+from tests.operator.autoscale.worlds import (
+    CALM,
+    IDLE,
+    NOON,
+    NOW,
+    D,
+    agreed,
+    facts_of,
+    make_spec,
+    pool,
+    rules_of,
+    run,
+    see,
+    step_of,
+    windows_of,
+)
+
+FULL = replace(CALM, kv_usage_ratio=0.9)
+
+
+def test_a_role_grows_at_once_and_shrinks_after_its_window():
+    spec = make_spec()
+
+    assert see(spec, decode=FULL).decision.replicas[D] == 5
+    assert agreed(spec, seconds=295.0, decode=IDLE).decision.replicas[D] == 4
+    assert agreed(spec, seconds=300.0, decode=IDLE).decision.replicas[D] == 3
+
+
+def test_the_wait_is_said():
+    outcome = agreed(make_spec(), seconds=100.0, decode=IDLE)
+
+    step = step_of(outcome, rules.WINDOW, "decode")
+    assert (step.before, step.after) == (1, 4)
+    assert "100 s of 300 s" in step.why
+
+
+def test_growth_can_be_made_to_wait_as_well():
+    spec = make_spec(scaleUp={"windowSeconds": 60})
+
+    assert see(spec, decode=FULL).decision.replicas[D] == 4
+    assert agreed(spec, seconds=60.0, decode=FULL).decision.replicas[D] == 5
+
+
+def test_steps_are_limited():
+    spec = make_spec(decode=[pool(10)], scaleUp={"maxStep": 2}, scaleDown={"maxStep": 3})
+    free = make_spec(decode=[pool(10)], scaleDown={"maxStep": None})
+
+    up = see(spec, decode=replace(CALM, num_waiting=10.0))
+    assert up.decision.replicas[D] == 12
+    assert rules.MAX_STEP in rules_of(up, "decode")
+    assert agreed(spec, decode=IDLE).decision.replicas[D] == 7
+    assert agreed(free, decode=IDLE).decision.replicas[D] == 1
+
+
+def test_one_other_opinion_starts_the_wait_anew():
+    spec = make_spec()
+    facts = facts_of(spec)
+    memory = Memory()
+    sizes = []
+    for second in range(0, 700, 5):
+        now = NOW + second
+        worker = CALM if second == 200 else IDLE
+        outcome = run(spec, facts, windows_of(facts, now=now, rounds=1, decode=worker), memory, now=now)
+        memory = outcome.memory
+        sizes.append((second, outcome.decision.replicas[D]))
+
+    assert next(second for second, size in sizes if size < 4) == 505
+
+
+def test_another_size_starts_the_wait_anew():
+    spec = make_spec()
+    before, after = facts_of(spec), facts_of(spec, decode={"replicas": 3})
+    memory = agreed(spec, before, decode=IDLE).memory
+    now = NOW + 305
+
+    assert run(spec, before, windows_of(before, now=now, decode=IDLE), memory, now=now).decision.replicas[D] == 3
+    assert run(spec, after, windows_of(after, now=now, decode=IDLE), memory, now=now).decision.replicas[D] == 3
+
+
+def test_advice_that_nobody_follows_stays_the_same():
+    spec = make_spec()
+    facts = facts_of(spec)
+    memory = agreed(spec, decode=IDLE).memory
+
+    for second in (305, 310, 900):
+        outcome = run(spec, facts, windows_of(facts, now=NOW + second, decode=IDLE), memory, now=NOW + second)
+        memory = outcome.memory
+        assert outcome.decision.replicas[D] == 3
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=-400), timedelta(hours=-1), timedelta(days=400)])
+def test_a_wall_clock_that_jumps_changes_no_pace(jump: timedelta):
+    spec = make_spec()
+    facts = facts_of(spec)
+    memory = run(spec, facts, windows_of(facts, decode=IDLE)).memory
+
+    outcome = run(spec, facts, windows_of(facts, now=NOW + 5, decode=IDLE), memory, now=NOW + 5, wall=NOON + jump)
+
+    assert outcome.decision.replicas[D] == 4
+
+
+def test_memory_of_another_clock_only_waits_longer():
+    spec = make_spec()
+    facts = facts_of(spec)
+    memory = agreed(spec, decode=IDLE).memory
+    memory = replace(memory, backoff={"H100": NOW + 10**9})
+
+    outcome = run(spec, facts, windows_of(facts, now=3.0, rounds=1, decode=IDLE), memory, now=3.0)
+
+    assert outcome.decision.replicas[D] == 4
+    assert outcome.memory.backoff == {}
+
+
+def test_the_most_careful_decision_of_the_window_counts():
+    spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": 10, "maxStep": None}, "scaleUp": {"windowSeconds": 10}})
+
+    assert paced("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0).workers == 6
+    assert paced("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0).workers == 4
+
+
+def test_what_is_remembered_stays_small():
+    spec = AutoscaleSpec()
+    wishes: tuple[tuple[float, int], ...] = ()
+    for number in range(5000):
+        wishes = paced("decode", 4, 3, spec, past=wishes, now=number * 5.0).wishes
+        assert len(wishes) <= 4
+    for number in range(5000, 6000):
+        wishes = paced("decode", 4, number % 4, spec, past=wishes, now=number * 5.0).wishes
+    assert len(wishes) <= 300 / 5 + 2

@@ -1,0 +1,86 @@
+"""What the windows say: means over fresh rounds, and what is not heard."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pdcluster_operator.plan.autoscale.signals import Freshness, Totals, read_pool, together
+from pdcluster_operator.plan.autoscale.values import PoolFacts, Sample, WorkerSample
+from tests.operator.autoscale.worlds import IDLE, NOW
+
+FRESH = Freshness(NOW, 15.0)
+
+
+def worker(pod: str, **fields: float) -> WorkerSample:
+    return replace(IDLE, pod=pod, **fields)
+
+
+def facts(ready: int) -> PoolFacts:
+    return PoolFacts("decode", "x", "H100", ready, ready, ready)
+
+
+def read(*rounds: Sample, ready: int = 2) -> Totals:
+    return read_pool(facts(ready), rounds, FRESH)
+
+
+def test_gauges_are_summed_over_workers_and_averaged_over_fresh_rounds():
+    old = Sample(NOW - 20, (worker("a", num_waiting=100), worker("b", num_waiting=100)))
+    then = Sample(NOW - 5, (worker("a", num_waiting=1), worker("b", num_waiting=2)))
+    last = Sample(NOW, (worker("a", num_waiting=3), worker("b", num_waiting=4)))
+
+    assert read(old, then, last).num_waiting == 5.0
+
+
+def test_a_gpu_counts_more_than_the_engine_and_the_busiest_is_a_mean_over_rounds():
+    first = Sample(NOW - 5, (worker("a", busy_ratio=1.0, gpu_ratio=0.2), worker("b", busy_ratio=0.9)))
+    last = Sample(NOW, (worker("a", busy_ratio=1.0, gpu_ratio=0.4), worker("b", busy_ratio=0.1)))
+
+    totals = read(first, last)
+
+    assert totals.has_gpu
+    assert totals.busy == pytest.approx(0.8)
+    assert totals.busiest == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 55.0, 1e300])
+def test_a_worker_with_a_number_that_is_none_is_not_heard(bad: float):
+    totals = read(Sample(NOW, (worker("a", kv_usage_ratio=bad), worker("b", kv_usage_ratio=0.5))))
+
+    assert (totals.heard, totals.unheard, totals.kv_usage) == (1, 1, 0.5)
+
+
+def test_stale_workers_are_not_heard_and_an_old_window_hears_none():
+    assert read(Sample(NOW, (worker("a"),), stale=("b",))).unheard == 1
+    assert read(Sample(NOW - 16, (worker("a"), worker("b")))).unheard == 2
+    assert read().unheard == 2
+
+
+def test_rounds_of_a_clock_that_is_ahead_do_not_count():
+    assert read(Sample(NOW + 100, (worker("a"), worker("b")))).unheard == 2
+
+
+def test_a_worker_is_settled_three_rounds_after_it_came():
+    rounds = [Sample(NOW - 5.0 * back, (worker("a"), worker("b"))) for back in (3, 2, 1)]
+
+    assert read(*rounds, Sample(NOW, (worker("a"), worker("b"), worker("c"))), ready=3).settled == 2
+
+
+def test_rates_that_are_not_known_stay_unknown():
+    totals = read(Sample(NOW, (worker("a"), worker("b", prefill_token_rate=100.0, prefill_busy_rate=0.5, request_rate=math.nan))))
+
+    assert totals.prefill_speed == 200.0
+    assert totals.request_rate is None
+    assert totals.decode_speed is None
+
+
+def test_pools_together_are_their_sums():
+    one = read(Sample(NOW, (worker("a", busy_ratio=0.5, generation_token_rate=10.0, ttft_seconds=1.0),)), ready=1)
+    other = read(Sample(NOW, (worker("b", busy_ratio=0.3),)), ready=1)
+
+    whole = together([one, other, Totals(unheard=1)])
+
+    assert (whole.heard, whole.unheard, whole.busiest) == (2, 1, 0.5)
+    assert whole.busy == pytest.approx(0.8)
+    assert whole.generation_token_rate == 10.0
+    assert whole.ttft == [(1.0, 0.0)]

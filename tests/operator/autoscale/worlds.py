@@ -1,0 +1,142 @@
+"""Small specs, facts and windows for the autoscaler, with what a test does not care about filled in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.pdcluster import PDClusterSpec
+from pdcluster_operator.plan.autoscale.decide import decide
+from pdcluster_operator.plan.autoscale.values import (
+    Clock,
+    Decision,
+    Memory,
+    Outcome,
+    PoolFacts,
+    PoolKey,
+    Sample,
+    Step,
+    Windows,
+    WorkerSample,
+)
+
+NOON = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)  # a Wednesday
+NOW = 10_000.0
+P, D, M = ("prefill", "x"), ("decode", "x"), ("mixed", "x")
+
+IDLE = WorkerSample("", num_running=0, num_waiting=0, queue_requests=0, queue_tokens=0, kv_usage_ratio=0, busy_ratio=0)
+CALM = replace(IDLE, kv_usage_ratio=0.5, busy_ratio=0.6)
+"""A worker that neither asks for more nor for fewer."""
+
+
+def pool(replicas: int, name: str = "x", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "replicas": replicas, "gpu": "H100", **fields}
+
+
+def make_spec(
+    *,
+    prefill: Sequence[Mapping[str, Any]] = (),
+    decode: Sequence[Mapping[str, Any]] = (),
+    mixed: Sequence[Mapping[str, Any]] = (),
+    lines: Mapping[str, Any] | None = None,
+    **autoscale: Any,
+) -> PDClusterSpec:
+    """A spec with pools of both roles, or mixed ones; four workers each unless given.  lines: the roles' own sections of autoscale."""
+    roles = {"mixed": mixed} if mixed else {"prefill": prefill or [pool(4)], "decode": decode or [pool(4)]}
+    spec = {
+        "model": {"name": "tiny", "path": "/models/tiny"},
+        "roles": {role: {"pools": [dict(each) for each in pools]} for role, pools in roles.items()},
+        "autoscale": {"mode": "On", **(lines or {}), **autoscale},
+    }
+    return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec}).spec
+
+
+def facts_of(spec: PDClusterSpec, **changes: Mapping[str, Any]) -> list[PoolFacts]:
+    """Every pool as it is declared, all ready.  changes: fields by `role` or `role_pool`; replicas set current and ready too."""
+    found = []
+    for role, declared in spec.roles.present().items():
+        for each in declared.pools:
+            change = dict(changes.get(f"{role}_{each.name}") or changes.get(role) or {})
+            number = change.get("replicas", each.replicas)
+            found.append(
+                PoolFacts(
+                    **{"role": role, "pool": each.name, "gpu": each.gpu, "replicas": number, "current": number, "ready": number, **change}
+                )
+            )
+    return found
+
+
+def pods(facts: PoolFacts, worker: WorkerSample, number: int | None = None) -> tuple[WorkerSample, ...]:
+    names = sorted(f"{facts.role}-{facts.pool}-{ordinal}" for ordinal in range(facts.ready if number is None else number))
+    return tuple(replace(worker, pod=name) for name in names)
+
+
+def windows_of(facts: Sequence[PoolFacts], *, now: float = NOW, rounds: int = 4, **workers: WorkerSample) -> dict[PoolKey, list[Sample]]:
+    """Some equal rounds of every pool, five seconds apart.  workers: by role or `role_pool`, else CALM."""
+    return {
+        each.key: [
+            Sample(now - 5.0 * back, pods(each, workers.get(f"{each.role}_{each.pool}") or workers.get(each.role) or CALM))
+            for back in reversed(range(rounds))
+        ]
+        for each in facts
+    }
+
+
+def run(
+    spec: PDClusterSpec,
+    facts: Sequence[PoolFacts],
+    windows: Windows,
+    memory: Memory | None = None,
+    *,
+    now: float = NOW,
+    wall: datetime = NOON,
+) -> Outcome:
+    outcome = decide(spec, facts, windows, memory or Memory(), Clock(now, wall))
+    assert_explained(facts, outcome.decision)
+    assert outcome.changed == any(outcome.decision.replicas.get(each.key, each.replicas) != each.replicas for each in facts)
+    return outcome
+
+
+def see(spec: PDClusterSpec, facts: Sequence[PoolFacts] | None = None, memory: Memory | None = None, **workers: WorkerSample) -> Outcome:
+    """One decision on workers that all show the same.  workers: as in `windows_of`."""
+    facts = facts_of(spec) if facts is None else facts
+    return run(spec, facts, windows_of(facts, **workers), memory)
+
+
+def agreed(spec: PDClusterSpec, facts: Sequence[PoolFacts] | None = None, *, seconds: float = 300.0, **workers: WorkerSample) -> Outcome:
+    """The decision after so many seconds in which all stayed the same."""
+    facts = facts_of(spec) if facts is None else facts
+    memory, now = Memory(), NOW
+    while now < NOW + seconds:
+        memory = run(spec, facts, windows_of(facts, now=now, **workers), memory, now=now).memory
+        now += 5.0
+    return run(spec, facts, windows_of(facts, now=now, **workers), memory, now=now)
+
+
+def assert_explained(facts: Sequence[PoolFacts], decision: Decision) -> None:
+    """Every change of a pool is said by steps that lead from the size before to the size after."""
+    before = {each.key: each.replicas for each in facts}
+    for key, replicas in decision.replicas.items():
+        if key not in before:
+            continue
+        size = before[key]
+        for step in decision.steps:
+            if step.subject == "/".join(key):
+                assert step.before == size, (key, decision.steps)
+                size = step.after
+        assert size == replicas, (key, decision)
+    for step in decision.steps:
+        assert step.why
+
+
+def rules_of(outcome: Outcome, subject: str | None = None) -> list[str]:
+    return [step.rule for step in outcome.decision.steps if subject is None or step.subject == subject]
+
+
+def step_of(outcome: Outcome, rule: str, subject: str | None = None) -> Step:
+    return next(step for step in outcome.decision.steps if step.rule == rule and subject in (None, step.subject))
+
+
+def reasons(outcome: Outcome) -> list[str]:
+    return [problem.reason for problem in outcome.problems]
