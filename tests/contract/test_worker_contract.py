@@ -35,6 +35,7 @@ METRICS = (
     "kv_cache_usage_ratio",
     "kv_blocks",
     "engine_busy_ratio",
+    "draining",
     "prompt_tokens",
     "prefill_tokens",
     "generation_tokens",

@@ -5,7 +5,8 @@ Closing a cluster ends every process that it started.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,33 @@ class Cluster:
     def record(self, pod: str) -> Json | None:
         """One worker's record in etcd."""
         return self.records().get(pod)
+
+    @contextmanager
+    def drained_by_command(self, *pods: str) -> Iterator[None]:
+        """Their drain commands are there within the block; a test may withdraw them before its end."""
+        try:
+            for pod in pods:
+                self.command(pod, drain=True)
+            yield
+        finally:
+            for pod in pods:
+                self.command(pod, drain=False)
+
+    def command(self, pod: str, *, drain: bool) -> None:
+        """Write or remove one worker's drain command, as the operator does."""
+        key = f"/pdcluster/test/{self.name}/commands/{pod}"
+        if drain:
+            self.etcd.put(key, "drain")
+        else:
+            self.etcd.delete(key)
+
+    def wait_state(self, pod: str, *states: str) -> None:
+        """Wait until the worker's record in etcd says one of these."""
+
+        def state() -> str:
+            return (self.record(pod) or {"state": "absent"})["state"]
+
+        wait_for(lambda: state() in states, SETTLE_SECONDS, lambda: f"{pod} is {state()}, not {' or '.join(states)}")
 
     def wait_settled(self) -> None:
         """Wait until no worker holds a block for anyone and nothing waits: what every test must leave behind, in the logs too."""

@@ -12,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
 
-import httpx
 import pytest
 
 from tests.reference import Reference
-from tests.system.client import TIMEOUT_SECONDS, Stream, body
 from tests.system.cluster import Cluster, NewCluster
+from tests.system.load import Load, Outcome
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
@@ -25,62 +24,6 @@ NUM_REQUESTS = 200
 MAX_TOKENS = 24
 KILL_PREFILL_AFTER = 30
 KILL_DECODE_AFTER = 80
-
-
-@dataclass
-class Outcome:
-    """How one request ended.  status: 0 when the connection broke before the headers."""
-
-    prompt: list[int]
-    ingress: str
-    status: int = 0
-    stream: Stream | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the client was told that the answer is whole."""
-        return self.stream is not None and self.stream.done
-
-    @property
-    def is_clean_error(self) -> bool:
-        """Whether it ended in an error that the server worded."""
-        return self.status >= httpx.codes.INTERNAL_SERVER_ERROR or (self.stream is not None and self.stream.error is not None)
-
-
-class Load:
-    """Runs all requests at once and counts those that are done."""
-
-    def __init__(self, outcomes: list[Outcome], workers: dict[str, WorkerProcess], places: list[str]) -> None:
-        self.outcomes = outcomes
-        self._urls = {name: str(worker.client.http.base_url) for name, worker in workers.items()}
-        self._places = places
-        self._progress = asyncio.Condition()
-
-    async def run(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False) as client, asyncio.TaskGroup() as group:
-            for outcome, place in zip(self.outcomes, self._places, strict=True):
-                group.create_task(self._ask(client, outcome, place))
-
-    async def wait_done(self, count: int) -> None:
-        """Wait until that many answers are whole."""
-        async with self._progress:
-            await self._progress.wait_for(lambda: sum(outcome.done for outcome in self.outcomes) >= count)
-
-    async def _ask(self, client: httpx.AsyncClient, outcome: Outcome, place: str) -> None:
-        request = body(outcome.prompt, place, max_tokens=MAX_TOKENS, stream=True)
-        try:
-            async with client.stream("POST", f"{self._urls[outcome.ingress]}/v1/completions", json=request) as reply:
-                outcome.status = reply.status_code
-                if reply.status_code == httpx.codes.OK:
-                    outcome.stream = Stream(reply.headers["x-pdcluster-prefill"], iter(()))
-                    async for line in reply.aiter_lines():
-                        if line.startswith("data: "):
-                            outcome.stream.take(line[6:])
-        except httpx.TransportError:
-            pass  # judged by what had come until then
-        async with self._progress:
-            self._progress.notify_all()
 
 
 @dataclass(frozen=True)
@@ -161,11 +104,12 @@ def test_decode_peer_lost_before_the_first_token_means_another_try(
 async def test_kills_under_load_never_give_a_wrong_answer(square: Square, prompts: Prompts, reference: Reference) -> None:
     prefills, decodes = square.prefills, {worker.name: worker for worker in square.decodes}
     random = Random(0)
-    outcomes = [Outcome(prompts(random.randrange(1, 200)), f"decode-{index % 2}") for index in range(NUM_REQUESTS)]
-    load = Load(outcomes, decodes, [random.choice(["auto", "local", "remote"]) for _ in outcomes])
+    places = ["auto", "local", "remote"]
+    outcomes = [Outcome(prompts(random.randrange(1, 200)), f"decode-{index % 2}", random.choice(places)) for index in range(NUM_REQUESTS)]
+    load = Load(decodes, MAX_TOKENS)
     killed = decodes["decode-1"]
 
-    running = asyncio.create_task(load.run())
+    running = asyncio.create_task(load.run(outcomes))
     await load.wait_done(KILL_PREFILL_AFTER)
     await asyncio.to_thread(prefills[0].kill)
     await asyncio.to_thread(prefills[0].restart, wait=False)

@@ -23,9 +23,11 @@ from pdcluster_worker.peers.types import Load
 FACTS = EngineReady("engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32", num_blocks=64, max_model_len=256, vocab_size=100)
 
 
-def stats(free_blocks: int) -> EngineStats:
+def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> EngineStats:
     """Statistics of an engine with that many free blocks and nothing else to say."""
-    return EngineStats(0, 0, 0, 0, {"free": free_blocks}, free_blocks, *([0] * 4), [], *([0] * 10))
+    return EngineStats(
+        0, 0, 0, 0, {"free": free_blocks}, free_blocks, *([0] * 4), [], *([0] * 10), num_transfers=num_transfers, num_inputs=num_inputs
+    )
 
 
 class ScriptedEngine:

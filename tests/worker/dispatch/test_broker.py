@@ -180,6 +180,21 @@ async def test_broker_takes_back_what_a_draining_worker_has_not_granted(settle: 
     assert await queued is other
 
 
+async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_grants(settle: Callable[[], Awaitable[None]]) -> None:
+    draining, other = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
+    pool = Pool(draining, other)
+    task = pool.acquire("r")
+    await settle()
+    pool.answer(draining, "r", granted=True)
+    draining.ready = False
+    pool.peers.remove(draining)
+    pool.broker.on_change(draining)
+    pool.answer(other, "r", granted=True)
+
+    assert await task is other
+    assert draining.released == ["r"]
+
+
 async def test_broker_last_prefill_worker_draining_means_local(settle: Callable[[], Awaitable[None]]) -> None:
     peer = RecordingPeer("a")
     pool = Pool(peer)

@@ -1,6 +1,8 @@
 """Which decode worker runs a request, and what happens when that worker fails."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
 
 import pytest
 
@@ -19,9 +21,8 @@ from tests.worker.dispatch.doubles import ScriptedEngine
 class DecodePeer:
     """A decode worker that plays a script of tokens and errors."""
 
-    key = "peer"
-
-    def __init__(self, *script: Generated | Exception) -> None:
+    def __init__(self, *script: Generated | Exception, key: str = "peer") -> None:
+        self.key = key
         self.script = script
         self.load = Load()
         self.asked: list[str] = []
@@ -116,6 +117,72 @@ async def test_ingress_fault_of_the_request_itself_is_not_tried_again(worker: Wo
         await collect(ingress, spec())
 
     assert not engine.inputs
+
+
+async def test_ingress_of_a_draining_worker_relays_what_comes_and_counts_it(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    peer = DecodePeer(Generated(Token("r", 5), "local"), Generated(Token("r", 6, finish_reason="stop")))
+    peer.load = Load(num_running=100)  # whatever its load: this worker runs nothing new
+    tokens = make_ingress(worker, engine, peer).generate([spec()], "auto")
+    async with aclosing(tokens):
+        assert (await anext(tokens)).token.token_id == 5
+        assert worker.active == 1
+        assert [g.token.token_id async for g in tokens] == [6]
+
+    assert worker.active == 0
+    assert not engine.inputs
+
+
+@pytest.mark.parametrize("state", ["draining", "drained"])
+async def test_ingress_of_a_draining_worker_without_a_peer_names_another_way(
+    worker: Worker, engine: ScriptedEngine, state: Literal["draining", "drained"]
+) -> None:
+    worker.announce(state)
+    begun: list[int] = []
+    worker.on_request = lambda: begun.append(1)
+    with pytest.raises(RequestError, match=state) as caught:
+        await collect(make_ingress(worker, engine), spec())
+
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "draining", 1)
+    assert (begun, engine.inputs) == ([], [])  # a refusal holds no drain
+
+
+async def test_ingress_of_a_draining_worker_tries_every_peer(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    broken = DecodePeer(PeerError("connection refused"), key="a")
+    full = DecodePeer(RequestError("too many wait", status=503, code="queue_full"), key="b")
+    good = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"), key="c")
+    good.load = Load(num_running=9)
+
+    assert await collect(make_ingress(worker, engine, broken, full, good), spec()) == [(0, 5)]
+    assert (len(broken.asked), len(full.asked), len(good.asked)) == (1, 1, 1)
+
+
+async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    peers = [DecodePeer(PeerError("connection refused"), key=key) for key in "ab"]
+    with pytest.raises(RequestError, match="draining") as caught:
+        await collect(make_ingress(worker, engine, *peers), spec())
+
+    assert (caught.value.code, worker.active, engine.inputs) == ("draining", 0, [])
+
+
+@pytest.mark.parametrize("change", [("ready", "draining"), ("draining", "ready")], ids=lambda change: change[0])
+async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(worker: Worker, engine: ScriptedEngine, change: Any) -> None:
+    """A drain that begins later lets the request go on; one that was withdrawn is over."""
+    before, after = change
+    worker.announce(before)
+
+    class Failing(DecodePeer):
+        async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+            worker.announce(after)
+            raise PeerError("connection refused")
+            yield
+
+    ingress = make_ingress(worker, engine, Failing())
+    busy_here(ingress)
+
+    assert await collect(ingress, spec()) == [(0, 7), (0, 8)]
 
 
 async def test_ingress_admits_all_choices_of_a_prompt_as_one(worker: Worker, engine: ScriptedEngine) -> None:

@@ -79,6 +79,6 @@ async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(worker: Wor
 
 async def test_prefilling_draining_worker_keeps_the_credits_that_are_out(worker: Worker, engine: ScriptedEngine) -> None:
     """The service has checked the credit before it calls; a worker without credits left refuses there."""
-    worker.state = "draining"
+    worker.announce("draining")
 
     assert await collect(worker, engine, Tokens([Token("r", 7)]), DONE) == [Token("r", 7), DONE]

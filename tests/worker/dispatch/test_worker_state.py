@@ -8,21 +8,60 @@ import pytest
 
 from pdcluster_worker.dispatch import worker as worker_module
 from pdcluster_worker.dispatch.worker import Worker, merge
-from pdcluster_worker.engine.messages import BlockEvents
+from pdcluster_worker.engine.messages import Abort, BlockEvents
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.policy_file import PolicyFile
 from tests.worker.dispatch.doubles import ScriptedEngine, stats
 
 
-async def test_worker_draining_refuses_new_requests_and_counts_the_rest(worker: Worker) -> None:
+async def test_worker_takes_requests_until_it_has_ended(worker: Worker) -> None:
+    worker.announce("draining")
     with worker.request():
-        worker.state = "draining"
-        with pytest.raises(RequestError, match="draining") as caught, worker.request():
-            pass
-        with worker.request(promised=True):
-            assert worker.active == 2
+        assert worker.active == 1
+    worker.announce("drained")
+    worker.has_ended = True
+    with pytest.raises(RequestError, match="drained") as caught, worker.request():
+        pass
 
-    assert (caught.value.status, worker.active) == (503, 0)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds, worker.active) == (503, "draining", 1, 0)
+
+
+async def test_worker_tells_of_each_request_that_begins(worker: Worker) -> None:
+    active: list[int] = []
+    worker.on_request = lambda: active.append(worker.active)
+    with worker.request(), worker.request():
+        pass
+
+    assert active == [1, 2]
+
+
+async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_told(worker: Worker, engine: ScriptedEngine) -> None:
+    assert worker.num_holding == 1  # the engine has not said yet what it holds
+    engine.answer = lambda _: [stats(8, num_transfers=2, num_inputs=len(engine.inputs))]
+    worker.engine.send(Abort("r"))
+    assert worker.num_holding == 1
+    while worker.engine.stats is None:
+        await asyncio.sleep(0)
+    with worker.request():
+        assert worker.num_holding == 3
+
+    engine.answer = lambda _: [stats(8, num_inputs=1)]  # of before the message
+    worker.engine.send(Abort("r"))
+    while worker.engine.stats.num_transfers:
+        await asyncio.sleep(0)
+    assert worker.num_holding == 1
+
+
+async def test_worker_reports_a_change_of_state_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "REPORT_SECONDS", 3600.0)
+    async with aclosing(worker.reports()) as reports, asyncio.timeout(5):
+        assert (await anext(reports)).load.state == "ready"
+        worker.announce("draining")
+        assert (await anext(reports)).load.state == "draining"
+        following = asyncio.create_task(anext(reports))
+        await asyncio.sleep(0)
+        worker.announce("ready")
+        assert (await following).load.state == "ready"
 
 
 async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Worker, engine: ScriptedEngine) -> None:

@@ -179,6 +179,29 @@ def test_statistics_count_waiting_tokens_of_queued_and_unfinished_prefills(engin
     assert rig.stats.free_blocks == rig.core.pool.num_available
 
 
+def test_statistics_count_transfers_until_the_last_block_is_safe(pair, spec):
+    """On both sides, though the request is gone: what is not fenced may be written, what is not ended may be read."""
+    both = pair()
+    both.prefill.transport.holding = both.decode.transport.holding = True
+    both.start(spec("a", PROMPT))
+    for side in (both.decode, both.prefill):
+        assert (side.stats.num_transfers, side.stats.num_inputs) == (1, 1)
+        side.handle(m.Abort("a"))
+        assert (side.stats.num_transfers, side.stats.num_inputs) == (1, 2)
+    for side in (both.decode, both.prefill):
+        side.transport.settle()
+        side.step()
+        assert side.stats.num_transfers == 0
+
+
+def test_statistics_know_the_last_message_once_the_engine_is_idle(engine, spec):
+    rig = engine()
+    rig.handle(m.Submit(spec("a", max_tokens=9)))
+    rig.handle(m.Abort("a"))
+    rig.handle(m.Abort("never"))
+    assert rig.stats.num_inputs == 3
+
+
 def test_idle_engine_checks_its_pool_after_its_output_is_out(engine, spec):
     """A lost reference stops the engine instead of corrupting a later request, and the check delays no token."""
     rig = engine()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -167,10 +168,11 @@ def record() -> Callable[..., WorkerRecord]:
 
 
 class Watcher:
-    """A Discovery with what it has told; `dead` holds the pods whose probes fail."""
+    """A Discovery with what it has told; `dead` holds the pods whose probes fail.  obeys: its record says what it is commanded."""
 
-    def __init__(self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int) -> None:
+    def __init__(self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int, *, obeys: bool) -> None:
         self.own = own
+        self._obeys = obeys
         prefix = workers_prefix(namespace, "chat", "r1")
         self.command = command_key(namespace, "chat", own.pod)
         self.own_key = worker_key(prefix, own.role, own.pool, own.pod)
@@ -181,7 +183,7 @@ class Watcher:
         self.discovery = Discovery(
             DiscoveryConfig(endpoints=endpoints, lease_seconds=lease_seconds),
             DiscoveryKeys(prefix, self.command),
-            DiscoveryEvents(self._on_members, self.drains.append, self._probe),
+            DiscoveryEvents(self._on_members, self._on_drain, self._probe),
         )
         self.discovery.start(own)
 
@@ -191,6 +193,11 @@ class Watcher:
 
     def _on_members(self, members: dict[str, WorkerRecord]) -> None:
         self.members = members
+
+    def _on_drain(self, present: bool) -> None:
+        self.drains.append(present)
+        if self._obeys:
+            self.discovery.update(msgspec.structs.replace(self.own, state="draining" if present else "ready"))
 
     async def _probe(self, member: WorkerRecord) -> bool:
         self.probed.append(member.pod)
@@ -203,9 +210,9 @@ async def watcher(record: Callable[..., WorkerRecord]) -> AsyncIterator[Callable
     namespace = uuid.uuid4().hex
     started: list[Watcher] = []
 
-    def start(endpoint: str | list[str], pod: str, *, lease_seconds: int = 2, **changes: Any) -> Watcher:
+    def start(endpoint: str | list[str], pod: str, *, lease_seconds: int = 2, obeys: bool = False, **changes: Any) -> Watcher:
         endpoints = [endpoint] if isinstance(endpoint, str) else endpoint
-        started.append(Watcher(endpoints, record(pod, **changes), namespace, lease_seconds))
+        started.append(Watcher(endpoints, record(pod, **changes), namespace, lease_seconds, obeys=obeys))
         return started[-1]
 
     yield start

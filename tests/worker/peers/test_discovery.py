@@ -4,11 +4,15 @@ Probes answer as each test says; real ones are tested in test_directory.py.
 """
 
 import asyncio
+import base64
+import json
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+
+from pdcluster_worker.peers.records import WorkerRecord
 
 Eventually = Callable[..., Any]
 
@@ -89,6 +93,64 @@ async def test_drain_command_that_was_there_first_is_seen(shared_etcd: Any, watc
     again = watcher(shared_etcd.endpoint, "a")
 
     await eventually(lambda: again.drains == [True])
+
+
+async def test_worker_that_starts_under_a_command_is_never_seen_as_ready(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    first = watcher(shared_etcd.endpoint, "a")
+    await first.discovery.close()
+    shared_etcd.ctl("put", first.command, "drain")
+
+    again = watcher(shared_etcd.endpoint, "a", obeys=True)
+    await eventually(lambda: again.discovery.registered_once)
+
+    stored = json.loads(shared_etcd.ctl("get", again.own_key, "-w", "json"))["kvs"][0]
+    assert (json.loads(base64.b64decode(stored["value"]))["state"], stored["version"]) == ("draining", 1)
+
+
+async def test_last_of_many_quick_changes_is_what_etcd_holds(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a = watcher(shared_etcd.endpoint, "a")
+    for last in ("drained", "ready"):
+        for turn in range(50):
+            a.discovery.update(msgspec.structs.replace(a.own, state=("draining", "ready", "drained")[turn % 3]))
+            await asyncio.sleep(0.001 * (turn % 4))  # some changes meet a write that is under way
+        a.discovery.update(msgspec.structs.replace(a.own, state=last))
+        await eventually(lambda last=last: stored_record(shared_etcd, a).state == last and a.members["a"].state == last)
+    assert a.discovery.problem is None
+
+
+async def test_late_write_of_an_older_state_does_not_stay(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    """As of a call that timed out here and was carried out there."""
+    a = watcher(shared_etcd.endpoint, "a")
+    await eventually(lambda: a.pods == {"a"})
+
+    write_leased(shared_etcd, a, msgspec.structs.replace(a.own, state="drained"), seconds=60)
+
+    await eventually(lambda: stored_record(shared_etcd, a).state == a.members["a"].state == "ready")
+
+
+async def test_record_of_another_engine_of_the_pod_is_not_fought_over(
+    shared_etcd: Any, watcher: Any, record: Any, eventually: Eventually
+) -> None:
+    a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+
+    write_leased(shared_etcd, a, record("a", engine_id="next"), seconds=60)
+    await eventually(lambda: a.members["a"].engine_id == "next")
+    b.discovery.update(msgspec.structs.replace(b.own, state="draining"))
+    await eventually(lambda: a.members["b"].state == "draining")  # what a could have written would be there by now
+
+    assert stored_record(shared_etcd, a).engine_id == "next"
+
+
+async def test_closed_worker_says_its_last_word_first(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    a, b = watcher(shared_etcd.endpoint, "a", lease_seconds=60), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+
+    a.discovery.update(msgspec.structs.replace(a.own, state="drained"))
+    await a.discovery.close()
+
+    await eventually(lambda: b.pods == {"b"})
+    assert b.probed == []  # who has drained is believed
 
 
 async def test_record_that_someone_deleted_is_written_again(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
@@ -176,6 +238,11 @@ async def test_members_that_died_during_an_outage_leave_after_it(own_etcd: Any, 
     await eventually(lambda: a.pods == {"a", "c"})
     a.dead.add("c")
     await eventually(lambda: a.pods == {"a"})
+
+
+def stored_record(etcd: Any, of: Any) -> WorkerRecord:
+    """What etcd holds now."""
+    return msgspec.json.decode(etcd.ctl("get", of.own_key, "--print-value-only"), type=WorkerRecord)
 
 
 def write_leased(etcd: Any, beside: Any, record: Any, *, seconds: int = 1) -> None:

@@ -160,3 +160,18 @@ def test_stop_queues_wants_until_resume() -> None:
     assert ledger.start("d0", "a")
     assert ledger.finish("d0", "a") == []
     assert ledger.resume() == [Grant("d0", "b")]
+
+
+def test_unused_grants_are_those_whose_requests_have_not_arrived() -> None:
+    ledger = CreditLedger(limit_tokens=100)
+    for request_id in ("used", "kept", "returned"):
+        ledger.want("d", request_id, tokens=10, priority=0)
+    assert ledger.unused_grants == 3
+    ledger.start("d", "used")
+    ledger.release("d", "returned")
+    ledger.stop()
+    ledger.want("d", "late", tokens=10, priority=0)
+
+    assert ledger.unused_grants == 1
+    ledger.drop_peer("d")
+    assert ledger.unused_grants == 0

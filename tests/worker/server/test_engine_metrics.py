@@ -29,6 +29,8 @@ STATS = EngineStats(
     preemptions=1,
     bytes_sent=1000,
     bytes_received=2000,
+    num_transfers=1,
+    num_inputs=3,
 )
 
 

@@ -1,4 +1,4 @@
-"""Binding, draining and closing of the HTTP server."""
+"""Binding, refusing and closing of the HTTP server."""
 
 import asyncio
 import signal
@@ -34,26 +34,28 @@ async def test_signals_stay_with_the_caller(rig):
     assert server.finished.done()
 
 
-async def test_drain_refuses_new_clients_and_lets_open_streams_end(rig, server, wire, until):
+async def test_a_server_that_refuses_lets_open_streams_end(rig, server, wire, until):
     rig.backend.hold_after = 3
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
     async with asyncio.timeout(DEADLINE_SECONDS):
         await rig.backend.holding.wait()
-        draining = asyncio.create_task(server.drain(DEADLINE_SECONDS))
+        server.refuse()
         await until(lambda: not _connects(server.port))
         rig.backend.gate.set()
         answer = await asking
 
-    assert await draining is True
+    assert await server.has_finished(DEADLINE_SECONDS)
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-async def test_drain_cuts_streams_off_after_its_timeout(rig, server, wire):
+async def test_close_cuts_streams_off(rig, server, wire):
     rig.backend.hold_after = 3
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
     async with asyncio.timeout(DEADLINE_SECONDS):
         await rig.backend.holding.wait()
-        assert await server.drain(0.3) is False
+        server.refuse()
+        assert not await server.has_finished(0.3)
+        await server.close()
         await rig.backend.cancelled.wait()
         with pytest.raises(httpx.RemoteProtocolError):
             await asking

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_worker import __version__
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
 
@@ -40,6 +41,23 @@ async def test_a_request_before_the_engine_is_ready_is_503(rig, http):
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"]["message"] == "this worker is not ready: the engine is loading the model"
     assert response.json()["error"]["code"] == "not_ready"
+
+
+async def test_a_request_that_comes_in_a_drain_is_passed_on(rig, http):
+    rig.backend.not_ready, rig.backend.drains = "this worker is draining", True
+
+    assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
+    assert (await http.get("/ready")).json()["reason"] == "this worker is draining"
+    assert (await http.get("/metrics")).status_code == 200
+
+
+async def test_a_drain_without_a_peer_says_when_to_come_back(rig, http):
+    rig.backend.not_ready, rig.backend.drains = "this worker is draining", True
+    rig.backend.error = RequestError("this worker is draining", status=503, code="draining", retry_after_seconds=1)
+    for stream in (False, True):
+        response = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
+        assert (response.status_code, response.headers["retry-after"], response.headers["connection"]) == (503, "1", "close")
+    assert rig.value("pdcluster_request_rejected_total", reason="draining") == 2
 
 
 async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):

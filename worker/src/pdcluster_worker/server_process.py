@@ -2,9 +2,9 @@
 
 Order: HTTP first (so that a taken port is said at once and probes answer while
 weights load), then the engine, then gRPC, then etcd.  It ends when told by
-SIGTERM or SIGINT and the last request is done (status 0; a second signal does
-not wait), or at once when the engine dies (1, or 2 if its settings were wrong).
-The lease is revoked either way.
+SIGTERM or SIGINT and the last request is done, whatever the drain command says
+meanwhile (status 0; a second signal does not wait), or at once when the engine
+dies (1, or 2 if its settings were wrong).  The lease is revoked either way.
 """
 
 import asyncio
@@ -134,12 +134,21 @@ class ServerProcess:
             await node.join(http.port)
             backend.serve(node)
             await stop.wait()
-            await node.drain()
-            await http.drain(HTTP_DRAIN_SECONDS)
+            await _leave(node, http)
         finally:
             for task in watching:
                 task.cancel()
             await node.close()
+
+
+async def _leave(node: Node, http: HttpServer) -> None:
+    """Let requests end, those too that come until no connection is taken any more, and then the last bytes of their answers."""
+    await node.leave()
+    http.refuse()
+    while not await http.has_finished(HTTP_DRAIN_SECONDS) and not node.is_drained:
+        await node.leave()
+    await http.close()
+    await node.finish()
 
 
 async def _ready_unless(stop: asyncio.Event, engine: EngineChild) -> EngineReady | None:

@@ -127,6 +127,8 @@ class CreditBroker:
             return
         granted = {peer.key: peer for peer, answer in wait.asked.items() if answer}
         if granted:
+            # A draining worker keeps its promise, but is not held up while another one has room.
+            granted = {key: peer for key, peer in granted.items() if peer.ready} or granted
             candidates = [PrefillCandidate(key, self._matched(wait, peer), peer.load.waiting_tokens) for key, peer in granted.items()]
             self._choose(wait, granted[choose_prefill(self._policy(), candidates, self._tie)])
 

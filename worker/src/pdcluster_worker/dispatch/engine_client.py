@@ -82,6 +82,7 @@ class EngineClient:
         self.on_blocks: list[Callable[[BlockEvents], None]] = []
         self._socket = socket
         self._mailboxes: dict[str, Mailbox] = {}
+        self._num_sent = 0
         self._outgoing: asyncio.Queue[EngineInput] = asyncio.Queue()
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
 
@@ -93,7 +94,13 @@ class EngineClient:
         """Queue one message; order is kept.  Raises EngineDiedError when there is no engine any more."""
         if self.died is not None:
             raise EngineDiedError(self.died)
+        self._num_sent += 1
         self._outgoing.put_nowait(message)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether `stats` knows of every message that was sent."""
+        return self.stats is not None and self.stats.num_inputs >= self._num_sent
 
     def open(self, request_id: str) -> Mailbox:
         """Start to listen for one request.  Raises RequestError if its id is in use [T8]."""

@@ -2,14 +2,17 @@
 
 Losing that worker before the first token means another try here; after it, a
 clean error, for the client must never see two workers' versions of one answer.
-What the chosen worker does is `dispatch.decoding`'s business.
+A draining worker runs nothing that arrives now: it relays to a peer that stays,
+and to the next one if that fails.  What the chosen worker does is
+`dispatch.decoding`'s business.
 """
 
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Container
 from contextlib import aclosing
+from functools import partial
 
 from pdcluster_worker.dispatch.choices import Choices
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
@@ -43,12 +46,16 @@ class Ingress:
         The first choice may be prefilled remotely; the others start from its
         cached prompt, on the same worker.
         """
+        may_run_here = self._worker.state == "ready"  # decided once: a drain that begins later lets the request go on
+        peer = self._choose(may_run_here)
+        if peer is None and not may_run_here:
+            raise self._worker.refusal()
         with self._worker.request():
-            peer = self._choose()
             if peer is None:
                 self._here.admit()
             others: PrefillMode = "local" if prefill == "remote" else prefill
-            streams = {spec.request_id: self._at(peer, spec, others if index else prefill) for index, spec in enumerate(specs)}
+            run = self._here.run if peer is None else partial(self._relay, peer, may_run_here)
+            streams = {spec.request_id: run(spec, others if index else prefill) for index, spec in enumerate(specs)}
             choices = Choices(streams)
             self._choices.update(dict.fromkeys(streams, choices))
             try:
@@ -64,40 +71,56 @@ class Ingress:
         if (choices := self._choices.get(request_id)) is not None:
             choices.abort(request_id)
 
-    def _choose(self) -> Peer | None:
-        peers = {peer.key: peer for peer in self._decodes()}
-        if not peers:
-            return None
+    def _choose(self, may_run_here: bool, failed: Container[str] = ()) -> Peer | None:
+        """The peer to run it; None for this worker, or when there is nobody.  failed: peers to leave out."""
+        peers = {peer.key: peer for peer in self._decodes() if peer.key not in failed}
         candidates = [DecodeCandidate(key, self._requests_at(peer), is_self=False) for key, peer in peers.items()]
-        candidates.append(DecodeCandidate(_SELF, self._here.num_requests, is_self=True))
-        return peers.get(choose_decode(candidates, self._tie))
+        if may_run_here:
+            candidates.append(DecodeCandidate(_SELF, self._here.num_requests, is_self=True))
+        return peers.get(choose_decode(candidates, self._tie)) if candidates else None
 
     def _requests_at(self, peer: Peer) -> int:
         load = peer.load
         # A report is up to a second old; what we sent there since is certain.
         return max(load.num_running + load.num_waiting + load.credit_queue_requests, self._relayed[peer.key])
 
-    def _at(self, peer: Peer | None, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        return self._here.run(spec, prefill) if peer is None else self._relay(peer, spec, prefill)
-
-    async def _relay(self, peer: Peer, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """The peer admits it, and this worker does not again when it takes over."""
-        started = False
-        self._relayed[peer.key] += 1
-        try:
-            async with aclosing(peer.generate(spec, prefill)) as tokens:
-                async for generated in tokens:
-                    started = True
-                    yield generated
-            return
-        except (PeerError, RequestError) as e:
-            if isinstance(e, RequestError) and e.status != _UNAVAILABLE:
-                raise  # the request's own fault
-            logger.warning("decode peer failed request=%s peer=%s started=%s reason=%s", spec.request_id, peer.key, started, e)
-            if started:
-                raise RequestError(f"the decode worker of this request was lost: {e}", status=503, code="decode_worker_lost") from e
-        finally:
-            self._relayed[peer.key] -= 1
+    async def _relay(self, peer: Peer, may_run_here: bool, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """At a peer, or at another one if that fails; at last here, where it is not admitted again."""
+        failed: set[str] = set()
+        following: Peer | None = peer
+        while following is not None:
+            peer, started = following, False
+            self._relayed[peer.key] += 1
+            try:
+                async with aclosing(peer.generate(spec, prefill)) as tokens:
+                    async for generated in tokens:
+                        started = True
+                        yield generated
+                return
+            except (PeerError, RequestError) as e:
+                _check_unserved(spec.request_id, peer.key, started, e)
+                failed.add(peer.key)
+                following = self._after(failed, may_run_here, e)
+            finally:
+                self._relayed[peer.key] -= 1
         async with aclosing(self._here.run(spec, prefill)) as tokens:
             async for generated in tokens:
                 yield generated
+
+    def _after(self, failed: set[str], may_run_here: bool, error: Exception) -> Peer | None:
+        """Who takes a request over; None for this worker.  Raises RequestError when nobody may."""
+        if may_run_here or self._worker.state == "ready":
+            return None
+        peer = self._choose(may_run_here=False, failed=failed)
+        if peer is None:
+            raise self._worker.refusal() from error
+        return peer
+
+
+def _check_unserved(request_id: str, peer: str, started: bool, error: PeerError | RequestError) -> None:
+    """Return if another worker may well serve the request, of which the client has seen nothing; raise RequestError otherwise."""
+    if isinstance(error, RequestError) and error.status != _UNAVAILABLE:
+        raise error  # the request's own fault
+    logger.warning("decode peer failed request=%s peer=%s started=%s reason=%s", request_id, peer, started, error)
+    if started:
+        raise RequestError(f"the decode worker of this request was lost: {error}", status=503, code="decode_worker_lost") from error

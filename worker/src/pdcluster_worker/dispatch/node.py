@@ -1,11 +1,11 @@
 """This worker among its peers: the objects of its role, wired once the engine's facts are known, and its state in etcd.
 
-Owns the order in which a worker joins (gRPC, then etcd) and drains (announce,
-take nothing new, wait for the last request, say drained).  What a request does
-on the way is the business of `ingress`, `decoding` and `prefilling`.
+Owns the order in which a worker joins (gRPC, then etcd) and leaves (announce,
+promise nothing new, wait for what runs, refuse, leave etcd).  When it drains is
+`draining`'s rule; what a request does on the way is the business of `ingress`,
+`decoding` and `prefilling`.
 """
 
-import asyncio
 import logging
 
 import grpc
@@ -14,6 +14,7 @@ import msgspec
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.draining import Drain
 from pdcluster_worker.dispatch.handler import Handler, credit_limit
 from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
@@ -31,9 +32,6 @@ from pdcluster_worker.peers.types import Hello
 from pdcluster_worker.routing.credits import CreditLedger
 
 logger = logging.getLogger(__name__)
-
-DRAIN_CHECK_SECONDS = 0.1
-"""How often a draining worker looks whether it is done."""
 
 GRPC_GRACE_SECONDS = 1.0
 """After a drain no call of ours is open; this bounds a peer that keeps its streams."""
@@ -59,9 +57,11 @@ class Node:
         self._directory = Directory(identity.pod, here, events, worker.metrics)
         self._ledger = CreditLedger(self._credit_limit())
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
+        self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce)
+        worker.on_request = self._drain.look
+        worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()
         self._grpc: grpc.aio.Server | None = None
-        self._draining: asyncio.Task[None] | None = None
 
     def _work(self) -> DecodeDispatcher | PrefillDispatcher:
         if self._config.role == "prefill":
@@ -75,7 +75,7 @@ class Node:
         config, identity = self._config, self._identity
         prefix = workers_prefix(identity.namespace, config.cluster, config.revision)
         keys = DiscoveryKeys(prefix, command_key(identity.namespace, config.cluster, identity.pod))
-        return Discovery(config.discovery, keys, DiscoveryEvents(self._directory.set_members, self._on_command, self._directory.probe))
+        return Discovery(config.discovery, keys, DiscoveryEvents(self._directory.set_members, self._drain.command, self._directory.probe))
 
     # --- joining ------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Node:
         """Serve peers and register in etcd; goes on trying when etcd is away.  Raises ConfigError when the gRPC port cannot be used."""
         listen = self._config.listen
         self._grpc, port = await start_grpc(self._service, listen.host, listen.grpc, self._credentials)
-        self.worker.state = "ready"
+        self.worker.state = self._drain.state
         self._record = self._make_record(http_port, port)
         self._discovery.start(self._record)
 
@@ -125,34 +125,34 @@ class Node:
 
     # --- draining -----------------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Take nothing new, and return when the last request is done and no credit is out."""
-        self._ledger.stop()
-        self._announce("draining")
-        while self.worker.active or self._ledger.outstanding_tokens:  # noqa: ASYNC110 - two counters of other rooms, and only while draining
-            await asyncio.sleep(DRAIN_CHECK_SECONDS)
-        self._announce("drained")
+    async def leave(self) -> None:
+        """Drain, and return while nothing is left; commands no longer matter."""
+        self._drain.end()
+        await self._drain.drained()
 
-    def _on_command(self, drain: bool) -> None:
-        """Obey the operator's key: present = drain, absent = serve again."""
-        if drain and self._draining is None:
-            self._draining = asyncio.create_task(self.drain(), name="drain by command")
-        elif not drain and self._draining is not None:
-            self._draining.cancel()
-            self._draining = None
-            self._service.desk.push(self._ledger.resume())
-            self._announce("ready")
+    async def finish(self) -> None:
+        """After `leave`: wait for whatever slipped in since, and from then on refuse everything."""
+        await self._drain.drained()
+        self.worker.has_ended = True
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it is told to leave and nothing holds it."""
+        return self._drain.state == "drained"
 
     def _announce(self, state: WorkerState) -> None:
-        logger.info("state=%s active=%d", state, self.worker.active)
-        self.worker.state = state
+        logger.info("state=%s active=%d holding=%d", state, self.worker.active, self._drain.num_holding)
+        self.worker.announce(state)
         self._record = msgspec.structs.replace(self._record, state=state)
         self._discovery.update(self._record)
+        if state == "ready":
+            self._service.desk.push(self._ledger.resume())
+        else:
+            self._ledger.stop()
 
     async def close(self) -> None:
         """Leave etcd, drop peers, stop serving them."""
-        if self._draining is not None:
-            self._draining.cancel()
+        await self._drain.close()
         await self._discovery.close()
         await self._directory.close()
         if self._grpc is not None:

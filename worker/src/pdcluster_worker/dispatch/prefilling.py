@@ -20,7 +20,7 @@ class PrefillDispatcher:
     async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
         """The first token, then PrefillDone unless that token ended the request.  Raises RequestError when it cannot be done."""
         worker = self._worker
-        with worker.request(promised=True):
+        with worker.request():
             mailbox = worker.engine.open(spec.request_id)
             try:
                 worker.engine.send(Prefill(spec, target))

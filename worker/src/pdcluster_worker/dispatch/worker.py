@@ -4,8 +4,8 @@ Kept up to date by `server_process`; read by `decoding` and `prefilling`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pdcluster_worker.config import PolicyConfig, Role
@@ -34,6 +34,9 @@ class Worker:
     policy:        the one in force now.
     blocks:        prefix caches: our own, and those of the peers that we watch.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
+    active:        requests that run here, are relayed, or are prefilled for a peer.
+    has_ended:     nothing is taken any more, for the process is about to end.
+    on_request:    told of each request that begins.
     """
 
     role: Role
@@ -46,7 +49,10 @@ class Worker:
     state: WorkerState = "starting"
     blocks: PrefixIndex = field(default_factory=PrefixIndex)
     active: int = 0
+    has_ended: bool = False
+    on_request: Callable[[], None] = lambda: None
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
+    _listeners: set[asyncio.Event] = field(default_factory=set)
     _room: "list[tuple[int, asyncio.Future[None]]]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -69,19 +75,36 @@ class Worker:
         return min(self.blocks.match(_SELF, hashes), (num_tokens - 1) // self.block_size) * self.block_size
 
     @contextmanager
-    def request(self, *, promised: bool = False) -> Iterator[None]:
+    def request(self) -> Iterator[None]:
         """Count a request in, and out at the end.
 
-        Raises RequestError 503 when this worker takes no new ones, unless it was promised (a credit) before that.
+        A draining worker takes it too, for who sent it had not heard yet.  Raises RequestError 503 from one that has ended.
         """
-        if self.state != "ready" and not promised:
-            message = f"this worker is {self.state}: send the request to another one"
-            raise RequestError(message, status=503, code="draining", retry_after_seconds=1)
+        if self.has_ended:
+            raise self.refusal()
         self.active += 1
+        self.on_request()
         try:
             yield
         finally:
             self.active -= 1
+
+    def refusal(self) -> RequestError:
+        """What a client is told that should go to another worker."""
+        message = f"this worker is {self.state}: send the request to another one"
+        return RequestError(message, status=503, code="draining", retry_after_seconds=1)
+
+    def announce(self, state: WorkerState) -> None:
+        """Take another state; peers that listen hear of it at once."""
+        self.state = state
+        for listener in self._listeners:
+            listener.set()
+
+    @property
+    def num_holding(self) -> int:
+        """Requests and transfers that must end before this worker may go: what the engine has not reported on counts as one."""
+        stats = self.engine.stats
+        return self.active + (0 if stats is None else stats.num_transfers) + (not self.engine.is_reported)
 
     async def room(self, needed_blocks: int) -> None:
         """Wait until the engine reports that many free blocks.
@@ -116,17 +139,22 @@ class Worker:
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:
-        """A snapshot, then load and the changes of the prefix cache about once a second, until closed."""
+        """A snapshot, then load and the changes of the prefix cache about once a second and at each change of state, until closed."""
         changes: asyncio.Queue[BlockEvents] = asyncio.Queue()
+        announced = asyncio.Event()
         self._changes.add(changes)
+        self._listeners.add(announced)
         try:
             yield Report(load=self.load(), stored=tuple(self.blocks.hashes(_SELF)), snapshot=True)
             while True:
-                await asyncio.sleep(REPORT_SECONDS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(announced.wait(), REPORT_SECONDS)
+                announced.clear()
                 stored, removed = merge([changes.get_nowait() for _ in range(changes.qsize())])
                 yield Report(load=self.load(), stored=tuple(stored), removed=tuple(removed))
         finally:
             self._changes.discard(changes)
+            self._listeners.discard(announced)
 
     def _export_queues(self) -> None:
         metrics = self.metrics

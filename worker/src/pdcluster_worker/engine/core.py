@@ -70,6 +70,7 @@ class EngineCore:
         self._changed = True  # something has happened since the last statistics; a new engine has yet to say what it has
         self._reported_seconds = clock()
         self._num_overdue = 0
+        self._num_inputs = 0
         self._next_check_seconds = clock()
 
     @property
@@ -84,6 +85,7 @@ class EngineCore:
     def handle(self, message: EngineInput) -> None:
         """Take one message; what it causes to be said comes out of the next `step`.  `Stop` is the loop's business."""
         self._touch()
+        self._num_inputs += 1
         match message:
             case messages.Submit(spec=spec):
                 self._submit(spec)
@@ -352,4 +354,6 @@ class EngineCore:
             preemptions=scheduler.num_preemptions,
             bytes_sent=self._sender.num_bytes,
             bytes_received=receiver.num_bytes,
+            num_transfers=self._sender.num_transfers + receiver.num_transfers,
+            num_inputs=self._num_inputs,
         )

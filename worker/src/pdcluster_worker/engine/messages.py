@@ -250,6 +250,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     preemptions: int
     bytes_sent: int
     bytes_received: int
+    num_transfers: int  # either way: not yet acknowledged, ended or fenced
+    num_inputs: int  # messages taken since the start: what was sent after that many is not in this report
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

@@ -64,6 +64,11 @@ class Receiver:
         """Live requests whose KV a peer writes."""
         return len(self._by_request)
 
+    @property
+    def num_transfers(self) -> int:
+        """Epochs that are not fenced, of live requests or not."""
+        return len(self._by_epoch)
+
     def receive(self, request: Request, num_reserved_blocks: int) -> ReceiveReady | ReceiveRefused:
         """Hold blocks for all known tokens and one more, and open those that the peer is to write.
 

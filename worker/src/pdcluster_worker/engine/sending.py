@@ -50,6 +50,11 @@ class Sender:
         self._transport = transport
         self._by_epoch: dict[bytes, Send] = {}
 
+    @property
+    def num_transfers(self) -> int:
+        """Epochs that are neither acknowledged to the last block nor ended."""
+        return len(self._by_epoch)
+
     def __contains__(self, epoch: bytes) -> bool:
         return epoch in self._by_epoch
 

@@ -57,6 +57,8 @@ class Gauges:
     preemptions: int
     bytes_sent: int
     bytes_received: int
+    num_transfers: int
+    num_inputs: int
 
 
 @dataclass(slots=True)
@@ -119,6 +121,8 @@ class Counters:
             preemptions=gauges.preemptions,
             bytes_sent=gauges.bytes_sent,
             bytes_received=gauges.bytes_received,
+            num_transfers=gauges.num_transfers,
+            num_inputs=gauges.num_inputs,
         )
 
 

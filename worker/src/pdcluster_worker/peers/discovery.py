@@ -124,11 +124,12 @@ class Discovery:
     async def _serve(self, etcd: Etcd) -> None:
         lease_id = await etcd.grant(self._lease_seconds)
         try:
-            self._record_changed.clear()
+            # The command first: a worker that starts under one must never be seen as ready.
+            command = await etcd.read(self._keys.command)
+            self._set_draining(bool(command.values))
             await self._put_record(etcd, lease_id)
             workers = await etcd.read(self._keys.workers_prefix)
-            command = await etcd.read(self._keys.command)
-            self._on_registered(workers, command)
+            self._on_registered(workers)
             await run_until_first_ends(
                 self._keep_alive(etcd, lease_id),
                 self._keep_record(etcd, lease_id),
@@ -137,16 +138,24 @@ class Discovery:
                 self._recheck_missing(),
             )
         except asyncio.CancelledError:
-            await _revoke(etcd, lease_id)
+            await self._take_leave(etcd, lease_id)
             raise
 
-    def _on_registered(self, workers: Listing, command: Listing) -> None:
+    async def _take_leave(self, etcd: Etcd, lease_id: int) -> None:
+        """Write the last record, for who was drained needs no probe, and revoke the lease; both best effort."""
+        try:
+            if self._record_changed.is_set():
+                await self._put_record(etcd, lease_id)
+            await etcd.revoke(lease_id)
+        except EtcdError as e:
+            logger.warning("left the worker record to its lease reason=%s", e)
+
+    def _on_registered(self, workers: Listing) -> None:
         if self.problem is not None:
             logger.info("registered in etcd cluster=%x revision=%d", workers.cluster_id, workers.revision)
         self.problem = None
-        listed = [decode_record(key, value) for key, value in workers.values.items()]
+        listed = [self._decode(key, value) for key, value in workers.values.items()]
         self._apply(self._membership.resync({record.pod: record for record in listed if record is not None}))
-        self._set_draining(bool(command.values))
         self.registered_once = True
 
     def _report_problem(self, problem: str) -> None:
@@ -164,7 +173,6 @@ class Discovery:
     async def _keep_record(self, etcd: Etcd, lease_id: int) -> None:
         while True:
             await self._record_changed.wait()
-            self._record_changed.clear()
             await self._put_record(etcd, lease_id)
 
     async def _watch_workers(self, etcd: Etcd, from_revision: int) -> None:
@@ -194,7 +202,12 @@ class Discovery:
     # --- what is learnt ---------------------------------------------------------------------------
 
     async def _put_record(self, etcd: Etcd, lease_id: int) -> None:
-        await etcd.put(self._own_key(), encode_record(self._record), lease_id)
+        self._record_changed.clear()  # before the record is read: a change during the call is written by the next one
+        try:
+            await etcd.put(self._own_key(), encode_record(self._record), lease_id)
+        except BaseException:
+            self._record_changed.set()  # nobody knows whether it was written
+            raise
 
     def _own_key(self) -> str:
         return worker_key(self._keys.workers_prefix, self._record.role, self._record.pool, self._record.pod)
@@ -205,8 +218,15 @@ class Discovery:
             if event.key == self._own_key():
                 raise EtcdError("the record of this worker was deleted")
             return self._membership.delete(pod_of(event.key))
-        record = decode_record(event.key, event.value)
+        record = self._decode(event.key, event.value)
         return record is not None and self._membership.put(record)
+
+    def _decode(self, key: str, value: bytes) -> WorkerRecord | None:
+        """Read a record.  An older one of this engine is written over: a call that was given up may be carried out after a later one."""
+        record = decode_record(key, value)
+        if record is not None and key == self._own_key() and record.engine_id == self._record.engine_id and record != self._record:
+            self._record_changed.set()
+        return record
 
     def _apply(self, changed: bool) -> None:
         if self._membership.missing:
@@ -219,10 +239,3 @@ class Discovery:
             self._is_draining = present
             logger.info("drain command present=%s", present)
             self._events.on_drain(present)
-
-
-async def _revoke(etcd: Etcd, lease_id: int) -> None:
-    try:
-        await etcd.revoke(lease_id)
-    except EtcdError as e:
-        logger.warning("left the worker record to its lease reason=%s", e)

@@ -94,6 +94,11 @@ class CreditLedger:
         return sum(self._unused.values()) + sum(self._in_hand.values())
 
     @property
+    def unused_grants(self) -> int:
+        """Grants whose requests have not arrived."""
+        return len(self._unused)
+
+    @property
     def queued_requests(self) -> int:
         """Wants not granted yet."""
         return self._wants.num_requests

@@ -18,10 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 def check_servable(name: str, backend: Backend) -> None:
-    """Raises RequestError 404 for another model, 503 while the worker is not ready: its limits are not known before."""
+    """Raises RequestError 404 for another model, 503 while the worker is not ready: its limits are not known before.
+
+    A draining worker knows them, and may have a peer for the request.
+    """
     check_model(name, backend.model_name)
     reason = backend.ready()
-    if reason is not None:
+    if reason is not None and not backend.draining():
         raise RequestError(f"this worker is not ready: {reason}", status=503, code="not_ready", retry_after_seconds=1)
 
 

@@ -38,12 +38,13 @@ class HttpServer:
         self.port: int = bound.getsockname()[1]
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
-    async def drain(self, timeout_seconds: float) -> bool:
-        """Accept no more, let open requests end; after the timeout they are cut off.  Whether all ended by themselves."""
+    def refuse(self) -> None:
+        """Accept no more connections, and close each when its open request ends; returns at once."""
         self._server.should_exit = True
+
+    async def has_finished(self, timeout_seconds: float) -> bool:
+        """After `refuse`: wait that long at most for the last open request; whether it has ended."""
         done, _ = await asyncio.wait({self.finished}, timeout=timeout_seconds)
-        if not done:
-            await self.close()
         return bool(done)
 
     async def close(self) -> None:

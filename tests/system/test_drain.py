@@ -1,0 +1,145 @@
+"""Scale-down of both roles under load: no stream is cut, none differs, and what still arrives is served elsewhere.
+
+Two prefill and three decode workers.  Draining starts by the operator's command
+key in etcd or by SIGTERM, of several workers at a time.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import httpx
+import pytest
+
+from tests.reference import Reference
+from tests.system.client import body
+from tests.system.cluster import Cluster, NewCluster
+from tests.system.load import Load, Outcome
+from tests.system.prompts import Prompts
+from tests.system.waiting import wait_for
+from tests.system.worker_process import SETTLE_SECONDS, Metrics, WorkerProcess
+
+NUM_BEFORE = 60
+NUM_DURING = 40
+MAX_TOKENS = 150
+FIRST, STAYS, ENDS = "decode-0", "decode-1", "decode-2"
+"""Drained by command, not drained, ended by SIGTERM."""
+DECODES = (FIRST, STAYS, ENDS)
+PREFILLS = ("prefill-0", "prefill-1")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Two prefill and three decode workers."""
+
+    cluster: Cluster
+    decodes: dict[str, WorkerProcess]
+
+
+@pytest.fixture(scope="module")
+def fleet_cluster(open_cluster: NewCluster) -> Iterator[Fleet]:
+    with open_cluster("fleet") as cluster:
+        for role, names in (("prefill", PREFILLS), ("decode", DECODES)):
+            for name in names:
+                cluster.add_worker(role, name).wait_ready()  # one after the other: all at once they take longer to load
+        yield Fleet(cluster, {name: cluster.workers[name] for name in DECODES})
+
+
+@pytest.fixture
+def fleet(fleet_cluster: Fleet) -> Iterator[Fleet]:
+    """All five, ready, and each decode worker knows the others."""
+    fleet_cluster.cluster.heal()
+    for decode in fleet_cluster.decodes.values():
+        wait_for(lambda decode=decode: _num_decode_peers(decode) == 2, SETTLE_SECONDS, f"{decode.name} knows two decode peers")
+    yield fleet_cluster
+    fleet_cluster.cluster.wait_settled()
+
+
+async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(fleet: Fleet, prompts: Prompts, reference: Reference) -> None:
+    cluster, random, load = fleet.cluster, Random(0), Load(fleet.decodes, MAX_TOKENS)
+
+    def ask(ingress: str) -> Outcome:
+        return Outcome(prompts(random.randrange(20, 200)), ingress, random.choice(["auto", "local", "remote"]))
+
+    before = [ask(name) for name in DECODES for _ in range(NUM_BEFORE // 3)]
+    during = [ask(name) for name in (FIRST, STAYS) for _ in range(NUM_DURING // 2)]
+    asking = asyncio.create_task(load.run(before))
+    await load.wait_for(lambda: sum(outcome.num_tokens > 0 for outcome in load.outcomes) >= NUM_BEFORE // 2)
+    with cluster.drained_by_command(FIRST, PREFILLS[0]):
+        fleet.decodes[ENDS].terminate()
+        # Some of these arrive before the workers have heard of their commands, some after.
+        await asyncio.gather(asking, load.run(during))
+        assert await asyncio.to_thread(fleet.decodes[ENDS].wait_end) == 0
+        for name in (FIRST, PREFILLS[0]):
+            await asyncio.to_thread(cluster.wait_state, name, "drained")
+            assert cluster.workers[name].metrics().value("draining") == 0
+
+    assert len(load.outcomes) == NUM_BEFORE + NUM_DURING
+    assert [outcome for outcome in load.outcomes if not outcome.done or outcome.num_tokens != MAX_TOKENS] == []
+    again = Load({STAYS: fleet.decodes[STAYS]}, MAX_TOKENS)
+    await again.run(Outcome(outcome.prompt, STAYS, "local") for outcome in load.outcomes)
+    for drained, plain in zip(load.outcomes, again.outcomes, strict=True):
+        assert drained.stream is not None
+        assert plain.stream is not None
+        if drained.stream.tokens != plain.stream.tokens:  # right too after a near tie, which the reference knows
+            reference.check(drained.prompt, drained.stream.tokens)
+            reference.check(plain.prompt, plain.stream.tokens)
+
+
+def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: Fleet, prompts: Prompts, reference: Reference) -> None:
+    first, others = fleet.decodes[FIRST], [fleet.decodes[STAYS], fleet.decodes[ENDS]]
+    prompt, before = prompts(40), [worker.metrics() for worker in others]
+    with first.client.stream(prompts(20), "local", max_tokens=1500) as own:
+        own.read_tokens(1)
+        with fleet.cluster.drained_by_command(FIRST):
+            first.wait_for(lambda: _ready_reason(first) == "this worker is draining", "it says so")
+            with first.client.stream(prompt, "local", max_tokens=50) as relayed:
+                relayed.read_tokens(1)
+                scraped = first.client.http.get("/metrics")
+                assert Metrics(scraped.text).value("draining") == 2  # a relayed stream holds it too
+                tokens = relayed.read_all()
+            assert (relayed.done, len(tokens), scraped.headers["connection"]) == (True, 50, "close")
+            assert len(own.read_all()) == 1500
+            assert own.done
+            fleet.cluster.wait_state(FIRST, "drained")
+            assert len(first.client.complete(prompts(30)).tokens) == 8  # who has not forgotten a drained worker is still served
+            first.wait_for(lambda: _ready_reason(first) == "this worker is drained", "it is drained again")
+    reference.check(prompt, tokens)
+    first.wait_for(lambda: _tokens_made(others, before) == 50 + 8, "the others made the tokens")
+    first.wait_ready()
+
+
+def test_last_decode_worker_finishes_its_streams_and_names_another_way(fleet: Fleet, prompts: Prompts, reference: Reference) -> None:
+    prompt, last = prompts(40), fleet.decodes[STAYS]
+    with last.client.stream(prompt, "auto", max_tokens=1500) as stream:
+        stream.read_tokens(1)
+        with fleet.cluster.drained_by_command(*DECODES):
+            reply = wait_for(lambda: _refusal(last, prompts), SETTLE_SECONDS, "nobody takes a request")
+            tokens = stream.read_all()
+
+    assert reply is not None
+    assert (reply.json()["error"]["code"], reply.headers["retry-after"], reply.headers["connection"]) == ("draining", "1", "close")
+    assert (stream.done, len(tokens)) == (True, 1500)
+    reference.check(prompt, tokens[:200])
+    for decode in fleet.decodes.values():
+        decode.wait_ready()
+
+
+def _refusal(worker: WorkerProcess, prompts: Prompts) -> httpx.Response | None:
+    """The answer to a new request if that is a 503; None while somebody serves it."""
+    reply = worker.client.post(body(prompts(5), max_tokens=1))
+    return reply if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE else None
+
+
+def _tokens_made(workers: list[WorkerProcess], since: list[Metrics]) -> float:
+    return sum(worker.growth(before, "generation_tokens_total") for worker, before in zip(workers, since, strict=True))
+
+
+def _ready_reason(worker: WorkerProcess) -> str:
+    """Why it is not ready; empty when it is."""
+    return worker.client.http.get("/ready").json()["reason"] or ""
+
+
+def _num_decode_peers(worker: WorkerProcess) -> float:
+    return worker.metrics().value("peers", role="decode", state="ready")

@@ -1,0 +1,186 @@
+"""One worker's drain from its command to its end: in mid-transfer, withdrawn, commanded again, met by SIGTERM, without etcd."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.reference import Reference
+from tests.system.cluster import Pair
+from tests.system.prompts import Prompts
+from tests.system.worker_process import WorkerProcess
+
+NUM_FLIPS = 25
+
+
+@pytest.fixture
+def commanded(pair: Pair) -> Iterator[Pair]:
+    """A pair without any command, at the end too."""
+    yield pair
+    for name in pair.cluster.workers:
+        pair.cluster.command(name, drain=False)
+    pair.cluster.heal()
+
+
+class Log:
+    """What a worker says from now on."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self._path = worker.log
+        self._start = worker.log.stat().st_size
+
+    def count(self, text: str) -> int:
+        """How often it has said so."""
+        return self._path.read_bytes()[self._start :].count(text.encode())
+
+
+def is_ready(worker: WorkerProcess) -> bool:
+    return worker.client.http.get("/ready").status_code == httpx.codes.OK
+
+
+def test_prefill_worker_drained_in_mid_transfer_finishes_it(slow: Pair, prompts: Prompts, reference: Reference) -> None:
+    prompt, before = prompts(500), slow.decode.metrics()
+    with slow.decode.client.stream(prompt, "remote") as stream, slow.cluster.drained_by_command(slow.prefill.name):
+        stream.read_tokens(1)  # made at once, and the blocks move for seconds
+        slow.cluster.wait_state(slow.prefill.name, "draining")
+        assert slow.prefill.metrics().value("draining") >= 1
+        assert slow.decode.client.complete(prompts(300), "auto", max_tokens=1).prefill == "local"
+        tokens = stream.read_all()
+        slow.cluster.wait_state(slow.prefill.name, "drained")
+        assert slow.prefill.metrics().value("draining") == 0
+
+    assert stream.done
+    reference.check(prompt, tokens)
+    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
+    slow.prefill.wait_ready()
+
+
+def test_requests_that_wait_for_a_draining_prefill_worker_are_served(slow: Pair, prompts: Prompts, reference: Reference) -> None:
+    """A promised credit is kept; who has none yet prefills here, and none of them fails."""
+    cluster, decode, waiting = slow.cluster, slow.decode, [prompts(300) for _ in range(4)]
+    with ThreadPoolExecutor(len(waiting)) as pool:
+        with slow.prefill.engine_stopped():  # whoever has a credit keeps it, and the others wait
+            answers = [pool.submit(decode.client.complete, prompt, "auto", max_tokens=4) for prompt in waiting]
+            decode.wait_for(lambda: decode.metrics().value("prefill_queue_requests") == len(waiting) - 1, "some wait for a credit")
+            cluster.command(slow.prefill.name, drain=True)
+            decode.wait_for(lambda: decode.metrics().value("prefill_queue_requests") == 0, "they wait for it no more")
+        for prompt, answer in zip(waiting, answers, strict=True):
+            reference.check(prompt, answer.result().tokens)
+        cluster.wait_state(slow.prefill.name, "drained")
+        cluster.command(slow.prefill.name, drain=False)
+
+    assert sorted(answer.result().prefill for answer in answers) == ["local"] * (len(waiting) - 1) + ["remote"]
+    slow.prefill.wait_ready()
+
+
+def test_command_that_is_withdrawn_in_the_middle_lets_the_worker_serve_again(slow: Pair, prompts: Prompts, reference: Reference) -> None:
+    cluster, decode, prompt = slow.cluster, slow.decode, prompts(20)
+    with decode.client.stream(prompt, "local", max_tokens=1500) as stream:
+        stream.read_tokens(1)
+        with cluster.drained_by_command(decode.name):
+            cluster.wait_state(decode.name, "draining")
+            assert not is_ready(decode)
+        cluster.wait_state(decode.name, "ready")
+        assert len(decode.client.complete(prompts(10), "local", max_tokens=2).tokens) == 2
+        assert not stream.done
+        tokens = stream.read_all()
+
+    assert (stream.done, len(tokens)) == (True, 1500)
+    reference.check(prompt, tokens[:200])
+
+
+@pytest.mark.parametrize(("drain", "state"), [(True, "drained"), (False, "ready")], ids=["drain", "serve"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_last_of_many_quick_commands_wins(commanded: Pair, prompts: Prompts, role: str, drain: bool, state: str) -> None:
+    name = {"prefill": commanded.prefill.name, "decode": commanded.decode.name}[role]
+    for turn in range(NUM_FLIPS):
+        commanded.cluster.command(name, drain=turn % 2 == 0)
+    commanded.cluster.command(name, drain=drain)
+
+    # Only the last command can be the reason of what holds for as long as this request takes.
+    commanded.cluster.wait_state(name, state)
+    worker = commanded.cluster.workers[name]
+    worker.wait_for(lambda: is_ready(worker) is not drain, f"{name} obeys")
+    if not drain:
+        answer = commanded.decode.client.complete(prompts(300), "auto", max_tokens=2)
+        assert answer.tokens
+    assert (commanded.cluster.records()[name]["state"], is_ready(worker)) == (state, not drain)
+
+
+def test_worker_that_restarts_obeys_the_command_that_is_there(commanded: Pair) -> None:
+    cluster, prefill = commanded.cluster, commanded.prefill
+    engine_id = prefill.record["engine_id"]
+    cluster.command(prefill.name, drain=True)
+    cluster.wait_state(prefill.name, "drained")
+    prefill.terminate()
+    assert prefill.wait_end() == 0  # it had drained: nothing to wait for
+    assert cluster.record(prefill.name) is None
+
+    log = Log(prefill)
+    prefill.restart(wait=False)
+    cluster.wait_state(prefill.name, "drained")
+    assert cluster.records()[prefill.name]["engine_id"] != engine_id
+    assert log.count("state=ready") == 0
+    cluster.command(prefill.name, drain=False)
+    prefill.wait_ready()
+    cluster.wait_state(prefill.name, "ready")
+
+
+def test_sigterm_in_a_drain_by_command_ends_in_order(commanded: Pair, prompts: Prompts, reference: Reference) -> None:
+    cluster, decode, prompt, log = commanded.cluster, commanded.decode, prompts(60), Log(commanded.decode)
+    with decode.client.stream(prompt, "remote", max_tokens=1000) as stream:
+        stream.read_tokens(2)
+        cluster.command(decode.name, drain=True)
+        cluster.wait_state(decode.name, "draining")
+        decode.terminate()
+        cluster.command(decode.name, drain=False)  # too late: the process is to end
+        decode.wait_for(lambda: log.count("drain command present=False") == 1, "it has heard")
+        assert log.count("state=ready") == 0
+        tokens = stream.read_all()
+
+    assert (stream.done, len(tokens)) == (True, 1000)
+    reference.check(prompt, tokens[:200])
+    assert decode.wait_end() == 0
+    assert cluster.record(decode.name) is None
+
+
+def test_command_in_the_drain_of_sigterm_changes_nothing(commanded: Pair, prompts: Prompts, reference: Reference) -> None:
+    cluster, decode, prompt, log = commanded.cluster, commanded.decode, prompts(60), Log(commanded.decode)
+    with decode.client.stream(prompt, "local", max_tokens=1000) as stream:
+        stream.read_tokens(2)
+        decode.terminate()
+        cluster.wait_state(decode.name, "draining")
+        for present in (True, False, True):
+            cluster.command(decode.name, drain=present)
+        decode.wait_for(lambda: log.count("drain command present=True") == 2, "it has heard")
+        tokens = stream.read_all()
+
+    assert (stream.done, len(tokens)) == (True, 1000)
+    reference.check(prompt, tokens[:200])
+    assert decode.wait_end() == 0
+    assert log.count("state=ready") == 0
+
+
+@pytest.mark.parametrize("by_command", [True, False], ids=["command", "sigterm"])
+def test_drain_ends_though_etcd_is_gone(commanded: Pair, prompts: Prompts, reference: Reference, by_command: bool) -> None:
+    cluster, decode, prompt, log = commanded.cluster, commanded.decode, prompts(60), Log(commanded.decode)
+    try:
+        with decode.client.stream(prompt, "remote", max_tokens=1000) as stream:
+            stream.read_tokens(2)
+            if by_command:
+                cluster.command(decode.name, drain=True)
+                cluster.wait_state(decode.name, "draining")
+            cluster.etcd.kill()
+            if not by_command:
+                decode.terminate()
+            tokens = stream.read_all()
+        assert (stream.done, len(tokens)) == (True, 1000)
+        reference.check(prompt, tokens[:200])
+        if by_command:
+            decode.wait_for(lambda: log.count("state=drained") == 1, "it has drained")
+            decode.terminate()
+        assert decode.wait_end() == 0
+    finally:
+        cluster.etcd.kill()
+        cluster.etcd.start()
