@@ -5,10 +5,10 @@ MODEL  := $(CACHE)/smollm2-135m-instruct
 KUBERNETES := $(CACHE)/kubernetes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test check bench cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test check bench bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
@@ -44,11 +44,14 @@ check: setup ## format, lint, types, import directions, sizes and duplicates
 bench: setup model ## our mixed and 1P1D beside Hugging Face generate(), in one run
 	@$(PYTHON) bench/run.py
 
+bench-operator: setup kubernetes ## the operator with 100 PDClusters on a real API server, 10 minutes of it at rest; logged
+	@$(PYTHON) bench/operator_scale.py --objects 100 --rest-seconds 600 --log
+
 cluster: setup model kubernetes ## start a one-node Kubernetes with both images and the sample model (root, Debian)
 	@$(PYTHON) -m e2e.rig up
 
 cluster-down: ## end the cluster and remove every trace of it
-	@[ ! -d .cluster ] || $(PYTHON) -m e2e.rig down
+	@$(or $(wildcard $(PYTHON)),python3) -m e2e.rig down
 
 e2e: setup model kubernetes ## all tests on a real cluster: the one that is up, one made for them, or PDCLUSTER_KUBECONFIG's
 	@$(PYTHON) -m pytest e2e

@@ -1,29 +1,36 @@
-"""Figures out of Prometheus pages: differences, quantiles of a histogram, API calls by verb and kind.
+"""Figures of the operator's bench: differences of Prometheus pages, passes out of the operator's log, and their Markdown.
 
-Pure; `operator_scale` fetches the pages and says when.
+Pure; `operator_scale` fetches pages and log and says when.  A pass is the work
+on one PDCluster from its start to its end; the time that it waited for a worker
+is no part of it.  Milliseconds are exact, for every pass is a line of the log.
 """
 
-import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from stats import percentile
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
-_WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
+"""Verbs of writes, as the API server counts them."""
+
+_PASS = re.compile(r"pass ended key=\S+ wrote=(True|False) seconds=([0-9.]+)$", re.MULTILINE)
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Samples:
     """Every sample of a page by name and labels; the difference of two pages holds what was counted between them."""
 
-    values: Mapping[Key, float]
+    values: Mapping[Key, float] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, page: str) -> Self:
-        """Read a page in Prometheus' text format."""
+        """Read a page in Prometheus' text format.  Raises ValueError when it is something else."""
         families = text_string_to_metric_families(page)
         return cls({(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples})
 
@@ -35,64 +42,121 @@ class Samples:
         return sum(value for (found, _), value in self.values.items() if found == name)
 
     def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """Sums by some labels."""
+        """Sums by some labels, without those that are 0."""
         sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for (found, pairs), value in self.values.items():
-            if found == name:
+            if found == name and value:
                 given = dict(pairs)
                 sums[tuple(given.get(label, "") for label in labels)] += value
-        return dict(sums)
+        return dict(sorted(sums.items()))
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What operator and API server say of themselves at one time."""
+class Pass:
+    """One pass: whether it wrote anything, or tried to, and how long it took."""
 
+    wrote: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: how long it took, what operator and API server counted in it, every pass, and the operator's CPU and memory at its end.
+
+    notes: what else is to be said of it, a sentence each
+    """
+
+    name: str
+    seconds: float
     operator: Samples
     server: Samples
+    passes: Sequence[Pass]
+    cpu_seconds: float
+    rss_bytes: int
+    peak_rss_bytes: int
+    notes: Sequence[str] = ()
+
+    def lines(self, objects: int) -> list[str]:
+        """The phase as Markdown; objects: the number of PDClusters."""
+        writes = server_writes(self.server)
+        leases = writes.pop("leases", 0.0)
+        return [
+            f"### {self.name}",
+            "",
+            *(f"- {note}" for note in self.notes),
+            f"- {self.seconds:.1f} s; operator: CPU {self.cpu_seconds:.1f} s, RSS {self.rss_bytes / _MIB:.0f} MiB at the end,"
+            f" {self.peak_rss_bytes / _MIB:.0f} MiB at its peak since it started",
+            f"- Writes that the API server counted, Leases aside: {_listed(writes)}; of Leases: {leases:.0f}",
+            f"- Passes that ended with an exception: {self.operator.value('pdcluster_operator_reconcile_errors_total'):.0f};"
+            f" answers to the operator by status: {_listed(answers(self.operator))}",
+            "",
+            *passes_table(self.passes),
+            "",
+            *calls_table(self.operator, objects),
+            "",
+        ]
 
 
-def histogram_quantile(samples: Samples, name: str, share: float) -> float:
-    """Linear interpolation inside the bucket that holds the quantile, as PromQL does; nan for an empty histogram.
-
-    >>> page = 'h_bucket{le="1.0"} 90\\nh_bucket{le="2.0"} 100\\nh_bucket{le="+Inf"} 100\\n'
-    >>> histogram_quantile(Samples.parse('# TYPE h histogram\\n' + page + 'h_count 100\\nh_sum 1\\n'), 'h', 0.95)
-    1.5
-    """
-    buckets = sorted((math.inf if le == "+Inf" else float(le), count) for (le,), count in samples.by(f"{name}_bucket", "le").items())
-    if not buckets or buckets[-1][1] == 0:
-        return math.nan
-    rank, lower, below = share * buckets[-1][1], 0.0, 0.0
-    for upper, count in buckets:
-        if count >= rank:
-            return lower if math.isinf(upper) else lower + (upper - lower) * (rank - below) / (count - below)
-        lower, below = upper, count
-    return lower
+def read_passes(log: str) -> list[Pass]:
+    """The passes that an operator's log of level `debug` tells of."""
+    return [Pass(wrote == "True", float(seconds)) for wrote, seconds in _PASS.findall(log)]
 
 
-def operator_calls(samples: Samples) -> dict[tuple[str, str], float]:
-    """The operator's own count of its API calls, by verb and kind."""
-    counted = samples.by("pdcluster_operator_api_calls_total", "verb", "kind")
-    return {(verb, kind): number for (verb, kind), number in counted.items() if number}
+def passes_table(passes: Sequence[Pass]) -> list[str]:
+    """Duration of passes in milliseconds, by kind, as a Markdown table."""
+    kinds = {
+        "that write": [each.seconds for each in passes if each.wrote],
+        "that do not write": [each.seconds for each in passes if not each.wrote],
+        "all": [each.seconds for each in passes],
+    }
+    return [
+        "| passes | number | p50 ms | p99 ms | max ms |",
+        "|---|---|---|---|---|",
+        *(f"| {kind} | {len(seconds)} | {' | '.join(_quantiles(seconds))} |" for kind, seconds in kinds.items()),
+    ]
 
 
-def server_writes(before: Reading, after: Reading) -> dict[str, float]:
-    """Writes that the API server answered between two readings, by resource; of everybody, the bench's own included."""
-    counted = (after.server - before.server).by("apiserver_request_total", "verb", "resource")
+def calls_table(operator: Samples, objects: int) -> list[str]:
+    """The operator's API calls (each try counted; its watches are not among them) by verb, with their number for each PDCluster."""
+    by_kind = operator.by("pdcluster_operator_api_calls_total", "verb", "kind")
+    by_verb = operator.by("pdcluster_operator_api_calls_total", "verb")
+    rows = []
+    for (verb,), number in by_verb.items():
+        kinds = _listed({kind: each for (found, kind), each in by_kind.items() if found == verb}, with_total=False)
+        rows.append(f"| {verb} | {number:.0f} | {number / objects:.2f} | {kinds} |")
+    total = sum(by_verb.values())
+    return [
+        "| verb | API calls | for each PDCluster | by kind |",
+        "|---|---|---|---|",
+        *rows,
+        f"| all | {total:.0f} | {total / objects:.2f} | |",
+    ]
+
+
+def answers(operator: Samples) -> dict[str, float]:
+    """The operator's API calls by HTTP status; 0 = no answer."""
+    return {code: number for (code,), number in operator.by("pdcluster_operator_api_calls_total", "code").items()}
+
+
+def server_writes(server: Samples) -> dict[str, float]:
+    """Writes that the API server answered, by resource; of everybody, the bench's own included."""
     sums: defaultdict[str, float] = defaultdict(float)
-    for (verb, resource), number in counted.items():
-        if verb in _WRITES and number:
+    for (verb, resource), number in server.by("apiserver_request_total", "verb", "resource").items():
+        if verb in WRITES:
             sums[resource] += number
     return dict(sums)
 
 
-def calls_table(calls: Mapping[tuple[str, str], float], objects: int) -> Sequence[str]:
-    """API calls as a Markdown table, with their number for each PDCluster."""
-    rows = [f"| {verb} | {kind} | {number:.0f} | {number / objects:.2f} |" for (verb, kind), number in sorted(calls.items())]
-    total = sum(calls.values())
-    return [
-        "| verb | kind | API calls | for each PDCluster |",
-        "|---|---|---|---|",
-        *rows,
-        f"| all | | {total:.0f} | {total / objects:.2f} |",
-    ]
+def _listed(numbers: Mapping[str, float], *, with_total: bool = True) -> str:
+    """`3 (a 1, b 2)`; with_total=False: `a 1, b 2`."""
+    parts = ", ".join(f"{name} {number:.0f}" for name, number in sorted(numbers.items()))
+    if not with_total:
+        return parts
+    total = f"{sum(numbers.values()):.0f}"
+    return f"{total} ({parts})" if parts else total
+
+
+def _quantiles(seconds: Sequence[float]) -> list[str]:
+    if not seconds:
+        return ["-", "-", "-"]
+    return [f"{each * 1000:.1f}" for each in (percentile(seconds, 50), percentile(seconds, 99), max(seconds))]

@@ -1,10 +1,17 @@
-"""The operator on a real API server with many PDClusters: time to converge, API calls, writes at rest, memory.
+"""The operator on a real API server with many PDClusters: time to converge, duration of passes, API calls, writes at rest, memory.
 
-    bench/operator_scale.py --objects 100 --rest-seconds 600 [--log]
+    make bench-operator                          100 PDClusters, 600 s at rest, appended to docs/bench/LOG.md
+    bench/operator_scale.py --objects 1000       another number of PDClusters (default 100)
+                            --rest-seconds 10    another time at rest (default 600)
+                            --concurrency 1      PDClusters that the operator works on at once (default: its own)
+                            --log                append the report to docs/bench/LOG.md
 
-etcd and kube-apiserver run on loopback without controllers, so StatefulSets
-make no pods: what is measured is the operator and the API server, on the same
-cores.  Writes are counted twice, by the operator and by the API server.
+Three phases: everything is applied at once, nothing is done, the operator is
+restarted.  etcd and kube-apiserver run on loopback without controllers, so
+StatefulSets make no pods (the operator looks again and again for the reason,
+and at rest that is all that it does): what is measured is the operator and the
+API server, on the same cores.  Writes are counted by the API server, calls by
+the operator, and every pass is a line of its log.
 """
 
 import argparse
@@ -18,13 +25,14 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
-from operator_figures import Reading, Samples, calls_table, histogram_quantile, operator_calls, server_writes
+from operator_figures import Phase, Samples, passes_table, read_passes
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -35,54 +43,36 @@ from tests.system.etcd_server import free_port  # noqa: E402
 NAMESPACE = "bench"
 LOG = ROOT / "docs" / "bench" / "LOG.md"
 CONVERGE_SECONDS = 1800.0
+CHILDREN = {f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3, f"/api/v1/namespaces/{NAMESPACE}/services": 4}
+"""Children of each PDCluster that are made last, all others before them."""
+
+WRITING = ("apply", "create", "patch", "delete")
+"""Verbs of the operator's writes; it updates nothing but its Lease."""
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One phase: what the operator counted in it, what the API server wrote, how long it took, and the operator's CPU and memory."""
-
-    name: str
-    seconds: float
-    cpu_seconds: float
-    rss_bytes: int
-    before: Reading
-    after: Reading
-
-    def lines(self, objects: int) -> list[str]:
-        """The phase as Markdown."""
-        reconciles = self.after.operator - self.before.operator
-        quantiles = [histogram_quantile(reconciles, "pdcluster_operator_reconcile_seconds", share) for share in (0.5, 0.99)]
-        count = reconciles.value("pdcluster_operator_reconcile_seconds_count")
-        writes = server_writes(self.before, self.after)
-        other = {name: number for name, number in writes.items() if name != "leases"}
-        return [
-            f"### {self.name}",
-            "",
-            f"- {self.seconds:.1f} s; operator CPU {self.cpu_seconds:.1f} s; operator RSS at the end {self.rss_bytes / 2**20:.0f} MiB",
-            f"- {count:.0f} reconciles, p50 {quantiles[0] * 1000:.0f} ms, p99 {quantiles[1] * 1000:.0f} ms",
-            f"- writes that the API server counted, Leases aside: {sum(other.values()):.0f}; of Leases: {writes.get('leases', 0.0):.0f}",
-            "",
-            *calls_table(operator_calls(reconciles), objects),
-            "",
-        ]
-
-
+@dataclass
 class Operator:
-    """One operator process against a control plane."""
+    """One operator process against a control plane.  log: its stderr goes there; concurrency: 0 = the operator's default."""
 
-    def __init__(self, plane: ControlPlane, log: Path) -> None:
-        self._port = free_port()
+    plane: ControlPlane
+    log: Path
+    concurrency: int = 0
+    _port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PDCLUSTER_")},
-            "KUBECONFIG": str(plane.kubeconfig),
+            "KUBECONFIG": str(self.plane.kubeconfig),
             "PDCLUSTER_WORKER_IMAGE": "pdcluster-worker:bench",
             "PDCLUSTER_ETCD_IMAGE": "etcd:bench",
             "PDCLUSTER_HTTP_PORT": str(self._port),
+            "PDCLUSTER_LOG_LEVEL": "debug",  # every pass is told of
             "POD_NAMESPACE": "default",
             "POD_NAME": "bench",
+            **({"PDCLUSTER_CONCURRENCY": str(self.concurrency)} if self.concurrency else {}),
         }
-        command = [sys.executable, "-m", "pdcluster_operator.main"]
-        with log.open("ab") as output:
+        with self.log.open("ab") as output:
+            command = [sys.executable, "-m", "pdcluster_operator.main"]
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._usage = psutil.Process(self._process.pid)
 
@@ -100,104 +90,145 @@ class Operator:
         """Resident memory now."""
         return int(self._usage.memory_info().rss)
 
+    def peak_rss_bytes(self) -> int:
+        """The most resident memory so far, as the kernel has kept it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+    def is_leading(self) -> bool:
+        """Whether it answers and leads.  Raises RuntimeError with the end of its log when it has ended."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the operator ended with {self._process.returncode}; its log ends:\n{self.log.read_text()[-2000:]}")
+        with contextlib.suppress(OSError):
+            return self.metrics().value("pdcluster_operator_is_leader") == 1
+        return False
+
     def stop(self) -> None:
         """End it in good order."""
         self._process.terminate()
         self._process.wait(60)
 
 
+@dataclass
 class Bench:
-    """The control plane, its operator, and the phases so far."""
+    """The control plane, its operator, and the phases so far.  folder: for the log"""
 
-    def __init__(self, plane: ControlPlane, folder: Path, objects: int) -> None:
-        self._plane, self._folder, self._objects = plane, folder, objects
-        self.operator = self._start()
-        self.phases: list[Phase] = []
+    plane: ControlPlane
+    folder: Path
+    objects: int
+    concurrency: int = 0
+    phases: list[Phase] = field(default_factory=list)
 
-    def restart(self) -> None:
-        """Another operator process takes over."""
-        self.operator.stop()
-        self.operator = self._start()
+    def __post_init__(self) -> None:
+        self._start()
 
-    def _start(self) -> Operator:
-        operator = Operator(self._plane, self._folder / "operator.log")
-        wait_until(lambda: self._is_leading(operator), 60.0, "the operator leads")
-        return operator
-
-    @staticmethod
-    def _is_leading(operator: Operator) -> bool:
-        with contextlib.suppress(OSError):
-            return operator.metrics().value("pdcluster_operator_is_leader") == 1
-        return False
+    def _start(self) -> None:
+        self.operator = Operator(self.plane, self.folder / "operator.log", self.concurrency)
+        wait_until(self.operator.is_leading, 60.0, "the operator leads")
 
     def apply(self) -> None:
         """Apply every PDCluster, as fast as kubectl does: one request after the other, a hundred a command."""
         template = yaml.safe_load((ROOT / "examples" / "cpu-cluster.yaml").read_text())
         documents = []
-        for number in range(self._objects):
+        for number in range(self.objects):
             template["metadata"] = {"name": f"chat-{number}", "namespace": NAMESPACE}
             documents.append(yaml.safe_dump(template))
         for batch in (documents[start : start + 100] for start in range(0, len(documents), 100)):
-            self._plane.kubectl("apply", "--server-side", "--filename", "-", input="---\n".join(batch))
+            self.plane.kubectl("apply", "--server-side", "--filename", "-", input="---\n".join(batch))
 
     def is_converged(self) -> bool:
-        """Every PDCluster has its two StatefulSets and its etcd, and a status of its generation."""
-        made = self._plane.kubectl("get", "statefulsets", "--namespace", NAMESPACE, "--output", "name").split()
-        if len(made) < 3 * self._objects:
+        """Every PDCluster has its children, and a status of its generation."""
+        if any(self._count(path) < number * self.objects for path, number in CHILDREN.items()):
             return False
-        clusters = json.loads(self._plane.kubectl("get", "--raw", f"/apis/pdcluster.io/v1alpha1/namespaces/{NAMESPACE}/pdclusters"))[
-            "items"
-        ]
+        clusters = self._get(f"/apis/pdcluster.io/v1alpha1/namespaces/{NAMESPACE}/pdclusters")["items"]
         return all(item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"] for item in clusters)
 
     def is_settled(self) -> bool:
-        """No work waits and none was done for two seconds."""
-        before = self.operator.metrics()
+        """No work waits and nothing was written for two seconds."""
+        before = self._writes()
         time.sleep(2)
-        after = self.operator.metrics()
-        name = "pdcluster_operator_reconcile_seconds_count"
-        return before.value(name) == after.value(name) and after.value("pdcluster_operator_queue_depth") == 0
+        return self._writes() == before and self.operator.metrics().value("pdcluster_operator_queue_depth") == 0
+
+    def has_seen_all(self) -> bool:
+        """The operator has ended at least one pass for each object, and no work waits."""
+        metrics = self.operator.metrics()
+        num_passes = metrics.value("pdcluster_operator_reconcile_seconds_count")
+        return num_passes >= self.objects and metrics.value("pdcluster_operator_queue_depth") == 0
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure what happens inside."""
-        before, cpu, started = self._read(), self.operator.cpu_seconds(), time.monotonic()
-        yield
-        seconds = time.monotonic() - started
-        self.phases.append(Phase(name, seconds, self.operator.cpu_seconds() - cpu, self.operator.rss_bytes(), before, self._read()))
+    def phase(self, name: str) -> Iterator[list[str]]:
+        """Measure what happens inside; a new operator counts from its start.  Yields the phase's notes."""
+        notes: list[str] = []
+        first, counted, cpu = self.operator, self.operator.metrics(), self.operator.cpu_seconds()
+        server, log_size, started = self._server(), self.operator.log.stat().st_size, time.monotonic()
+        yield notes
+        seconds, last = time.monotonic() - started, self.operator
+        if last is not first:
+            counted, cpu = Samples(), 0.0
+        passes = read_passes(last.log.read_bytes()[log_size:].decode())
+        operator = last.metrics() - counted
+        used = last.cpu_seconds() - cpu
+        self.phases.append(
+            Phase(name, seconds, operator, self._server() - server, passes, used, last.rss_bytes(), last.peak_rss_bytes(), notes),
+        )
 
-    def _read(self) -> Reading:
-        return Reading(self.operator.metrics(), Samples.parse(self._plane.kubectl("get", "--raw", "/metrics")))
+    def restart(self) -> None:
+        """Another operator process takes over; returns when it leads."""
+        self.operator.stop()
+        self._start()
+
+    def _writes(self) -> dict[tuple[str, ...], float]:
+        calls = self.operator.metrics().by("pdcluster_operator_api_calls_total", "verb", "kind")
+        return {call: number for call, number in calls.items() if call[0] in WRITING}
+
+    def _server(self) -> Samples:
+        return Samples.parse(self._read("/metrics"))
+
+    def _count(self, path: str) -> int:
+        """How many objects there are, without reading them."""
+        page = self._get(f"{path}?limit=1")
+        return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
+
+    def _get(self, path: str) -> Any:
+        return json.loads(self._read(path))
+
+    def _read(self, path: str) -> str:
+        with urllib.request.urlopen(f"{self.plane.url}{path}", timeout=60, context=self.plane.tls) as reply:
+            return str(reply.read().decode())
 
 
 def wait_until(predicate: Callable[[], bool], timeout_seconds: float, what: str) -> None:
-    """Poll once a second.  Raises TimeoutError saying what did not happen."""
+    """Poll.  Raises TimeoutError saying what did not happen."""
     deadline = time.monotonic() + timeout_seconds
     while not predicate():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {timeout_seconds:.0f} s: {what}")
-        time.sleep(1)
+        time.sleep(0.25)
 
 
-def run(objects: int, rest_seconds: float) -> str:
-    """All phases; the report as Markdown."""
+def run(objects: int, rest_seconds: float, concurrency: int) -> str:
+    """All phases; the report as Markdown.  Raises TimeoutError when the operator does not get there."""
     with (
         tempfile.TemporaryDirectory(prefix="pdcluster-bench-") as folder,
         ControlPlane(Path(folder), crds=ROOT / "crds") as plane,
     ):
         plane.kubectl("create", "namespace", NAMESPACE)
-        bench = Bench(plane, Path(folder), objects)
+        bench = Bench(plane, Path(folder), objects, concurrency)
         try:
-            with bench.phase(f"{objects} PDClusters applied at once, until all children exist"):
+            with bench.phase(f"{objects} PDClusters applied at once, until nothing more is written for two seconds") as notes:
+                started = time.monotonic()
                 bench.apply()
                 wait_until(bench.is_converged, CONVERGE_SECONDS, "all children exist")
-            wait_until(bench.is_settled, CONVERGE_SECONDS, "the queue is empty")
+                notes.append(f"Converged: all children of all PDClusters exist after {time.monotonic() - started:.1f} s")
+                wait_until(bench.is_settled, CONVERGE_SECONDS, "the operator writes nothing more")
             with bench.phase(f"{rest_seconds:.0f} s of steady state"):
                 time.sleep(rest_seconds)
-            bench.restart()
             with bench.phase("The operator restarted, until it has looked at every object"):
-                wait_until(bench.is_settled, CONVERGE_SECONDS, "the queue is empty")
-            return "\n".join([*_conditions(objects), *(line for phase in bench.phases for line in phase.lines(objects))])
+                bench.restart()
+                wait_until(bench.has_seen_all, CONVERGE_SECONDS, "every object was looked at")
+            phases = [line for phase in bench.phases for line in phase.lines(objects)]
+            passes = passes_table([each for phase in bench.phases for each in phase.passes])
+            return "\n".join([*_conditions(objects), *phases, "### All phases", "", *passes, ""])
         finally:
             bench.operator.stop()
 
@@ -210,21 +241,28 @@ def _conditions(objects: int) -> list[str]:
         "",
         f"- Command: `{shlex.join(['bench/operator_scale.py', *sys.argv[1:]])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         f"- Machine: {psutil.cpu_count()} cores, {memory:.0f} GiB, shared by operator, kube-apiserver and etcd (no fsync)",
-        "- Quantiles are interpolated in the histogram's bucket",
         f"- Load average at the end {os.getloadavg()[0]:.2f}",
         f"- Each PDCluster is examples/cpu-cluster.yaml under another name; Python {sys.version.split()[0]}",
         "",
     ]
 
 
+def positive(text: str) -> int:
+    """A whole number from 1.  Raises argparse.ArgumentTypeError saying so."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
 def main() -> None:
     """Parse the command line, run, print, and append to the log where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--objects", type=int, default=100)
-    parser.add_argument("--rest-seconds", type=float, default=600.0)
+    parser.add_argument("--objects", type=positive, default=100, help="PDClusters (%(default)s)")
+    parser.add_argument("--rest-seconds", type=float, default=600.0, help="time at rest (%(default).0f)")
+    parser.add_argument("--concurrency", type=positive, default=0, help="PDClusters that the operator works on at once (its default)")
     parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
     arguments = parser.parse_args()
-    report = run(arguments.objects, arguments.rest_seconds)
+    report = run(arguments.objects, arguments.rest_seconds, arguments.concurrency)
     sys.stdout.write(report)
     if arguments.log:
         with LOG.open("a") as log:

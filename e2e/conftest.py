@@ -3,22 +3,20 @@
 A fixture brings about a state and changes nothing when it is there, so the
 tests run in any order and the slow steps (operator installed, example ready)
 happen once unless a test undoes them.  A failed test leaves objects, events and
-logs under e2e/.artifacts.
+logs under e2e/.artifacts, those of the rig in `rig` there.
 """
 
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-from e2e.harness import EXAMPLE, NAME, Kubernetes, kubernetes, save_state
+from e2e.harness import ARTIFACTS, EXAMPLE, NAME, Kubernetes, kubernetes, save_state
 from e2e.rig.shell import CommandError
 from tests.system.waiting import wait_for
 
-ARTIFACTS = Path(__file__).parent / ".artifacts"
 READY_SECONDS = 300.0
 TIMEOUT_SECONDS = 1800
 HOPELESS_SECONDS = 30.0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.rig import cluster as rig
+from e2e.rig import removal
 from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
 from e2e.rig.paths import Cluster as RigCluster
 from e2e.rig.shell import run
@@ -29,6 +30,7 @@ SELECTOR = f"pdcluster.io/cluster={NAME}"
 EXAMPLE = REPOSITORY / "examples" / "cpu-cluster.yaml"
 CLIENT_POD = "e2e-client"
 CLIENT_PROGRAM = Path(__file__).with_name("client_program.py")
+ARTIFACTS = Path(__file__).parent / ".artifacts"
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ class Kubernetes:
     """A cluster to test on.
 
     images: operator, worker and etcd, by these keys: names under which the cluster's nodes have them or can pull them
+    rig: where it is the rig's, that
     """
 
     kubeconfig: Path
     images: dict[str, str] = field(default_factory=dict)
+    rig: RigCluster | None = None
 
     def kubectl(self, *arguments: object, stdin: str | None = None) -> str:
         """Run kubectl to its end and return its stdout.  Raises CommandError with what it said."""
@@ -122,19 +126,27 @@ def kubernetes() -> Iterator[Kubernetes]:
         yield Kubernetes(Path(kubeconfig), {key: _image_of_environment(key) for key in ("operator", "worker", "etcd")})
         return
     here, images = RigCluster(), {"operator": IMAGES.operator, "worker": IMAGES.worker, "etcd": IMAGES.etcd}
-    if rig.is_running(here):
-        yield Kubernetes(here.kubeconfig, images)
+    if removal.is_running(here):
+        yield Kubernetes(here.kubeconfig, images, here)
         return
     try:
         rig.up(here)
-        yield Kubernetes(here.kubeconfig, images)
+        yield Kubernetes(here.kubeconfig, images, here)
+    except BaseException:  # it did not start, or somebody lost patience: what it said goes with it
+        removal.save_logs(here, ARTIFACTS / "rig")
+        raise
     finally:
-        rig.down(here)
+        removal.down(here)
 
 
 def save_state(cluster: Kubernetes, folder: Path) -> None:
-    """Write objects, events and the logs of every container into the folder.  Does not raise: a failed test is to be told, not this."""
+    """Write objects, events and the logs of every container into the folder, and beside it those of the rig, once for all tests.
+
+    Does not raise: a failed test is to be told, not this.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if cluster.rig is not None:
+        removal.save_logs(cluster.rig, folder.with_name("rig"))
     kinds = "pdc,pdps,statefulsets,deployments,controllerrevisions,pods,services,endpointslices,configmaps,pvc,pdb,networkpolicies,leases"
     _save(cluster, folder / "objects.yaml", "get", kinds, "--all-namespaces", "--output=yaml")
     _save(cluster, folder / "pods.txt", "get", "pods", "--all-namespaces", "--output=wide")
@@ -147,10 +159,12 @@ def save_state(cluster: Kubernetes, folder: Path) -> None:
 
 
 def _save(cluster: Kubernetes, path: Path, *arguments: str) -> str:
+    """Write what kubectl says into a file; returns it, and nothing where kubectl failed."""
     try:
         text = cluster.kubectl(*arguments)
     except Exception as e:  # whatever it is, it belongs into the file
-        text = f"{e}\n"
+        path.write_text(f"{e}\n")
+        return ""
     path.write_text(text)
     return text
 

@@ -4,19 +4,16 @@ Every object of the cluster is compared by uid and resourceVersion where only
 the operator writes, and by uid and generation where Kubernetes keeps a status.
 """
 
-import uuid
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
 from e2e.harness import EXAMPLE, NAME, OPERATOR_NAMESPACE, RELEASE, SELECTOR, Kubernetes
+from e2e.operator_at_work import let_the_operator_look, operator_pod
 from tests.system.waiting import wait_for
 
 WRITTEN_BY_THE_OPERATOR_ALONE = "services,configmaps,secrets,serviceaccounts,networkpolicies,controllerrevisions"
 WITH_STATUS = "statefulsets,pdb,pdps"
-OPERATOR = "app.kubernetes.io/component=operator"
-RECONCILES = "pdcluster_operator_reconcile_seconds_count"
 
 
 def children(cluster: Kubernetes) -> dict[str, tuple[str, str | None]]:
@@ -27,35 +24,6 @@ def children(cluster: Kubernetes) -> dict[str, tuple[str, str | None]]:
             metadata = found["metadata"]
             seen[f"{found['kind']}/{metadata['name']}"] = (metadata["uid"], metadata.get(version))
     return seen
-
-
-def operator_pod(cluster: Kubernetes) -> str:
-    """Name of the operator that leads, once the one before is gone."""
-    pods = cluster.get("pods", f"--namespace={OPERATOR_NAMESPACE}", f"--selector={OPERATOR}")["items"]
-    names = [pod["metadata"]["name"] for pod in pods]
-    holders = [lease["spec"].get("holderIdentity", "") for lease in cluster.get("leases", f"--namespace={OPERATOR_NAMESPACE}")["items"]]
-    return names[0] if len(names) == 1 and any(holder.startswith(f"{names[0]}-") for holder in holders) else ""
-
-
-def num_reconciles(cluster: Kubernetes) -> float:
-    """How often the operator that leads has worked on a PDCluster; 0 while none does."""
-    pod = operator_pod(cluster)
-    if not pod:
-        return 0.0
-    page = cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod}:8080/proxy/metrics")
-    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(RECONCILES))
-
-
-def let_the_operator_look(cluster: Kubernetes) -> None:
-    """Return when the operator has worked on the object again, at least twice, and has nothing left to do."""
-    for _ in range(2):
-        before = num_reconciles(cluster)
-        cluster.kubectl("annotate", "--overwrite", f"pdc/{NAME}", f"e2e/look={uuid.uuid4().hex}")
-        wait_for(partial(looked_since, cluster, before), 60.0, "the operator to look at the object")
-
-
-def looked_since(cluster: Kubernetes, before: float) -> bool:
-    return num_reconciles(cluster) > before
 
 
 def apply_twice(cluster: Kubernetes) -> None:

@@ -5,12 +5,18 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from e2e import harness
 from e2e.harness import Json, Kubernetes
 from e2e.rig import cluster as rig
+from e2e.rig import removal
 from e2e.rig.__main__ import main
 from e2e.rig.images import CACHE_MOUNT
 from e2e.rig.paths import IMAGES, REPOSITORY, Cluster
@@ -74,17 +80,100 @@ def test_dockerfiles_are_built_without_cache_mounts_and_otherwise_whole() -> Non
         assert built.count("\nRUN ") == text.count("\nRUN ")
 
 
-def test_process_of_another_program_is_not_taken_for_the_cluster(tmp_path: Path) -> None:
-    here = Cluster(tmp_path)
-    assert not rig.is_running(here)
+@contextlib.contextmanager
+def process_with(command: list[str], *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that waits, with these words in its command; ended with the block."""
+    waiting = [*command, sys.executable, "-c", "import signal; signal.pause()", *words]
+    process = subprocess.Popen(waiting)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
-    here.pid_file.write_text(str(os.getpid()))
 
-    assert not rig.is_running(here)
+BOX = ("-m", "e2e.rig.box", "run")
+HOLDING = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
+def test_process_of_another_program_or_cluster_is_not_taken_for_the_cluster(tmp_path: Path) -> None:
+    here = Cluster(tmp_path / "here")
+    with process_with([], *BOX, str(here.root), "3"), process_with(HOLDING, *BOX, f"{here.root}-other", "3"):
+        assert not removal.is_running(here)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the cluster does")
+def test_cluster_ends_without_the_files_that_somebody_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = Cluster(tmp_path / "gone")
+    with process_with(HOLDING, *BOX, str(here.root), "3") as holder:
+        wait_for(lambda: Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text(), 10.0, "the process that it holds")
+        assert removal.is_running(here)
+        ending = threading.Thread(target=holder.wait)  # who started it is here, and until it asks, what ended is still listed
+        ending.start()
+
+        removal.down(here)
+
+        ending.join(10.0)
+        assert not removal.is_running(here)
+        assert holder.returncode != 0
+    assert "are gone: ending the processes that are left of it" in capsys.readouterr().out
+
+
+def test_ending_a_cluster_needs_nothing_that_is_to_be_installed() -> None:
+    """`make clean` removes `.venv`, and a cluster may be up."""
+    program = f"import sys; sys.path.append({str(REPOSITORY)!r}); import e2e.rig.__main__, e2e.rig.control_groups"
+    run([sys.executable, "-I", "-S", "-c", program])
+
+
+def test_logs_are_kept_once_and_links_between_them_are_not(tmp_path: Path) -> None:
+    here, kept = Cluster(tmp_path / "cluster"), tmp_path / "artifacts" / "rig"
+    removal.save_logs(here, kept)
+    assert not kept.exists()
+    (here.log / "pods" / "default_web").mkdir(parents=True)
+    (here.log / "containers").mkdir()
+    (here.log / "containers" / "web.log").symlink_to("/var/log/pods/default_web/0.log")
+    for text in ("first", "first\nsecond"):
+        (here.log / "kubelet.log").write_text(text)
+        (here.log / "pods" / "default_web" / "0.log").write_text(text)
+        removal.save_logs(here, kept)
+
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*.log")} == {"kubelet.log", "pods/default_web/0.log"}
+    assert (kept / "kubelet.log").read_text() == "first\nsecond"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the cluster does")
+def test_rig_that_does_not_start_leaves_its_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Cluster(tmp_path / "cluster")
+
+    def fail(cluster: Cluster) -> None:
+        cluster.log.mkdir(parents=True)
+        (cluster.log / "box.log").write_text("no such mount")
+        raise CommandError("the cluster did not start")
+
+    monkeypatch.delenv("PDCLUSTER_KUBECONFIG", raising=False)
+    monkeypatch.setattr(harness, "RigCluster", lambda: here)
+    monkeypatch.setattr(harness, "ARTIFACTS", tmp_path / "artifacts")
+    monkeypatch.setattr(rig, "up", fail)
+    with pytest.raises(CommandError, match="did not start"), harness.kubernetes():
+        pass
+
+    assert (tmp_path / "artifacts" / "rig" / "box.log").read_text() == "no such mount"
+    assert not here.root.exists()
+
+
+def test_failed_test_on_the_rig_leaves_the_logs_of_the_rig(tmp_path: Path) -> None:
+    here = Cluster(tmp_path / "cluster")
+    here.log.mkdir(parents=True)
+    (here.log / "kubelet.log").write_text("evicted")
+    cluster = Kubernetes(tmp_path / "no-kubeconfig", rig=here)
+
+    harness.save_state(cluster, tmp_path / "artifacts" / "test_x-call")
+
+    assert (tmp_path / "artifacts" / "rig" / "kubelet.log").read_text() == "evicted"
 
 
 def test_removing_a_cluster_that_does_not_exist_does_nothing(tmp_path: Path) -> None:
-    rig.down(Cluster(tmp_path / "none"))
+    removal.down(Cluster(tmp_path / "none"))
 
     assert not (tmp_path / "none").exists()
 
@@ -93,7 +182,7 @@ def test_files_of_a_cluster_that_died_are_removed(tmp_path: Path) -> None:
     here = Cluster(tmp_path / "dead")
     here.log.mkdir(parents=True)
 
-    rig.down(here)
+    removal.down(here)
 
     assert not here.root.exists()
 

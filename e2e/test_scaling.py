@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.harness import EXAMPLE, NAME, Json, Kubernetes
+from e2e.operator_at_work import let_the_operator_look
 from tests.system.waiting import wait_for
 
 DECODE = "pdcluster.io/role=decode"
@@ -48,7 +49,7 @@ def test_kubectl_scale_adds_a_worker_and_an_unchanged_file_keeps_it(two_decoders
     wait_for(lambda: endpoints(two_decoders) == 2, 30.0, "two endpoints of the Service")
 
     two_decoders.kubectl("apply", f"--filename={EXAMPLE}")
-    two_decoders.kubectl("annotate", "--overwrite", f"pdc/{NAME}", "e2e/touched=yes")  # a change, so the operator looks
+    let_the_operator_look(two_decoders)
 
     assert two_decoders.get(f"pdps/{NAME}-decode-cpu")["spec"]["replicas"] == 2
     assert {pod["metadata"]["uid"] for pod in two_decoders.pods(DECODE)} == before

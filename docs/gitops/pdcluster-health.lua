@@ -27,7 +27,7 @@ end
 if obj.metadata.deletionTimestamp ~= nil then
   return {status = "Progressing", message = "is being deleted"}
 end
-if obj.status == nil or obj.status.conditions == nil then
+if obj.status == nil or obj.status.conditions == nil then -- a new object's status is observedGeneration -1 and nothing else
   return {status = "Progressing", message = "waits for the operator: is it running, and does it watch this namespace?"}
 end
 if obj.status.observedGeneration ~= obj.metadata.generation then

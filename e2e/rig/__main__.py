@@ -2,7 +2,7 @@
 
 import sys
 
-from e2e.rig import cluster
+from e2e.rig import removal
 from e2e.rig.paths import CACHE, IMAGES, Cluster
 from e2e.rig.shell import CommandError
 
@@ -14,10 +14,12 @@ def main(arguments: list[str]) -> int:
     try:
         match arguments:
             case ["up"]:
+                from e2e.rig import cluster  # needs .venv, and ending it does not
+
                 cluster.up(here)
                 print(_how_to_use(here))
             case ["down"]:
-                cluster.down(here)
+                removal.down(here)
             case _:
                 print(USAGE, file=sys.stderr)
                 return 2

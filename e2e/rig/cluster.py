@@ -1,24 +1,23 @@
-"""Starts the test cluster on this machine and removes it.
+"""Starts the test cluster on this machine.
 
 `up` returns when the node is ready, names resolve and the sample model is
-there as PersistentVolumeClaim `models`; `down` ends every process and leaves
-the machine as it was, but for the cache directory and the Debian packages.
+there as PersistentVolumeClaim `models`.  `removal.down` ends every process and
+leaves the machine as it was, but for the cache directory and the Debian packages.
 """
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import yaml
 
 from e2e.rig import components, images, store
 from e2e.rig.paths import CACHE, REPOSITORY, Cluster
-from e2e.rig.shell import CommandError, install_packages, run, step
+from e2e.rig.removal import down, is_running
+from e2e.rig.shell import CommandError, environment, install_packages, run, step
 from tests.apiserver.credentials import Credentials
 
 PACKAGES = {
@@ -32,7 +31,6 @@ PACKAGES = {
 }
 NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--propagation=unchanged")
 READY_SECONDS = 180.0
-END_SECONDS = 30.0
 
 
 def up(cluster: Cluster) -> None:
@@ -56,32 +54,6 @@ def up(cluster: Cluster) -> None:
         kubectl(cluster, "wait", "pvc/models", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
 
 
-def down(cluster: Cluster) -> None:
-    """End the cluster's processes and remove its files and control groups; does nothing when there is none."""
-    if is_running(cluster):
-        holder = int(cluster.pid_file.read_text())
-        for first in Path(f"/proc/{holder}/task/{holder}/children").read_text().split():
-            os.kill(int(first), signal.SIGKILL)
-        deadline = time.monotonic() + END_SECONDS
-        while is_running(cluster):
-            if time.monotonic() > deadline:
-                raise CommandError(f"process {holder} holds the cluster's namespaces and did not end within {END_SECONDS:.0f} s")
-            time.sleep(0.1)
-    if cluster.root.exists():
-        run(["unshare", "--mount", sys.executable, "-m", "e2e.rig.box", "sweep", cluster.root], environment=_environment())
-        shutil.rmtree(cluster.containerd, ignore_errors=True)
-        shutil.rmtree(cluster.root)
-
-
-def is_running(cluster: Cluster) -> bool:
-    """Whether the process that holds the namespaces lives; another process with its number is not taken for it."""
-    try:
-        command = Path(f"/proc/{int(cluster.pid_file.read_text())}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return str(cluster.root).encode() in command.split(b"\0")
-
-
 def kubectl(cluster: Cluster, *arguments: str, stdin: str | None = None) -> str:
     """Run kubectl as administrator of the cluster.  Raises CommandError."""
     return run([CACHE.kubernetes / "kubectl", f"--kubeconfig={cluster.kubeconfig}", *arguments], stdin=stdin)
@@ -103,9 +75,8 @@ def _start_box(cluster: Cluster) -> None:
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,
                 cwd=REPOSITORY,
-                env=_environment(),
+                env=environment(),
             )
-    cluster.pid_file.write_text(str(holder.pid))
     holder.returncode = 0  # it outlives this process: nothing will ever wait for it, and Popen need not complain
 
 
@@ -137,7 +108,3 @@ def _objects(cluster: Cluster) -> list[dict[str, object]]:
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "models"}, "spec": volume},
         {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models", "namespace": "default"}, "spec": claim},
     ]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}

@@ -16,6 +16,7 @@ import re
 import shutil
 from pathlib import Path
 
+from e2e.rig.own_root import with_own_root
 from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
 from e2e.rig.shell import run, step
 
@@ -49,7 +50,7 @@ def buildah(*arguments: object) -> str:
     (CACHE.images / "tmp").mkdir(parents=True, exist_ok=True)
     storage = ["--root", CACHE.images / "storage", "--runroot", CACHE.images / "run", "--storage-driver", "overlay"]
     environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(CACHE.images / "tmp")}
-    return run(["buildah", *storage, *arguments], environment=environment)
+    return run(with_own_root(["buildah", *storage, *arguments]), environment=environment)
 
 
 def has_image(name: str) -> bool:

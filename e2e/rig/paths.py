@@ -31,6 +31,13 @@ class Cache:
         """Build storage, the images as OCI layout, and the store that containerd starts from."""
         return self.root / "images"
 
+    def containerd(self, control_group: str) -> Path:
+        """Images and containers of a running cluster.
+
+        Not in its folder: its hard links are no place for a tool that rewrites a repository's files.
+        """
+        return self.images / f"of-{control_group}"
+
 
 CACHE = Cache(Path(os.environ.get("PDCLUSTER_CACHE") or Path.home() / ".cache" / "pdcluster"))
 
@@ -46,19 +53,13 @@ class Cluster:
         return self.root / "kubeconfig"
 
     @property
-    def pid_file(self) -> Path:
-        """The process that holds the cluster's namespaces; it and all below it end together."""
-        return self.root / "box.pid"
-
-    @property
     def control_group(self) -> str:
         """Name of the cluster's control groups: like the folder, one of a kind on this machine."""
         return f"pdcluster-{self.root.stat().st_ino}"
 
     @property
     def containerd(self) -> Path:
-        """Images and containers.  Not below `root`: its hard links are no place for a tool that rewrites a repository's files."""
-        return CACHE.images / f"of-{self.control_group}"
+        return CACHE.containerd(self.control_group)
 
     @property
     def log(self) -> Path:

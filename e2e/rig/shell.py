@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from e2e.rig.paths import REPOSITORY
+
 
 class CommandError(Exception):
     """A command failed: which, with what status, and the end of what it said."""
@@ -19,6 +21,11 @@ def run(command: Sequence[object], *, environment: Mapping[str, str] | None = No
     if done.returncode:
         raise CommandError(f"{' '.join(words[:6])}: exit {done.returncode}\n{(done.stderr or done.stdout)[-3000:]}")
     return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """For programs of ours as processes of their own."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager

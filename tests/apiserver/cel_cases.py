@@ -143,6 +143,10 @@ def name_rule(field: str, *sections: Change) -> Rule:
     )
 
 
+LOCAL_PATH = (
+    "path must begin with /, for ~ and relative paths without pvc are for pdctl alone: write the folder in the image like /models/llm,"
+    " or give pvc and the folder's path on it"
+)
 MODEL_RULES = [
     Rule(
         "spec.model",
@@ -155,6 +159,13 @@ MODEL_RULES = [
         "a volume needs the model's path in it: give path, or leave pvc out",
         at("spec.model", VOLUME),
         at("spec.model", {**HUB, "pvc": {"claimName": "models"}}),
+    ),
+    Rule("spec.model.path", LOCAL_PATH, at("spec.model", VOLUME), at("spec.model.path", "~/.cache/tiny")),
+    Rule(
+        "spec.model.path",
+        LOCAL_PATH,
+        at("spec.model", {**HUB, "path": None}),
+        at("spec.model", {"name": "tiny", "path": "models/tiny", "pvc": None}),
     ),
     Rule(
         "spec.model.nodeCache",
@@ -202,9 +213,15 @@ ETCD_RULES = [
     ),
     Rule(
         f"{ETCD}.endpoints[]",
-        "not host:port: write it like etcd.example:2379",
-        at(ETCD, {"endpoints": ["a:1", "b.c:65535"]}),
+        "not host:port: write it like etcd.example:2379, with a port of 1 to 65535",
+        at(ETCD, {"endpoints": ["a:1", "a:9999", "a:10000", "a:60000", "b.c:65535"]}),
         at(ETCD, {"endpoints": ["a:1", "etcd"]}),
+    ),
+    Rule(
+        f"{ETCD}.endpoints[]",
+        "not host:port: write it like etcd.example:2379, with a port of 1 to 65535",
+        at(ETCD, {"endpoints": ["a:65535"]}),
+        at(ETCD, {"endpoints": ["a:65536"]}),
     ),
     Rule(f"{ETCD}.storage.size", MEMORY, at(f"{ETCD}.storage.size", 1 << 30), at(f"{ETCD}.storage.size", "1GB")),
     name_rule(f"{ETCD}.tlsSecret", at(ETCD, OWN)),

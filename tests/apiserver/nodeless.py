@@ -25,12 +25,12 @@ def ready(pod: Body) -> dict[str, Any]:
     return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": running}
 
 
-def waiting(reason: str, message: str) -> Rule:
-    """Pods whose worker container waits."""
+def waiting(reason: str, message: str, container: str = "worker") -> Rule:
+    """Pods of which a container waits."""
 
     def rule(pod: Body) -> dict[str, Any]:
         state = {"waiting": {"reason": reason, "message": message}}
-        status = {"name": "worker", "ready": False, "restartCount": 0, "image": "", "imageID": "", "state": state}
+        status = {"name": container, "ready": False, "restartCount": 0, "image": "", "imageID": "", "state": state}
         return {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [status]}
 
     return rule

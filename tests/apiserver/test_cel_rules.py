@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.load import parse_applied
 from tests.apiserver.cel_cases import RULES, Rule
 from tests.apiserver.objects import Objects
 from tests.operator.object_cases import minimal
@@ -52,7 +52,7 @@ def test_rule_accepts(rule: Rule, dry_clusters: Objects) -> None:
     answer = dry_clusters.create(document, dry_run=True)
 
     assert answer.accepted, answer.causes
-    assert parse(document)
+    assert parse_applied(document)
 
 
 @pytest.mark.parametrize("rule", STANDING, ids=name_of)
@@ -64,7 +64,7 @@ def test_rule_refuses(rule: Rule, dry_clusters: Objects) -> None:
     assert answer.code == 422
     assert any(says(rule, *cause) for cause in answer.causes), answer.causes
     with pytest.raises(InvalidObjectError):
-        parse(document)
+        parse_applied(document)
 
 
 @pytest.mark.parametrize("rule", ABOUT_CHANGES, ids=name_of)
@@ -84,4 +84,4 @@ def test_rule_about_changes(rule: Rule, clusters: Objects) -> None:
     rule.right(right)
     answer = clusters.replace(right, dry_run=True)
     assert answer.accepted, answer.causes
-    assert parse(answer.content)
+    assert parse_applied(answer.content)

@@ -106,7 +106,7 @@ def test_rights_of_a_namespaced_install_end_there(control_plane: ControlPlane, n
         f"create statefulsets.apps --namespace={namespace}": True,
         "create statefulsets.apps --namespace=default": False,
         "get secrets --namespace=default": False,
-        f"update leases.coordination.k8s.io/pdcluster-operator --namespace={namespace}": True,
+        f"update leases.coordination.k8s.io/{RELEASE}-pdcluster --namespace={namespace}": True,
         f"update leases.coordination.k8s.io/another --namespace={namespace}": False,
     }
     assert_granted(control_plane, operator_of(namespace), expected)

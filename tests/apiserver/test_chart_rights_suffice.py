@@ -64,6 +64,10 @@ def do_everything(cluster: Cluster, operator: OperatorProcess) -> None:
     wait_for(lambda: made <= cluster.names(CHILDREN), SECONDS, lambda: operator.log)
     wait_for(lambda: cluster.items("pdclusters")[0].get("status", {}).get("conditions"), SECONDS, lambda: operator.log)
 
+    (etcd,) = cluster.items("statefulsets", "--selector=app.kubernetes.io/component=etcd")
+    place = etcd["metadata"]["namespace"]
+    assert f"chat-etcd-peers.{place}.svc.k8s.example.org:2380" in json.dumps(etcd["spec"]["template"])
+
     cluster.kubectl("scale", "pdpoolscalers/chat-decode-cpu", "--replicas=2")
     wait_for(lambda: replicas_of_decode(cluster) == [2], SECONDS, lambda: operator.log)
     wait_for(lambda: cluster.items("events", "--field-selector=involvedObject.kind=PDCluster"), SECONDS, lambda: operator.log)
@@ -87,7 +91,7 @@ def test_rights_of_the_chart_suffice(
 ) -> None:
     # Those of earlier tests may still be going, and in a namespace that is going every write is refused.
     wait_for(lambda: control_plane.kubectl("get", "pdclusters", "-A", "-o", "name") == "", SECONDS, "no other PDCluster is left")
-    values: dict[str, Any] = {"watchNamespaces": [namespace] if is_namespaced else []}
+    values: dict[str, Any] = {"watchNamespaces": [namespace] if is_namespaced else [], "clusterDomain": "k8s.example.org"}
     on_cluster = ("--namespace", namespace, "--kubeconfig", str(control_plane.kubeconfig))
     helm("install", RELEASE, str(CHART), *on_cluster, values=values)
     user = control_plane.kubeconfig_for(operator_of(namespace), "system:serviceaccounts")

@@ -59,12 +59,11 @@ async def test_children_of_every_kind_are_made_and_then_left_alone(connection: C
     assert connection.writes == writes
 
 
-async def test_a_child_is_one_look_and_one_write(connection: Connection, owner: Body):
+async def test_a_child_is_one_request(connection: Connection, owner: Body):
     before = connection.calls("get"), connection.writes
     await connection.converge(owner, objects.everything(owner))
-    num_made = len(objects.everything(owner))
-    assert connection.writes - before[1] == num_made
-    assert connection.calls("get") - before[0] == num_made - 1  # a scaler is made without a look
+    assert connection.writes - before[1] == len(objects.everything(owner))
+    assert connection.calls("get") == before[0]
 
 
 EDITS = {

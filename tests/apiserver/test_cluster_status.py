@@ -71,7 +71,8 @@ async def test_status_of_an_object_that_is_gone_is_not_written(connection: Conne
     assert await write_status(connection.client, PDCLUSTER, owner, {"observedGeneration": 1}) is None
     other = await connection.owner(namespace)
     assert await write_status(connection.client, PDCLUSTER, owner, {"observedGeneration": 9}) is None
-    assert "status" not in await connection.get(PDCLUSTER, namespace, other["metadata"]["name"])
+    stored = await connection.get(PDCLUSTER, namespace, other["metadata"]["name"])
+    assert stored["status"] == {"observedGeneration": -1}
 
 
 async def test_status_of_a_scaler_is_what_scale_shows(connection: Connection, owner: Body, control_plane: ControlPlane):

@@ -18,6 +18,7 @@ from pdcluster_operator.manifests.render import Capabilities, Owner, Site, rende
 from tests.apiserver.control_plane import binary
 from tests.operator.object_cases import at, minimal
 from tests.system.etcd_server import free_port
+from tests.system.ipv6 import has_ipv6
 from tests.system.waiting import wait_for
 
 CLIENT, PEER = ":2379", ":2380"
@@ -52,7 +53,7 @@ class Members:
         for other, port in self._peer.items():
             flag = flag.replace(f"{other}.chat-etcd-peers.default.svc.cluster.local{PEER}", f"127.0.0.1:{port}")
         flag = flag.replace(f"{name}.chat-etcd-peers.default.svc.cluster.local{CLIENT}", f"127.0.0.1:{self.client[name]}")
-        flag = flag.replace(f"0.0.0.0{CLIENT}", f"127.0.0.1:{self.client[name]}").replace(f"0.0.0.0{PEER}", f"127.0.0.1:{self._peer[name]}")
+        flag = flag.replace(f"0.0.0.0{CLIENT}", f"0.0.0.0:{self.client[name]}").replace(f"0.0.0.0{PEER}", f"0.0.0.0:{self._peer[name]}")
         return flag.replace(DATA_FOLDER, str(self._folder / name))
 
     @contextmanager
@@ -72,10 +73,10 @@ class Members:
                 process.kill()
                 process.wait()
 
-    def health(self, name: str, path: str = "/health") -> int:
+    def health(self, name: str, path: str = "/health", host: str = "127.0.0.1") -> int:
         """Status code of a probe's request; 0 = nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.client[name]}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://{host}:{self.client[name]}{path}", timeout=5) as reply:
                 return int(reply.status)
         except urllib.error.HTTPError as e:
             e.close()
@@ -94,6 +95,15 @@ def test_members_become_healthy_with_the_rendered_flags(tmp_path: Path, replicas
     with members.running(*members.client):
         wait_for(lambda: all(members.health(name) == 200 for name in members.client), 60, members.log)
         assert {members.health(name, "/health?serializable=true") for name in members.client} == {200}
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
+def test_members_are_reached_over_ipv6_too(tmp_path: Path) -> None:
+    members = Members(tmp_path, 1)
+    (name,) = members.client
+    with members.running(name):
+        wait_for(lambda: members.health(name) == 200, 60, members.log)
+        assert members.health(name, host="[::1]") == 200
 
 
 def test_member_without_a_quorum_is_alive_and_not_ready(tmp_path: Path) -> None:

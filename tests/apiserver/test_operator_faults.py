@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pdcluster_operator.api.labels import COMPONENT
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.nodeless import Nodes
+from tests.apiserver.limited_user import limited_user
+from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
 from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, GROUP, Scene
@@ -18,6 +20,11 @@ from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-faults"
 _numbers = itertools.count(1)
+UNPLACED: Body = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}],
+    "containerStatuses": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +34,17 @@ def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Scene]:
-    api = PlainApi(control_plane.kubeconfig)
-    with Nodes(api, NAMESPACE):
-        found = Scene(api, NAMESPACE, f"chat-{next(_numbers)}")
+def nodes(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Nodes]:
+    with Nodes(PlainApi(control_plane.kubeconfig), NAMESPACE) as found:
         yield found
-        found.delete()
-        wait_for(lambda: not found.pods(), DEADLINE_SECONDS, "pods stay")
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, operator: OperatorProcess, nodes: Nodes) -> Iterator[Scene]:
+    found = Scene(PlainApi(control_plane.kubeconfig), NAMESPACE, f"chat-{next(_numbers)}")
+    yield found
+    found.delete()
+    wait_for(lambda: not found.pods(), DEADLINE_SECONDS, "pods stay")
 
 
 def test_a_name_that_is_taken_is_said_and_the_foreign_object_is_left_alone(scene: Scene):
@@ -76,6 +87,24 @@ def test_a_quota_that_keeps_pods_from_being_made_is_said(scene: Scene):
     scene.await_condition("Ready", "True")
 
 
+@pytest.mark.parametrize(
+    ("kubelet", "reason", "says"),
+    [
+        (waiting("ErrImagePull", "no such image", "etcd"), "ImageNotPulled", "spec.discovery.etcd.image"),
+        (lambda pod: {**ready(pod), **UNPLACED}, "Unschedulable", "0/1 nodes are available"),
+    ],
+)
+def test_a_managed_etcd_that_cannot_start_is_said(scene: Scene, nodes: Nodes, kubelet: Rule, reason: str, says: str):
+    nodes.rule = lambda pod: kubelet(pod) if pod["metadata"]["labels"].get(COMPONENT) == "etcd" else ready(pod)
+    scene.create()
+    found = scene.await_condition("DiscoveryReady", "False", reason)
+    assert f"pod {scene.name}-etcd-0" in found["message"]
+    assert says in found["message"]
+    assert scene.await_condition("Ready", "False", reason)["message"].startswith("discovery: ")
+    nodes.rule = ready
+    scene.await_condition("Ready", "True")
+
+
 def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_taken(control_plane: ControlPlane, scene: Scene):
     dead = f"127.0.0.1:{free_port()}"
     scene.create(discovery={"etcd": {"endpoints": [dead]}})
@@ -88,6 +117,24 @@ def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_take
     scene.change(discovery={"etcd": {"endpoints": [etcd[1]]}})
     scene.await_condition("DiscoveryReady", "True", "EtcdAnswers")
     scene.await_condition("Ready", "True")
+
+
+def test_api_keys_that_no_client_can_have_are_said_and_new_ones_are_seen(scene: Scene):
+    secret: Body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"alice": "sk-secret"}}
+    scene.create(service={"apiKeySecret": "keys"})
+    found = scene.await_condition("IngressReady", "False", "ConfigurationRefused")
+    assert found["message"].startswith("Secret keys of service.apiKeySecret does not exist: make it")
+    assert scene.await_condition("Ready", "False", "ConfigurationRefused")["message"].startswith("ingress: Secret keys")
+    scene.api.create(scene.path("Secret"), secret)
+    scene.await_condition("Ready", "True")
+    scene.api.merge(scene.path("Secret", "keys"), {"data": None})
+    found = scene.await_condition("IngressReady", "False", "ConfigurationRefused")
+    assert "Secret keys of service.apiKeySecret holds no key" in found["message"]
+    scene.api.merge(scene.path("Secret", "keys"), {"stringData": {"bob": "sk-secret"}})
+    scene.await_condition("Ready", "True")
+    scene.api.delete(scene.path("Secret", "keys"))
+    scene.await_condition("Ready", "False", "ConfigurationRefused")
+    assert "sk-secret" not in str(scene.status)
 
 
 def test_no_worker_is_made_before_the_etcds_secret_is_there(scene: Scene):
@@ -103,33 +150,19 @@ def test_a_right_that_is_missing_is_said_and_the_rest_is_made(control_plane: Con
         {"apiGroups": ["", "apps", "networking.k8s.io", "pdcluster.io", "events.k8s.io"], "resources": ["*"], "verbs": ["*"]},
     ]
     api = PlainApi(control_plane.kubeconfig)
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    role: Body = {"apiVersion": rbac[6:], "kind": "ClusterRole", "metadata": {"name": namespace}, "rules": rules}
-    binding: Body = {
-        "apiVersion": rbac[6:],
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": namespace},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": namespace},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "limited"}],
-    }
-    api.create(f"{rbac}/clusterroles", role)
-    api.create(f"{rbac}/clusterrolebindings", binding)
     scene = Scene(api, namespace)
-    try:
-        with (
-            OperatorProcess(tmp_path, control_plane.kubeconfig_for("limited"), PDCLUSTER_WATCH_NAMESPACES=namespace),
-            Nodes(api, namespace),
-        ):
-            scene.create()
-            found = scene.await_condition("Ready", "False", "Forbidden")
-            assert "PodDisruptionBudget" in found["message"]
-            assert "give it to the operator's ServiceAccount" in found["message"]
-            scene.await_condition("Serving", "True")
-            api.merge(f"{rbac}/clusterroles/{namespace}", {"rules": [*rules, {**rules[1], "apiGroups": ["policy"]}]})
-            scene.await_condition("Ready", "True")
-    finally:
-        api.delete(f"{rbac}/clusterroles/{namespace}")
-        api.delete(f"{rbac}/clusterrolebindings/{namespace}")
+    with (
+        limited_user(control_plane, "limited", rules) as user,
+        OperatorProcess(tmp_path, user.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace),
+        Nodes(api, namespace),
+    ):
+        scene.create()
+        found = scene.await_condition("Ready", "False", "Forbidden")
+        assert "PodDisruptionBudget" in found["message"]
+        assert "give it to the operator's ServiceAccount" in found["message"]
+        scene.await_condition("Serving", "True")
+        user.may([*rules, {**rules[1], "apiGroups": ["policy"]}])
+        scene.await_condition("Ready", "True")
 
 
 def test_a_spec_with_another_namespaces_name_is_not_served(control_plane: ControlPlane, operator: OperatorProcess, namespace: str):
@@ -137,7 +170,7 @@ def test_a_spec_with_another_namespaces_name_is_not_served(control_plane: Contro
     scene = Scene(PlainApi(control_plane.kubeconfig), namespace)
     scene.create()
     operator.await_resyncs(1)
-    assert (scene.everything(), scene.status) == ({}, {})
+    assert (scene.everything(), scene.status) == ({}, {"observedGeneration": -1})  # what the CRD gives a new object
     assert control_plane.kubectl("get", "--raw", f"{GROUP}/namespaces/{namespace}/pdclusters")
 
 

@@ -89,6 +89,29 @@ def test_it_recovers_from_an_api_server_that_was_away(plane: ControlPlane, scene
     assert (scene.pods(), operator.pid, operator.get("/healthz")[0]) == (pods, pid, 200)
 
 
+def test_a_pool_that_came_back_with_another_gpu_while_nobody_looked_gets_it(plane: ControlPlane, scene: Scene, tmp_path: Path):
+    with OperatorProcess(tmp_path, plane.kubeconfig, name="before"):
+        scene.await_condition("Ready", "True")
+    name, pods = scene.workload("decode"), scene.pods()
+    for pools in ([{"name": "other", "replicas": 1}], [{"name": "cpu", "gpu": "H100", "replicas": 1}]):
+        scene.change(roles={"decode": {"pools": pools}})
+    assert scene.workload("decode") == name
+    with OperatorProcess(tmp_path, plane.kubeconfig, name="after") as after:
+        scene.await_condition("Ready", "True")
+        body = scene.children("StatefulSet")[name]
+        (container,) = body["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+        assert "gpu: H100" in scene.children("ConfigMap")[name]["data"]["engine.yaml"]
+        assert scene.children("ControllerRevision")[name]["data"]["pool"] == {"gpu": "H100", "gpusPerReplica": 1, "accelerator": {}}
+        now = scene.pods()
+        assert now[f"{name}-0"] != pods[f"{name}-0"]
+        others = {pod: uid for pod, uid in pods.items() if name not in pod}
+        assert now.items() >= others.items()
+        versions = scene.versions()
+        after.await_resyncs(2)
+        assert scene.versions() == versions
+
+
 def test_what_was_deleted_while_no_watch_could_tell_is_put_back(plane: ControlPlane, scene: Scene, tmp_path: Path):
     with OperatorProcess(tmp_path, plane.kubeconfig, name="before"):
         scene.await_condition("Ready", "True")

@@ -8,7 +8,7 @@ import pytest
 from pdcluster_operator.api.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
-from tests.apiserver.operator_fixtures import operator_in
+from tests.apiserver.operator_fixtures import SELDOM, operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
@@ -21,7 +21,7 @@ OTHER_ENGINE = {"maxBatchedTokens": 512}
 
 @pytest.fixture(scope="module")
 def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
+    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE, PDCLUSTER_RESYNC_SECONDS=SELDOM) as process:
         yield process
 
 
@@ -41,6 +41,11 @@ def scene(control_plane: ControlPlane, nodes: Nodes) -> Iterator[Scene]:
 def only(revision: str, rule: Rule, others: Rule = ready) -> Rule:
     """One rule for the pods of a revision, another for the rest."""
     return lambda pod: (rule if pod["metadata"]["labels"].get(REVISION) == revision else others)(pod)
+
+
+def of_revision(scene: Scene, revision: str) -> list[str]:
+    """Names of a revision's objects."""
+    return [name for _, name in scene.everything() if revision in name]
 
 
 def served(scene: Scene) -> str:
@@ -65,8 +70,7 @@ def test_blue_green_makes_the_new_beside_the_old_then_switches_then_removes_the_
     new = scene.revision
     assert served(scene) == new != old
     wait_for(lambda: not any(old in name for name in scene.pods()), DEADLINE_SECONDS, lambda: f"{scene.pods()}")
-    left = [name for _, name in scene.everything() if old in name]
-    assert left == []
+    wait_for(lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}")
 
 
 def test_a_new_revision_that_fails_says_why_and_the_old_one_goes_on(scene: Scene, nodes: Nodes):
@@ -102,6 +106,7 @@ def test_recreate_removes_the_old_before_it_makes_the_new(scene: Scene, nodes: N
     wait_for(is_done, DEADLINE_SECONDS, lambda: f"{scene.status}")
     assert frozenset({old, new}) not in seen
     assert not any(old in name for name in scene.children("StatefulSet"))
+    wait_for(lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}")
 
 
 def test_roles_can_change_from_both_phases_in_one_to_prefill_and_decode(scene: Scene, nodes: Nodes):

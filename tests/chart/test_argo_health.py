@@ -49,6 +49,11 @@ TABLE = {
         "Progressing",
         "waits for the operator: is it running, and does it watch this namespace?",
     ),
+    "new": (
+        {"metadata": {"generation": 1}, "status": {"observedGeneration": -1}},
+        "Progressing",
+        "waits for the operator: is it running, and does it watch this namespace?",
+    ),
     "no conditions": (
         {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}},
         "Progressing",

@@ -4,10 +4,12 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+import yaml
 
 from pdcluster_operator.cluster import kinds
 from pdcluster_operator.cluster.kinds import Kind, Manner
-from tests.chart.helm_chart import CHART, NAMESPACE, of_kind, render
+from pdcluster_operator.settings import Settings
+from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, environment_of, helm, of_kind, render
 
 READ = {"get", "list", "watch"}
 KEPT = READ | {"create", "patch"}
@@ -16,7 +18,6 @@ OWNED = KEPT | {"delete"}
 OBJECTS = {
     "pdcluster.io/pdclusters": READ,
     "pdcluster.io/pdclusters/status": {"patch"},
-    "pdcluster.io/pdclusters/finalizers": {"update"},
     "pdcluster.io/pdpoolscalers": OWNED,
     "pdcluster.io/pdpoolscalers/status": {"patch"},
     "apps/statefulsets": OWNED,
@@ -34,7 +35,7 @@ OBJECTS = {
     "events.k8s.io/events": {"create"},
 }
 DISCOVERY = {"apiextensions.k8s.io/customresourcedefinitions": {"list", "watch"}, "/namespaces": {"list", "watch"}}
-LEASES = {"coordination.k8s.io/leases": {"create"}, "coordination.k8s.io/leases pdcluster-operator": {"get", "update"}}
+LEASES = {"coordination.k8s.io/leases": {"create"}, f"coordination.k8s.io/leases {RELEASE}-pdcluster": {"get", "update"}}
 
 
 def rights(role: dict[str, Any]) -> dict[str, set[str]]:
@@ -74,6 +75,16 @@ def test_rights_end_at_the_watched_namespaces() -> None:
 
 def test_rights_in_the_operators_own_namespace_add_up() -> None:
     assert by_place(render({"watchNamespaces": [NAMESPACE]})) == {"": DISCOVERY, NAMESPACE: OBJECTS | LEASES}
+
+
+@pytest.mark.parametrize("release", ["first", "second", "pdcluster", "pdcluster-" + "x" * 43])
+def test_each_release_has_a_lease_of_its_own_and_may_write_no_other(release: str) -> None:
+    manifests = [found for found in yaml.safe_load_all(helm("template", release, str(CHART), "--namespace", NAMESPACE)) if found]
+    lease = environment_of(manifests)["PDCLUSTER_LEASE_NAME"]
+
+    assert lease.startswith(release[:52].rstrip("-"))
+    assert by_place(manifests)[NAMESPACE][f"coordination.k8s.io/leases {lease}"] == {"get", "update"}
+    assert Settings.from_environment({k: v for k, v in environment_of(manifests).items() if isinstance(v, str)}).lease_name == lease
 
 
 def test_no_rights_are_made_where_an_admin_gives_them() -> None:

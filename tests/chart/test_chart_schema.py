@@ -26,6 +26,10 @@ REFUSED = {
     "registry with a slash at its end": ({"image": {"registry": "registry.example.com/"}}, "image.registry: Does not match pattern"),
     "tag within the repository": ({"image": {"repository": "operator:1.0"}}, "image.repository: Does not match pattern"),
     "a tag that is a number": ({"workerImage": {"tag": 1.2}}, "workerImage.tag: Invalid type. Expected: string"),
+    "a digest without its kind": ({"image": {"digest": "0" * 64}}, "image.digest: Does not match pattern"),
+    "a digest that is cut off": ({"workerImage": {"digest": "sha256:12ab"}}, "workerImage.digest: Does not match pattern"),
+    "enabled as text": ({"enabled": "true"}, "enabled: Invalid type. Expected: boolean"),
+    "a domain that is none": ({"clusterDomain": "cluster_local"}, "clusterDomain: Does not match pattern"),
     "no etcd image": ({"etcdImage": ""}, "etcdImage: String length must be greater than or equal to 1"),
     "resync too often": ({"resyncSeconds": 1}, "resyncSeconds: Must be greater than or equal to 10"),
     "too many at a time": ({"concurrency": 1000}, "concurrency: Must be less than or equal to 64"),
@@ -42,14 +46,16 @@ def test_bad_value_is_refused_by_name(values: dict[str, Any], message: str) -> N
         render(values)
 
 
-def test_a_parent_charts_global_values_are_let_through() -> None:
-    assert render({"global": {"anything": 1}}) == render()
+@pytest.mark.parametrize("values", [{"global": {"anything": 1}}, {"enabled": True}, {"tags": {"serving": True}}])
+def test_values_that_a_parent_chart_sets_for_helm_are_let_through(values: dict[str, Any]) -> None:
+    assert render(values) == render()
 
 
 def test_schema_is_strict_everywhere_and_knows_every_value() -> None:
     def compare(schema: dict[str, Any], values: dict[str, Any], path: str) -> None:
         assert schema["additionalProperties"] is False, path
-        assert set(schema["properties"]) - {"global"} == set(values), path
+        of_helm = {"global", "enabled", "tags"} if path == "values" else set()
+        assert set(schema["properties"]) - of_helm == set(values), path
         for name, value in values.items():
             child = schema["properties"][name]
             if isinstance(value, dict) and "properties" in child and value:

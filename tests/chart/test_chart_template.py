@@ -13,6 +13,7 @@ FULL = {
     "imagePullSecrets": ["first", "second"],
     "workerImage": {"registry": "registry.example.com:5000/team", "repository": "gpu/worker"},
     "etcdImage": "registry.example.com:5000/etcd:v3.6.6",
+    "clusterDomain": "k8s.example.org",
     "replicas": 2,
     "watchNamespaces": ["models", "research"],
     "resyncSeconds": 60,
@@ -65,18 +66,21 @@ def test_chart_environment_is_what_settings_reads() -> None:
         "registry.example.com:5000/etcd:v3.6.6",
     )
     assert settings.watch_namespaces == ("models", "research")
+    assert (settings.lease_name, settings.cluster_domain) == (f"{RELEASE}-pdcluster", "k8s.example.org")
     assert (settings.resync_seconds, settings.concurrency, settings.log_level) == (60, 8, 10)
     assert (settings.http_port, settings.leader_election, settings.identity) == (8080, True, "from-the-pod")
 
 
 def test_chart_defaults_are_those_of_settings() -> None:
     given = {name: value for name, value in environment_of(render()).items() if isinstance(value, str)}
-    required = {name: given[f"PDCLUSTER_{name}_IMAGE"] for name in ("WORKER", "ETCD")}
+    required = {name: given[f"PDCLUSTER_{name}"] for name in ("WORKER_IMAGE", "ETCD_IMAGE", "LEASE_NAME")}
 
-    assert required == {"WORKER": "pdcluster-worker:0.1.0", "ETCD": "quay.io/coreos/etcd:v3.6.6"}
-    assert Settings.from_environment(given) == Settings.from_environment(
-        {f"PDCLUSTER_{name}_IMAGE": image for name, image in required.items()}
-    )
+    assert required == {
+        "WORKER_IMAGE": "pdcluster-worker:0.1.0",
+        "ETCD_IMAGE": "quay.io/coreos/etcd:v3.6.6",
+        "LEASE_NAME": f"{RELEASE}-pdcluster",
+    }
+    assert Settings.from_environment(given) == Settings.from_environment({f"PDCLUSTER_{name}": value for name, value in required.items()})
 
 
 def test_identity_comes_from_the_downward_api() -> None:
@@ -163,6 +167,34 @@ def test_values_reach_the_pod() -> None:
     assert (template["labels"]["team"], template["annotations"]) == ("ml", {"note": "yes"})
     assert only(manifests, "ServiceAccount")["metadata"]["annotations"] == {"owner": "me"}
     assert only(manifests, "PodMonitor")["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_digest_comes_before_the_tag() -> None:
+    digests = {key: f"sha256:{letter * 64}" for key, letter in (("image", "a"), ("workerImage", "b"))}
+    manifests = render({key: {"registry": "registry.example.com/team", "tag": "1.2", "digest": digest} for key, digest in digests.items()})
+
+    assert pod_of(manifests)["containers"][0]["image"] == f"registry.example.com/team/pdcluster-operator@{digests['image']}"
+    worker = environment_of(manifests)["PDCLUSTER_WORKER_IMAGE"]
+    assert worker == f"registry.example.com/team/pdcluster-worker@{digests['workerImage']}"
+
+
+def test_operator_is_bounded_in_cpu_and_memory() -> None:
+    """A namespace's quota may ask every container for both."""
+    resources = pod_of(render())["containers"][0]["resources"]
+
+    assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
+
+
+def test_names_that_look_like_numbers_stay_text() -> None:
+    account = {"name": "789", "create": True}
+    sample = {"enabled": True, "name": "1e3"}
+    manifests = render({**FULL, "watchNamespaces": ["456"], "serviceAccount": account, "sampleCluster": sample}, "--namespace", "123")
+    subjects = [subject for manifest in manifests for subject in manifest.get("subjects", ())]
+
+    assert {m["metadata"]["namespace"] for m in manifests if "namespace" in m["metadata"]} == {"123", "456"}
+    assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("789", "123")}
+    assert pod_of(manifests)["serviceAccountName"] == only(manifests, "ServiceAccount")["metadata"]["name"] == "789"
+    assert only(manifests, "PDCluster")["metadata"]["name"] == "1e3"
 
 
 def test_version_of_the_chart_does_not_roll_the_operator() -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from pdcluster_operator.api.load import load
 from pdcluster_operator.cli.main import app
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -63,6 +64,23 @@ def test_every_secret_and_claim_of_an_example_is_explained(path: Path) -> None:
 def test_b200_b300_is_the_fleet_of_four_and_eight() -> None:
     assert pools("b200-b300.yaml", "prefill") == {"B200": (4, 4, 12)}
     assert pools("b200-b300.yaml", "decode") == {"B300": (8, 8, 24)}
+
+
+@pytest.mark.parametrize(("name", "weights"), [("b200-b300.yaml", 141 * 10**9), ("two-pool-prefill.yaml", 64 * 10**9)])
+def test_weights_and_kv_cache_fit_the_memory_of_a_worker_that_computes_on_the_cpu(name: str, weights: int) -> None:
+    spec = load(FOLDER / name).spec
+    for role, one in spec.roles.present().items():
+        limit = int(str(one.resources.limits["memory"]).removesuffix("Gi")) << 30
+        assert weights + spec.engine_of(role).kv_cache_memory < 0.97 * limit, role
+        assert one.resources.requests["memory"] == one.resources.limits["memory"]
+
+
+@pytest.mark.parametrize("path", ON_KUBERNETES, ids=lambda path: path.name)
+def test_kv_cache_fits_the_memory_of_the_pod(path: Path) -> None:
+    spec = load(path).spec
+    for role, one in spec.roles.present().items():
+        limit = str(one.resources.limits.get("memory", "1024Gi"))
+        assert spec.engine_of(role).kv_cache_memory < int(limit.removesuffix("Gi")) << 30, role
 
 
 def test_two_pool_prefill_mixes_types_in_one_role_and_defines_one() -> None:

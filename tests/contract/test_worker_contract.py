@@ -1,20 +1,24 @@
 """What operator and worker share without importing each other: files, etcd keys and records, ports, metric names, TLS."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 import yaml
 
-from pdcluster_operator.api.load import load
+from pdcluster_operator.api.load import load, parse
+from pdcluster_operator.api.sections import EngineSpec, ModelSpec
 from pdcluster_operator.discovery import etcd, keys
 from pdcluster_operator.local.certificates import WORKER_NAME
-from pdcluster_operator.manifests.worker_config import WorkerSite, engine_file, policy_file
+from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
 from pdcluster_worker import config
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
+from tests.operator.manifests.test_every_field_counts import ENGINE_VALUES
+from tests.operator.object_cases import minimal
 
 ROOT = Path(__file__).parents[2]
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
@@ -57,6 +61,18 @@ def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return engine_file(cluster, role, pool, cluster.spec.engine_of(role), SITE), policy_file(cluster)
 
 
+def nothing_by_default() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both files of a cluster and a site of which every value is another than the default."""
+    document = minimal()
+    document["spec"]["model"]["dtype"] = "float32"
+    document["spec"]["engine"] = dict(ENGINE_VALUES)
+    cluster = parse(document)
+    tls = EtcdTls(ca="/e/ca", certificate="/e/c", key="/e/k")
+    site = replace(SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys")
+    pool = cluster.spec.roles.present()["decode"].pools[0]
+    return engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site), policy_file(cluster)
+
+
 @pytest.mark.parametrize(
     ("example", "role"), [("laptop.yaml", "prefill"), ("laptop.yaml", "decode"), ("two-by-two.yaml", "prefill"), ("mixed.yaml", "mixed")]
 )
@@ -67,34 +83,45 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
     loaded = config.load_worker_config(tmp_path / "engine.yaml")
 
     assert loaded.role == role
-    assert loaded.engine.max_batched_tokens == engine["engine"]["maxBatchedTokens"]
+    assert msgspec.to_builtins(loaded.engine) == load(ROOT / "examples" / example).spec.engine_of(role).model_dump(by_alias=True)
     assert msgspec.to_builtins(config.load_policy(tmp_path / "policy.yaml")) == policy
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
-    """All but the lease, which is the contract's 10 s on the worker's side."""
-    engine, policy = rendered("laptop.yaml", "decode")
+    """Where nothing is the default: all but the lease, which is the contract's 10 s on the worker's side, and values that have no other."""
+    engine, policy = nothing_by_default()
+    only = {"discovery.leaseSeconds", "engine.scheduler", "engine.kvCacheDtype", "engine.transport"}
 
-    assert set(paths(engine)) | {"discovery.leaseSeconds"} == set(fields(config.WorkerConfig))
+    assert set(paths(engine)) | only == set(fields(config.WorkerConfig))
     assert set(paths(policy)) == set(fields(config.PolicyConfig))
 
 
-def test_defaults_are_equal_on_both_sides() -> None:
-    engine, policy = rendered("mixed.yaml", "mixed")
-    given = {"maxBatchedTokens", "maxModelLen", "kvCacheMemory"}
-    defaults = msgspec.to_builtins(config.EngineConfig())
+def test_rendered_values_are_the_ones_that_the_worker_reads(tmp_path: Path) -> None:
+    engine, _ = nothing_by_default()
+    (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
+    loaded = config.load_worker_config(tmp_path / "engine.yaml")
 
-    assert {key: value for key, value in engine["engine"].items() if key not in given} == {
-        key: value for key, value in defaults.items() if key not in given
-    }
+    assert msgspec.to_builtins(loaded) | {"engine": None, "discovery": None} == engine | {"engine": None, "discovery": None}
+    assert engine["engine"].items() <= msgspec.to_builtins(loaded.engine).items()
+
+
+def test_defaults_are_equal_on_both_sides() -> None:
+    """Values that are left out of the engine file mean the same to the worker."""
+    assert EngineSpec().model_dump(by_alias=True) == msgspec.to_builtins(config.EngineConfig())
+    assert ModelSpec(name="m", path="/m").dtype == config.ModelConfig(name="m", path="/m").dtype
+    assert (SITE.etcd_tls, config.DiscoveryConfig(endpoints=["h:1"]).tls) == (None, None)
+    ours, theirs = EtcdTls(ca="/ca"), config.EtcdTLSConfig(ca="/ca")
+    assert (ours.certificate, ours.key) == (theirs.certificate, theirs.key)
+    _, policy = rendered("mixed.yaml", "mixed")
     assert policy == msgspec.to_builtins(config.PolicyConfig())
 
 
-def test_default_ports_are_equal_on_both_sides() -> None:
+def test_default_listeners_are_equal_on_both_sides() -> None:
     listen = config.ListenConfig()
 
     assert (SITE.host, SITE.http_port, SITE.grpc_port, SITE.kv_port) == (listen.host, listen.http, listen.grpc, listen.kv)
     assert (listen.http, listen.grpc, listen.kv) == (8000, 9000, 9100)
+    assert SITE.api_keys == listen.api_keys
     assert config.DiscoveryConfig(endpoints=["h:1"]).lease_seconds == 10
 
 
@@ -144,9 +171,14 @@ def paths(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
 def fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(kind):
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from fields(field.type, f"{prefix}{field.encode_name}.")
+        section = next((each for each in get_args(field.type) or (field.type,) if is_section(each)), None)
+        if section is not None:
+            yield from fields(section, f"{prefix}{field.encode_name}.")
         else:
             yield f"{prefix}{field.encode_name}"

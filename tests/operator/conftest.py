@@ -36,7 +36,7 @@ def write_document(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 def wait_until() -> Callable[..., Any]:
     """Poll until a predicate holds; fails with its description after a deadline."""
 
-    async def wait(predicate: Callable[[], Any], describe: str, seconds: float = 30.0) -> Any:
+    async def wait(predicate: Callable[[], Any], describe: str, seconds: float = 120.0) -> Any:
         deadline = time.monotonic() + seconds
         while not (value := predicate()):
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {describe}"

@@ -39,7 +39,7 @@ async def serve(config: dict, *, stubborn: bool) -> None:
     host, _, port = config["discovery"]["endpoints"][0].partition(":")
     pod, namespace = os.environ["POD_NAME"], os.environ["POD_NAMESPACE"]
     key = f"/pdcluster/{namespace}/{config['cluster']}/workers/{config['revision']}/{config['role']}/{config['pool']}/{pod}"
-    with socket.create_server((config["listen"]["host"], config["listen"]["http"])) as listener:
+    with socket.create_server((config["listen"]["host"], config["listen"].get("http", 8000))) as listener:
         record = {
             "engine_id": uuid.uuid4().hex,
             "state": "ready",

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import load, parse
+from pdcluster_operator.api.load import load, parse, parse_applied
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -69,3 +69,30 @@ def test_parsed_cluster_is_frozen(document: dict[str, Any], write_document: Call
     cluster = load(write_document(document))
     with pytest.raises(ValueError, match="frozen"):
         cluster.spec.service.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", ["~/models/tiny", "models/tiny", "./tiny", "~"])
+def test_a_path_of_this_machine_is_for_pdctl_alone(path: str, document: dict[str, Any]) -> None:
+    document["spec"]["model"]["path"] = path
+
+    assert parse(document).spec.model.path == path
+    with pytest.raises(InvalidObjectError) as refused:
+        parse_applied(document)
+    (fault,) = refused.value.faults
+    assert fault.path == "spec.model.path"
+    assert f"must begin with /, not {path!r}" in fault.reason
+    assert "give pvc" in fault.fix
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "tiny", "path": "/models/tiny"},
+        {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}},
+        {"name": "tiny", "huggingFace": {"repo": "a/b"}},
+    ],
+)
+def test_a_model_that_a_pod_can_find_may_be_applied(model: dict[str, Any], document: dict[str, Any]) -> None:
+    document["spec"]["model"] = model
+
+    assert parse_applied(document) == parse(document)

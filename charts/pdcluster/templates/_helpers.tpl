@@ -30,8 +30,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "pdcluster.name" .) }}
 {{- end -}}
 
-{{/* An image's full name, from the chart and registry, repository and tag. */}}
+{{/* An image's full name, from the chart and registry, repository, and tag or digest. */}}
 {{- define "pdcluster.image" -}}
 {{- $prefix := ternary "" (printf "%s/" .image.registry) (empty .image.registry) -}}
+{{- if .image.digest -}}
+{{ printf "%s%s@%s" $prefix .image.repository .image.digest }}
+{{- else -}}
 {{ printf "%s%s:%s" $prefix .image.repository (.image.tag | default .chart.AppVersion) }}
+{{- end -}}
 {{- end -}}

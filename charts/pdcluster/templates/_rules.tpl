@@ -10,10 +10,6 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [pdcluster.io]
   resources: [pdclusters/status]
   verbs: [patch]
-# Children name their PDCluster as an owner that waits for them; clusters that guard this (OpenShift) ask for this right.
-- apiGroups: [pdcluster.io]
-  resources: [pdclusters/finalizers]
-  verbs: [update]
 # A scaler for each pool, which `kubectl scale` and autoscalers write to.
 - apiGroups: [pdcluster.io]
   resources: [pdpoolscalers]
@@ -29,8 +25,8 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
-# The cluster's certificate authority and certificate, and reading the TLS Secret of an etcd of your own.  Kubernetes
-# cannot limit this to labelled Secrets: watchNamespaces limits it to namespaces.  Owner references delete them.
+# The cluster's certificate authority and certificate, and reading the TLS Secret of an etcd of your own
+# and whether that of API keys holds any.  Kubernetes cannot limit this to labelled Secrets: watchNamespaces limits it to namespaces.  Owner references delete them.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, watch, create, patch]

@@ -30,7 +30,6 @@ from pdcluster_operator.manifests.render import Site
 from pdcluster_operator.reconcile.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
-LEASE_NAME = "pdcluster-operator"
 LIMITS = Limits(page=100)
 """A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the number of requests."""
 
@@ -107,7 +106,7 @@ class Process:
         if not self.settings.leader_election:
             return await self._lead(asyncio.Event().wait())
         identity = f"{self.settings.identity}-{secrets.token_hex(4)}"
-        leadership = Leadership(client, self.settings.namespace, LEASE_NAME, identity)
+        leadership = Leadership(client, self.settings.namespace, self.settings.lease_name, identity)
         self.state = "standing by"
         if not await self._before_stop(leadership.acquire()):
             return 0
@@ -151,7 +150,7 @@ class Process:
 
     async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
         watch = Watch(self.loop.cache, self.loop.add, self.loop.resync_soon)
-        settings = WatchSettings(self.settings.watch_namespaces, in_pod=self.settings.kubeconfig is None)
+        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None, self.loop.watched)
         await run_watches(settings, watch, stop, started, self.loop.resync_soon)
 
     async def _take_signals_back(self, started: asyncio.Event) -> None:
@@ -193,7 +192,7 @@ def _report(ended: Iterable[asyncio.Task[Any]]) -> int:
 
 def _loop_settings(settings: Settings) -> LoopSettings:
     return LoopSettings(
-        site=Site(settings.worker_image, settings.etcd_image, settings.namespace),
+        site=Site(settings.worker_image, settings.etcd_image, settings.namespace, settings.cluster_domain),
         identity=settings.identity,
         namespaces=settings.watch_namespaces or (None,),
         resync_seconds=settings.resync_seconds,

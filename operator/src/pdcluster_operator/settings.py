@@ -5,6 +5,7 @@ names the variable, before anything is started.
 """
 
 import logging
+import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pdcluster_operator.api.errors import StartError
 Value = TypeVar("Value")
 Number = TypeVar("Number", int, float)
 _PREFIX = "PDCLUSTER_"
+_DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -28,6 +30,8 @@ class Settings:
     etcd_image:       of a managed etcd that names none
     identity:         holder of the Lease: unique among the replicas
     namespace:        where the Lease is, and from where workers' etcd is asked
+    lease_name:       of the Lease that its replicas share, and no other installation in the namespace
+    cluster_domain:   in which the members of a managed etcd have their names
     watch_namespaces: where PDClusters are served; empty = everywhere
     resync_seconds:   how often everything is listed and looked at again
     concurrency:      PDClusters worked on at once
@@ -39,6 +43,8 @@ class Settings:
     etcd_image: str
     identity: str
     namespace: str
+    lease_name: str = "pdcluster-operator"
+    cluster_domain: str = "cluster.local"
     watch_namespaces: tuple[str, ...] = ()
     resync_seconds: float = 300.0
     concurrency: int = 4
@@ -56,6 +62,8 @@ class Settings:
             etcd_image=reader.required("ETCD_IMAGE", "the image of a managed etcd, as in registry/etcd:3.6.6"),
             identity=environment.get("POD_NAME") or socket.gethostname(),
             namespace=environment.get("POD_NAMESPACE") or _own_namespace(),
+            lease_name=reader.read("LEASE_NAME", "pdcluster-operator", _dns_name, "a name of lower-case letters, digits, '-' and '.'"),
+            cluster_domain=reader.read("CLUSTER_DOMAIN", "cluster.local", _dns_name, "a DNS domain, as in cluster.local"),
             watch_namespaces=tuple(filter(None, (part.strip() for part in environment.get(f"{_PREFIX}WATCH_NAMESPACES", "").split(",")))),
             resync_seconds=reader.read("RESYNC_SECONDS", "300", _number(float, 1, 86400), "seconds from 1 to 86400"),
             concurrency=reader.read("CONCURRENCY", "4", _number(int, 1, 64), "a whole number from 1 to 64"),
@@ -102,6 +110,12 @@ def _number(kind: Callable[[str], Number], least: float, most: float) -> Callabl
         return value
 
     return parse
+
+
+def _dns_name(text: str) -> str:
+    if _DNS_NAME.fullmatch(text) is None:
+        raise ValueError(text)
+    return text
 
 
 def _one_of(choices: Mapping[str, Value]) -> Callable[[str], Value]:

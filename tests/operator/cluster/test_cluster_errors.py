@@ -36,6 +36,7 @@ def answer(code: int, message: str, reason: str = "") -> ClusterError:
         (422, 'StatefulSet.apps "x" is invalid: spec: Forbidden: updates', errors.RefusedError, conditions.APPLY_FAILED),
         (422, 'Service "chat" is invalid: metadata.uid: Invalid value: "abc": field is immutable', errors.ConflictError, "ApplyFailed"),
         (422, "the server rejected our request due to an error in our request", errors.ConflictError, "ApplyFailed"),
+        (422, "Secret x is invalid: data: Forbidden: field is immutable when `immutable` is set", errors.ImmutableError, "ApplyFailed"),
         (409, "Operation cannot be fulfilled on services", errors.ConflictError, conditions.APPLY_FAILED),
         (404, 'services "chat" not found', errors.NotFoundError, conditions.APPLY_FAILED),
         (410, "The provided continue parameter is too old", errors.GoneError, conditions.APPLY_FAILED),

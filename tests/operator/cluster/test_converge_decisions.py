@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.api.labels import SEEN_REPLICAS
-from pdcluster_operator.cluster.converge import ObjectName, Verb, converge
+from pdcluster_operator.cluster.converge import ObjectName, Verb, converge, stages
 from pdcluster_operator.cluster.differences import prepared, stamped
 from tests.apiserver import cluster_objects as objects
 
@@ -32,6 +32,26 @@ def test_converge_makes_everything_in_order():
         *("ServiceAccount", "Secret", "ConfigMap", "ConfigMap", "ControllerRevision", "NetworkPolicy", "PodDisruptionBudget"),
         *("PDPoolScaler", "StatefulSet", "StatefulSet", "Service", "Service"),
     ]
+
+
+def test_stages_keep_the_order_that_matters():
+    made = [sorted({action.kind.name for action in stage}) for stage in stages(converge(UID, objects.everything(OWNER), []))]
+    assert made == [
+        ["ConfigMap", "ControllerRevision", "NetworkPolicy", "PDPoolScaler", "PodDisruptionBudget", "Secret", "ServiceAccount"],
+        ["StatefulSet"],
+        ["Service"],
+    ]
+
+
+def test_stages_delete_last_and_stateful_sets_before_what_they_use():
+    everything = objects.everything(OWNER)
+    kept = [manifest for manifest in everything if manifest["kind"] == "Service"]
+    live = [as_applied(manifest) for manifest in everything if manifest["kind"] != "Service"]
+    staged = [{(action.verb, action.kind.name) for action in stage} for stage in stages(converge(UID, kept, live))]
+    assert staged[:2] == [{(Verb.CREATE, "Service")}, {(Verb.DELETE, "StatefulSet")}]
+    assert (Verb.DELETE, "ConfigMap") in staged[2]
+    assert {verb for verb, _ in staged[2]} == {Verb.DELETE}
+    assert len(staged) == 3
 
 
 def test_converge_does_nothing_where_all_is_as_it_should_be():
@@ -105,6 +125,13 @@ def test_converge_takes_over_what_others_added():
 def test_converge_replaces_an_immutable_config_map_with_other_content():
     body = as_applied(objects.engine_config_map(OWNER, "other"))
     assert verbs([objects.engine_config_map(OWNER)], [body]) == [(Verb.REPLACE, f"ConfigMap {objects.WORKLOAD}")]
+
+
+def test_converge_does_not_delete_a_secret_that_was_made_immutable():
+    body = {**as_applied(objects.secret(OWNER)), "immutable": True}
+    changed = {**objects.secret(OWNER), "stringData": {"tls.crt": "another"}}
+    name = ObjectName("Secret", body["metadata"]["name"])
+    assert verbs([changed], [body], rewrite=[name]) == [(Verb.APPLY, f"Secret {name.name}")]
 
 
 def test_converge_replaces_a_config_map_that_was_made_immutable():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.api.labels import APPLIED
-from pdcluster_operator.cluster.differences import Drift, adds, drift, merged, owns, prepared, stamped, taken_over
+from pdcluster_operator.cluster.differences import Drift, adds, drift, merged, owns, prepared, stamped, taken_over, writers
 from pdcluster_operator.cluster.kinds import SERVICE, SERVICE_ACCOUNT
 
 OURS: dict[str, Any] = {
@@ -129,6 +129,18 @@ def test_drift_leaves_shared_fields_of_a_kind_to_others():
     body = {**desired, "metadata": {**desired["metadata"], "managedFields": [applied(), edited({"f:imagePullSecrets": {}})]}}
     assert drift(SERVICE_ACCOUNT, desired, body) is Drift.NONE
     assert drift(SERVICE, desired, body) is Drift.FOREIGN
+
+
+@pytest.mark.parametrize("name", ["loadBalancerIP", "loadBalancerClass", "externalIPs"])
+def test_drift_leaves_the_addresses_of_a_service_to_load_balancers(name: str):
+    entry = edited({"f:spec": {f"f:{name}": {}}}, manager="kube-vip")
+    assert drift_of(applied(), entry) is Drift.NONE
+    both = edited({"f:spec": {f"f:{name}": {}, "f:externalName": {}}}, manager="kube-vip")
+    assert drift_of(applied(), both) is Drift.FOREIGN
+    ours, others = taken_over(SERVICE, live(applied(), both), "2026-01-01T00:00:00Z")
+    assert ours["fieldsV1"]["f:spec"] == {**OURS["f:spec"], "f:externalName": {}}
+    assert others["fieldsV1"] == {"f:spec": {f"f:{name}": {}}}
+    assert (writers(SERVICE, live(applied(), entry)), writers(SERVICE, live(applied(), both))) == ([], ["kube-vip"])
 
 
 def test_taken_over_makes_ours_all_but_the_metadata_of_others():

@@ -17,6 +17,7 @@ def test_defaults_are_those_of_an_installation_for_the_whole_cluster():
     settings = Settings.from_environment({**NEEDED, "POD_NAME": "operator-0", "POD_NAMESPACE": "system"})
     assert (settings.worker_image, settings.etcd_image) == ("worker:1", "etcd:1")
     assert (settings.identity, settings.namespace, settings.watch_namespaces) == ("operator-0", "system", ())
+    assert (settings.lease_name, settings.cluster_domain) == ("pdcluster-operator", "cluster.local")
     assert (settings.resync_seconds, settings.concurrency, settings.http_port) == (300.0, 4, 8080)
     assert (settings.log_level, settings.leader_election, settings.kubeconfig) == (logging.INFO, True, None)
 
@@ -30,11 +31,14 @@ def test_every_variable_counts():
         "PDCLUSTER_HTTP_PORT": "0",
         "PDCLUSTER_LOG_LEVEL": "Debug",
         "PDCLUSTER_LEADER_ELECTION": "FALSE",
+        "PDCLUSTER_LEASE_NAME": "team-a",
+        "PDCLUSTER_CLUSTER_DOMAIN": "k8s.example.org",
         "KUBECONFIG": "/some/file",
     }
     settings = Settings.from_environment(given)
     assert (settings.watch_namespaces, settings.resync_seconds, settings.concurrency) == (("a", "b"), 1.5, 8)
     assert (settings.http_port, settings.log_level, settings.leader_election) == (0, logging.DEBUG, False)
+    assert (settings.lease_name, settings.cluster_domain) == ("team-a", "k8s.example.org")
     assert settings.kubeconfig == Path("/some/file")
 
 
@@ -53,6 +57,9 @@ def test_in_a_pod_the_service_account_counts_whatever_kubeconfig_is_set():
         ("PDCLUSTER_CONCURRENCY", "2.5", "a whole number from 1 to 64"),
         ("PDCLUSTER_HTTP_PORT", "http", "a port from 0 (any) to 65535"),
         ("PDCLUSTER_LOG_LEVEL", "loud", "debug, info, warning or error"),
+        ("PDCLUSTER_LEASE_NAME", "Team A", "a name of lower-case letters"),
+        ("PDCLUSTER_LEASE_NAME", "a" * 254, "a name of lower-case letters"),
+        ("PDCLUSTER_CLUSTER_DOMAIN", ".local", "a DNS domain, as in cluster.local"),
         ("PDCLUSTER_LEADER_ELECTION", "yes", "true or false"),
     ],
 )

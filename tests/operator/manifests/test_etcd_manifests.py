@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.api.errors import InvalidObjectError
+from pdcluster_operator.api.sections import EtcdSpec
 from pdcluster_operator.manifests.render import Capabilities, Manifest, Site, etcd_record_name, render_shared
 from tests.operator.manifests.rendering import OWNER, SITE, cluster_of, matches, shared_of
 from tests.operator.object_cases import Change, at
@@ -50,6 +51,12 @@ def test_memory_of_the_volume_leaves_room_for_the_process() -> None:
     volume, limit = (int(size.removesuffix("Mi")) for size in sizes)
 
     assert int(flags()["quota-backend-bytes"]) >> 20 < volume < limit
+
+
+def test_container_asks_for_and_is_limited_in_both_for_a_quota_that_wants_it() -> None:
+    resources = stateful_set()["template"]["spec"]["containers"][0]["resources"]
+
+    assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
 
 
 def test_three_members_find_each_other_on_volumes() -> None:
@@ -140,6 +147,19 @@ def test_record_is_not_changed_by_its_use() -> None:
     rendered(SITE, records=(record,))["StatefulSet", "chat-etcd"]["spec"].clear()
 
     assert record == before
+
+
+def test_operator_that_knows_one_more_field_finds_the_record_again() -> None:
+    class NewerEtcdSpec(EtcdSpec):
+        newest: int = 7
+
+    cluster = cluster_of(THREE)
+    etcd = NewerEtcdSpec.model_construct(**dict(cluster.spec.discovery.etcd))
+    discovery = cluster.spec.discovery.model_copy(update={"etcd": etcd})
+    newer = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"discovery": discovery})})
+
+    assert newer.spec.discovery.etcd.model_dump()["newest"] == 7
+    assert etcd_record_name(newer) == etcd_record_name(cluster)
 
 
 def test_another_wish_makes_another_record() -> None:

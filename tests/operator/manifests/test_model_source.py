@@ -38,7 +38,7 @@ def test_hub_model_is_fetched_before_the_worker_starts() -> None:
     assert fetch["name"] == "fetch-model"
     assert fetch["command"] == [
         *("python", "-m", "pdcluster_worker.fetch"),
-        *("--repo", "org/model", "--revision", "refs/pr/1", "--target", FOLDER),
+        *("--repo=org/model", "--revision=refs/pr/1", f"--target={FOLDER}"),
     ]
     assert by_name(fetch["env"])["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert {"name": "models", "mountPath": "/models"} in fetch["volumeMounts"]
@@ -61,7 +61,7 @@ def test_public_repository_needs_no_token() -> None:
     (fetch,) = pod_of(at("spec.model", {"name": "m", "huggingFace": {"repo": "org/model"}}))["spec"]["initContainers"]
 
     assert "HF_TOKEN" not in by_name(fetch["env"])
-    assert fetch["command"][-1] == "/models/org--model--main"
+    assert fetch["command"][-1] == "--target=/models/org--model--main"
 
 
 def test_token_is_not_given_to_the_worker() -> None:

@@ -2,15 +2,18 @@
 
 import json
 import re
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import promql_parser
 import pytest
 
 from pdcluster_operator.manifests.alerts import TPOT_BOUND, TTFT_BOUND
-from pdcluster_operator.manifests.render import Capabilities, Manifest
+from pdcluster_operator.manifests.render import Capabilities, Manifest, render_shared
+from pdcluster_worker.engine.messages import FinishReason, KVGeometry
 from pdcluster_worker.metrics import Metrics
-from tests.operator.manifests.rendering import matches, pod_of, shared_of
+from pdcluster_worker.routing.geometry import PeerFacts, reason_label
+from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
 from tests.operator.object_cases import Change, at
 
 MIXED = at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}})
@@ -175,6 +178,53 @@ def test_monitoring_objects_carry_the_labels_that_prometheus_selects_by() -> Non
 def test_each_monitoring_object_can_be_left_out(field: str, kind: str, name: str) -> None:
     assert (kind, name) in shared_of()
     assert (kind, name) not in shared_of(at(f"spec.monitoring.{field}", False))
+
+
+@pytest.mark.parametrize(
+    ("change", "capabilities"),
+    [(at("spec.monitoring.podMonitor", False), EVERYTHING), (LABELS, Capabilities(pod_monitor=False, prometheus_rule=True))],
+    ids=["not wanted", "no such kind"],
+)
+def test_cluster_that_is_not_scraped_has_no_alerts(change: Change, capabilities: Capabilities) -> None:
+    """They would fire at once, for the absence of metrics."""
+    kinds = {kind for kind, _ in shared_of(change, capabilities=capabilities)}
+
+    assert not kinds & {"PodMonitor", "PrometheusRule"}
+
+
+def test_alerts_are_about_the_role_that_answers_now() -> None:
+    manifests = render_shared(cluster_of(MIXED), OWNER, SITE, EVERYTHING, "0a1b2c3d", serving_role="decode")
+    (rule,) = [manifest for manifest in manifests if manifest["kind"] == "PrometheusRule"]
+    text = json.dumps(rule["spec"])
+
+    assert 'role=\\"decode\\"' in text
+    assert 'role=\\"mixed\\"' not in text
+
+
+def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
+    """A counter that begins at 1 has not increased; gauges are asked whether they are absent."""
+    registry, counted = Metrics().registry, []
+    for selector in (selector for rule in rules() for selector in selectors(rule["expr"]) if selector.name.endswith("_total")):
+        for matcher in selector.matchers.matchers:
+            if matcher.name not in {*SCOPE, "role", "pool", "revision"}:
+                counted += [(selector.name, {matcher.name: value}) for value in matcher.value.split("|")]
+
+    assert len(counted) > 3
+    assert [each for each in counted if registry.get_sample_value(*each) != 0.0] == []
+
+
+def test_every_reason_of_a_refused_pair_is_there_from_the_start() -> None:
+    facts = PeerFacts(KVGeometry(1, 1, 1, 1, "float32", "full"), "a", "r1")
+    other_geometry = KVGeometry(2, 1, 1, 1, "float32", "full")
+    others = [replace(facts, geometry=other_geometry), replace(facts, weights="b"), replace(facts, revision="r2")]
+    registry, name = Metrics().registry, "pdcluster_peer_refused_total"
+
+    assert [registry.get_sample_value(name, {"reason": str(reason_label(facts, other))}) for other in others] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("reason", get_args(FinishReason))
+def test_every_good_end_is_there_from_the_start(reason: str) -> None:
+    assert Metrics().registry.get_sample_value("pdcluster_request_success_total", {"finish_reason": reason}) == 0.0
 
 
 def test_kinds_that_the_api_server_lacks_are_not_made() -> None:

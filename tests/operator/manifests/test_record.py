@@ -114,8 +114,8 @@ def test_engine_file_names_the_mounted_files_and_the_contract_ports() -> None:
     engine = engine_of()
 
     assert engine["tls"] == {f"{name}": f"/etc/pdcluster/tls/{file}" for name, file in TLS_FILES.items()}
-    assert engine["listen"] == {"host": "0.0.0.0", "http": 8000, "grpc": 9000, "kv": 9100, "apiKeys": None}
-    assert engine["discovery"] == {"endpoints": ["chat-etcd.serving.svc:2379"], "tls": None}
+    assert engine["listen"] == {}  # the defaults are the contract's
+    assert engine["discovery"] == {"endpoints": ["chat-etcd.serving.svc:2379"]}
     assert engine["model"]["path"] == "/models/tiny"
 
 
@@ -128,14 +128,14 @@ def test_engine_file_of_an_external_etcd_over_tls() -> None:
         "tls": {name: f"{folder}/{file}" for name, file in TLS_FILES.items()},
     }
     without = engine_of(own, etcd_client_certificate=False)["discovery"]["tls"]
-    assert without == {"ca": f"{folder}/ca.crt", "certificate": None, "key": None}
+    assert without == {"ca": f"{folder}/ca.crt"}
 
 
 def test_engine_file_asks_for_api_keys_at_the_ingress_only() -> None:
     keys = at("spec.service.apiKeySecret", "keys")
 
     assert engine_of(keys)["listen"]["apiKeys"] == "/etc/pdcluster/api-keys"
-    assert engine_of(keys, role="prefill")["listen"]["apiKeys"] is None
+    assert "apiKeys" not in engine_of(keys, role="prefill")["listen"]
 
 
 def test_engine_file_has_the_role_values_over_the_shared_ones() -> None:

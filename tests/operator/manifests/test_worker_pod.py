@@ -45,7 +45,8 @@ def test_every_mount_has_its_volume_and_files_are_folders_that_follow_changes() 
     assert sources["/etc/pdcluster/policy"]["configMap"]["name"] == "chat-policy"
     assert sources["/etc/pdcluster/tls"]["secret"]["secretName"] == "chat-tls"
     assert sources["/etc/pdcluster/etcd-tls"]["secret"]["secretName"] == "etcd-client"
-    assert sources["/etc/pdcluster/api-keys"]["secret"]["secretName"] == "keys"
+    assert sources["/etc/pdcluster/api-keys"]["secret"] == {"secretName": "keys", "defaultMode": 0o440, "optional": True}
+    assert "optional" not in sources["/etc/pdcluster/tls"]["secret"]
     assert sources["/dev/shm"]["emptyDir"]["medium"] == "Memory"
     assert "emptyDir" in sources["/tmp"]
     assert all("subPath" not in mount for mount in mounts.values())

@@ -68,10 +68,70 @@ def test_a_scaled_pool_keeps_its_size_through_a_roll_out():
     assert sizes(plan) == {("prefill", "cpu", B): 1, ("decode", "cpu", B): 5, ("prefill", "cpu", A): 1, ("decode", "cpu", A): 5}
 
 
-def test_scaling_in_a_roll_out_leaves_the_serving_revision_as_it_is():
+def test_scaling_up_in_a_roll_out_counts_for_what_serves_too_and_scaling_down_waits_for_the_switch():
     scalers = [ScalerState("prefill", "cpu", 0, 1), ScalerState("decode", "cpu", 7, 2)]
     plan = plan_cluster(NEXT, running(CLUSTER, scalers=scalers), NOW)
-    assert sizes(plan) == {("prefill", "cpu", B): 0, ("decode", "cpu", B): 7, ("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
+    assert sizes(plan) == {("prefill", "cpu", B): 0, ("decode", "cpu", B): 7, ("prefill", "cpu", A): 1, ("decode", "cpu", A): 7}
+
+
+def test_in_a_roll_out_what_serves_is_put_back_when_it_is_scaled_down_by_hand():
+    live = [workload(identity(A, "prefill"), 1), workload(identity(A), 0)]
+    plan = plan_cluster(NEXT, running(CLUSTER, workloads=live), NOW)
+    assert sizes(plan)[("decode", "cpu", A)] == 2
+
+
+def test_a_lower_replicas_that_comes_with_a_new_revision_takes_no_worker_from_what_serves():
+    smaller = make_cluster(decode=[pool(1)], engine=65)
+    there = SimulatedCluster(broken={revision_of(smaller.spec)})
+    there.settle(CLUSTER)
+    plan = there.settle(smaller)
+    assert (sizes(plan)[("decode", "cpu", A)], sizes(plan)[("decode", "cpu", revision_of(smaller.spec))]) == (2, 1)
+    there.broken.clear()
+    assert sizes(there.settle(smaller)) == {("prefill", "cpu", B): 1, ("decode", "cpu", B): 1}
+
+
+RENAMED = make_cluster(decode=[pool(2, "new")])
+
+
+def test_a_pool_that_is_replaced_stays_until_the_one_in_its_place_is_ready():
+    assert revision_of(RENAMED.spec) == A
+    there = SimulatedCluster()
+    there.settle(CLUSTER)
+    old, new = identity(A), identity(A, name="new")
+    there.broken.add(A)  # pods that are ready already stay so
+    plan = there.settle(RENAMED)
+    assert (there.sets[old], there.sets[new], there.pods[old].ready) == (2, 2, 2)
+    said = condition_of(plan.status, "DecodeReady")["message"]
+    assert said.endswith("pool cpu, which is no longer declared, stays until they are")
+    assert said in condition_of(plan.status, "Ready")["message"]
+    assert condition_of(plan.status, "Serving")["status"] == "True"
+    there.broken.clear()
+    assert sizes(there.settle(RENAMED)) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
+
+
+def test_a_pool_that_is_replaced_keeps_the_size_that_it_has():
+    live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
+    assert sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 5
+
+
+def test_with_recreate_a_pool_that_is_replaced_goes_at_once():
+    plan = plan_cluster(make_cluster(decode=[pool(2, "new")], strategy="Recreate"), running(CLUSTER), NOW)
+    assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
+
+
+def test_a_pool_of_a_role_that_is_whole_goes_though_another_role_is_not():
+    grown = make_cluster(decode=[pool(2), pool(1, "more")])
+    live = [each if each.id.role == "decode" else replace(each, ready=0) for each in running(grown).workloads]
+    plan = plan_cluster(CLUSTER, running(grown, workloads=live), NOW)
+    assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
+
+
+def test_a_selector_that_was_edited_to_an_unfinished_target_ends_nothing_that_serves():
+    status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
+    both = [*running(CLUSTER).workloads, workload(identity(B, "prefill"), 1), workload(identity(B), 2, ready=1)]
+    plan = plan_cluster(NEXT, running(CLUSTER, workloads=both, status=status, service_revision=B), NOW)
+    assert (plan.serving, plan.status["servingRevision"]) == (A, A)
+    assert {("prefill", "cpu", A), ("decode", "cpu", A)} <= set(sizes(plan))
 
 
 def test_a_lost_scaler_is_seeded_from_the_workload_that_serves():

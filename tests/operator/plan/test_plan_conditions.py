@@ -8,7 +8,7 @@ from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.problems import rank
-from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, ScalerState
+from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, PodState, ScalerState
 from pdcluster_operator.plan.status import MAX_MESSAGE
 from tests.operator.plan.clusters import (
     ETCD_READY,
@@ -135,6 +135,13 @@ def test_a_lost_service_is_not_ready_and_not_serving():
     status = status_of(running(CLUSTER, service_revision=None))
     assert words_of(status, words.READY) == ("False", words.STARTING, "ingress: the Service is being made")
     assert words_of(status, words.SERVING)[0] == "False"
+
+
+def test_keys_that_nobody_can_have_are_the_ingresss_fault():
+    status = status_of(replace(running(CLUSTER), key_fault="Secret keys does not exist"))
+    assert words_of(status, words.INGRESS_READY) == ("False", words.CONFIGURATION_REFUSED, "Secret keys does not exist")
+    assert words_of(status, words.READY) == ("False", words.CONFIGURATION_REFUSED, "ingress: Secret keys does not exist")
+    assert words_of(status, words.STALLED)[0] == "True"
 
 
 def test_ready_takes_the_worst_pods_words_and_says_how_many_share_its_reason():
@@ -291,6 +298,25 @@ def test_recreate_says_what_it_waits_for():
     assert words_of(status, words.READY)[1] == words.ROLLING_OUT
     assert "the old revision has to end first; 3 of its pods are left" in words_of(status, words.READY)[2]
     assert words_of(status, words.SERVING)[0] == "False"
+
+
+def ending(of, ordinal):
+    return PodState(f"{of.name}-{ordinal}", of, ready=False, terminating=True, node=f"n{ordinal}")
+
+
+def test_recreate_names_a_pod_that_it_waits_for_and_its_node():
+    stuck = workload(DECODE, 0, current=2, gone=True, pods=(ending(DECODE, 4), ending(DECODE, 1)))
+    status = status_of(running(CLUSTER, workloads=[stuck]), make_cluster(engine=65, strategy="Recreate"))
+    assert words_of(status, words.READY)[2].endswith(f"2 of its pods are left, first pod {DECODE.name}-1 on node n1")
+
+
+def test_a_pod_that_keeps_the_place_of_another_is_named_with_its_node():
+    rest = [workload(PREFILL, 1), workload(DECODE, 0, current=2, gone=True, pods=(ending(DECODE, 4), ending(DECODE, 1)))]
+    status = status_of(running(CLUSTER, workloads=rest), CLUSTER)
+    expected = f"0 of 2 workers are ready; pod {DECODE.name}-1 on node n1 is still ending (and 1 more)"
+    assert words_of(status, words.DECODE_READY)[2] == expected
+    surplus = [workload(PREFILL, 1), workload(DECODE, 2, current=3, pods=(ending(DECODE, 2),))]
+    assert "ending" not in words_of(status_of(running(CLUSTER, workloads=surplus), CLUSTER), words.DECODE_READY)[2]
 
 
 def test_recreate_waits_for_an_unfinished_target_too():

@@ -93,9 +93,9 @@ class ClusterMachine(RuleBasedStateMachine):
         else:
             self.there.delete_set(workload)
 
-    @rule(selected=st.sampled_from([None, "edited"]))
+    @rule(selected=st.sampled_from([None, "edited", "declared"]))
     def edit_or_lose_the_service(self, selected: str | None) -> None:
-        self.there.service = selected
+        self.there.service = revision_of(self.cluster().spec) if selected == "declared" else selected
 
     # The machines.
 
@@ -161,14 +161,15 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> None:
-    target, current = revision_of(cluster.spec), current_revision(observed)
+    target = revision_of(cluster.spec)
+    current = current_revision(observed, target, is_target_ready=can_take_over(plan, observed, target))
     planned = {workload.id: workload.replicas for workload in plan.workloads}
     assert len(planned) == len(plan.workloads)
     assert {workload.revision for workload in planned} <= {target, current}
     assert plan.serving in (target, current, observed.service_revision, observed.status.get("servingRevision"))
     pools = {(role, each.name): each for role, spec in cluster.spec.roles.present().items() for each in spec.pools}
     for workload, replicas in planned.items():
-        if workload.revision == target:
+        if workload.revision == target and (workload.role, workload.pool) in pools:
             declared = pools[workload.role, workload.pool]
             assert (declared.min_replicas or 0) <= replicas <= (declared.max_replicas or replicas)
     check_scalers(plan, observed, pools)
@@ -176,7 +177,7 @@ def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> Non
     if current not in (None, target):
         if cluster.spec.rollout.strategy == "BlueGreen":
             kept = {workload: size for workload, size in live.items() if workload.revision == current}
-            assert kept.items() <= planned.items(), "what serves lost workers before the switch"
+            assert all(planned.get(workload, -1) >= size for workload, size in kept.items()), "what serves lost workers before the switch"
             if kept and plan.serving == target:
                 check_switch(plan, observed, target)
         elif any(state.id.revision != target for state in observed.workloads):
@@ -184,8 +185,33 @@ def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> Non
             assert {workload.revision for workload in planned} <= {target}
     else:
         assert set(planned) >= {each for each in live if (each.role, each.pool) in pools and each.revision == target}
+    check_leaving(plan, observed, cluster, {(each.role, each.pool) for each in planned} - set(pools) if current == target else None)
     if not plan.workloads:
         assert cluster.spec.rollout.strategy == "Recreate"
+
+
+def check_leaving(plan: ClusterPlan, observed: Observed, cluster: PDCluster, leaving: set[tuple[str, str]] | None) -> None:
+    """Pools of what serves stay until those that are declared instead are ready.  leaving: places that are planned and not declared."""
+    if leaving is None:
+        return
+    target, ready = revision_of(cluster.spec), plan.status["conditions"]
+    unready = {each["type"].removesuffix("Ready").lower() for each in ready if each["status"] == "False"}
+    there = {(state.id.role, state.id.pool) for state in observed.workloads if state.id.revision == target and not state.gone}
+    gone = {place for place in there if place not in declared_places(cluster)}
+    is_kept = cluster.spec.rollout.strategy == "BlueGreen"
+    assert leaving == {(role, pool) for role, pool in gone if role in unready and is_kept}
+
+
+def declared_places(cluster: PDCluster) -> set[tuple[str, str]]:
+    return {(role, each.name) for role, spec in cluster.spec.roles.present().items() for each in spec.pools}
+
+
+def can_take_over(plan: ClusterPlan, observed: Observed, target: str) -> bool:
+    """Whether all declared workers are ready, by the sizes that the status tells."""
+    wanted = {(role["name"], each["name"]): each["desired"] for role in plan.status["roles"] for each in role["pools"]}
+    ready = {(state.id.role, state.id.pool): state.ready for state in observed.workloads if state.id.revision == target and not state.gone}
+    answers = any(size for (role, _), size in wanted.items() if role != "prefill")
+    return not answers or (observed.discovery.error is None and all(ready.get(place, -1) >= size for place, size in wanted.items()))
 
 
 def check_switch(plan: ClusterPlan, observed: Observed, target: str) -> None:
@@ -234,7 +260,7 @@ def assert_as_declared(there: SimulatedCluster, cluster: PDCluster) -> None:
     target = revision_of(cluster.spec)
     assert there.service == there.status["servingRevision"] == target
     assert condition_of(there.status, "Ready")["status"] == "True", there.status
-    pools = {(role, each.name) for role, spec in cluster.spec.roles.present().items() for each in spec.pools}
+    pools = declared_places(cluster)
     assert {(workload.role, workload.pool, workload.revision) for workload in there.sets} == {(*place, target) for place in pools}
     assert set(there.scalers) == pools
 

@@ -47,6 +47,10 @@ def scheduled(status: str, reason: str, message: str = "") -> list[dict[str, Any
 
 
 LOG = "2026-01-02 INFO loading\nerror: num_blocks: must be at most 100; lower it\n2026-01-02 INFO bye\n"
+ENGINE_GONE = (
+    "2026-11-21 16:21:59,865 ERROR pdcluster_worker.server_process engine ended reason=PermissionError(13, 'Permission denied')\n"
+    "2026-11-21 16:21:59,901 INFO uvicorn.error Finished server process [7]\n"
+)
 
 PROBLEMS = [
     (
@@ -93,6 +97,12 @@ PROBLEMS = [
     ),
     ("it crashes again and again", make_pod(worker=running(last=ended(1), restarts=2)), words.CRASH_LOOPING, ["exit status 1"]),
     ("it always ends", make_pod(worker=waiting("CrashLoopBackOff", last=ended(0, "", "Completed"))), words.CRASH_LOOPING, ["status 0"]),
+    (
+        "what it logged last is no reason",
+        make_pod(worker=waiting("CrashLoopBackOff", last=ended(1, ENGINE_GONE), restarts=3)),
+        words.CRASH_LOOPING,
+        ["exit status 1: pdcluster_worker.server_process engine ended reason=PermissionError(13, 'Permission denied');"],
+    ),
     (
         "out of memory",
         make_pod(worker=waiting("CrashLoopBackOff", last=ended(137, "", "OOMKilled"), restarts=2)),
@@ -188,8 +198,9 @@ def test_pulling_and_waiting_to_pull_say_the_same():
     assert pod_problem(make_pod(worker=waiting("ErrImagePull", error))) == pod_problem(backing_off)
 
 
-def test_a_long_foreign_message_is_cut():
-    _, message = pod_problem(make_pod(worker=waiting("ErrImagePull", "x" * 5000)))
+@pytest.mark.parametrize("worker", [waiting("ErrImagePull", "x" * 5000), running(last=ended(1, "1 ERROR " + "x" * 5000), restarts=2)])
+def test_a_long_foreign_message_is_cut(worker):
+    _, message = pod_problem(make_pod(worker=worker))
     assert len(message) < MAX_DETAIL + 250
     assert "..." in message
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdcluster_operator.plan.rollout import Step, current_revision, next_step
-from pdcluster_operator.plan.state import Observed
+from pdcluster_operator.plan.rollout import Left, Step, current_revision, next_step
+from pdcluster_operator.plan.state import Observed, PodState
 from tests.operator.plan.clusters import ETCD_READY, identity, workload
 
 A, B, C = identity("aaaa"), identity("bbbb"), identity("cccc")
@@ -36,6 +36,29 @@ def test_the_revision_that_serves(observed, expected):
 
 
 @pytest.mark.parametrize(
+    ("observed", "target", "is_ready", "expected"),
+    [
+        (seen(A, B, service="bbbb", status="aaaa"), "bbbb", False, "aaaa"),  # the selector was edited before the target was ready
+        (seen(A, B, service="bbbb", status="aaaa"), "bbbb", True, "bbbb"),  # the switch, and the status could not be written
+        (seen(A, B, service="aaaa", status="bbbb"), "bbbb", True, "aaaa"),  # the switch could not be written
+        (seen(A, B, service="bbbb", status="bbbb"), "bbbb", False, "bbbb"),  # a pod fell ill after the switch
+        (seen(A, B, service="bbbb", status="aaaa"), "cccc", False, "aaaa"),  # edited, and then a third revision was declared
+        (seen(A, workload(B, 2, ready=0), service="bbbb", status="aaaa"), "aaaa", False, "aaaa"),  # edited, and the target was dropped
+        (seen(GONE_A, B, service="bbbb", status="aaaa"), "bbbb", False, "bbbb"),  # nothing of the old serves any more
+        (seen(B, service="bbbb", status="aaaa", records=[A]), "bbbb", False, "bbbb"),
+        (seen(A, B, service="bbbb", status=["spoilt"]), "bbbb", False, "bbbb"),
+    ],
+)
+def test_a_selector_that_was_edited_by_hand_is_not_believed_before_the_target_is_ready(observed, target, is_ready, expected):
+    assert current_revision(observed, target, is_target_ready=is_ready) == expected
+
+
+def test_a_selector_that_was_edited_by_hand_is_put_back_and_what_serves_stays():
+    edited = seen(A, B, service="bbbb", status="aaaa")
+    assert next_step("BlueGreen", "bbbb", edited, is_target_ready=False) == Step("aaaa", (A,))
+
+
+@pytest.mark.parametrize(
     ("observed", "is_ready", "step"),
     [
         (seen(), False, Step("bbbb")),  # the first time
@@ -65,13 +88,13 @@ def test_blue_green_back_to_the_serving_revision_drops_the_target():
     [
         (seen(), Step("bbbb")),
         (seen(B, service="bbbb"), Step("bbbb")),
-        (seen(A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=2)),
-        (seen(GONE_A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=3)),
+        (seen(A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(2))),
+        (seen(GONE_A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(3))),
         (seen(service="aaaa", status="aaaa"), Step("bbbb")),  # it is all gone: the new is made, and the Service switches
-        (seen(A, B, service="aaaa"), Step("bbbb", waits_for=2)),  # begun as BlueGreen: what is there already stays
+        (seen(A, B, service="aaaa"), Step("bbbb", waits_for=Left(2))),  # begun as BlueGreen: what is there already stays
         (seen(GONE_A, B, service="bbbb"), Step("bbbb")),  # the switch was before
-        (seen(C, service="aaaa", status="aaaa"), Step("aaaa", waits_for=2)),  # an unfinished target has to end as well
-        (seen(A, status="aaaa"), Step("aaaa", waits_for=2)),
+        (seen(C, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(2))),  # an unfinished target has to end as well
+        (seen(A, status="aaaa"), Step("aaaa", waits_for=Left(2))),
     ],
 )
 def test_recreate(observed, step):
@@ -80,3 +103,9 @@ def test_recreate(observed, step):
 
 def test_recreate_back_to_what_is_still_ending_does_not_wait_for_itself():
     assert next_step("Recreate", "aaaa", seen(GONE_A, service="aaaa"), is_target_ready=False) == Step("aaaa")
+
+
+def test_recreate_names_the_first_pod_that_it_waits_for():
+    pods = tuple(PodState(f"{A.name}-{ordinal}", A, ready=False, terminating=True, node="n1") for ordinal in (2, 1))
+    left = workload(A, 0, current=2, gone=True, pods=pods)
+    assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == Left(2, pods[1])

@@ -66,6 +66,41 @@ async def test_a_dead_endpoint_keeps_no_reconcile_for_long(monkeypatch: pytest.M
     assert error == "etcd at etcd:2379 has not answered yet"
 
 
+async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "FIRST_ANSWER_SECONDS", 1000.0)
+    etcd, due, other = Etcd(), set[Key](), Question(("quick:2379",))
+    etcd.answers.clear()
+    discovery = Discovery(etcd.ask, due.add)
+    waiting = [asyncio.create_task(discovery.error(Key("x", str(n)), Question((f"slow-{n}:2379",)))) for n in range(room.MAX_WAITING)]
+    await until(lambda: etcd.num_asked.total() == room.MAX_WAITING)
+    async with asyncio.timeout(10):  # of which nothing is used: as many as may wait do so
+        assert await discovery.error(A, other) == "etcd at quick:2379 has not answered yet"
+    await until(lambda: etcd.num_asked[other] == 1)  # it is asked all the same
+    assert due == set()
+    etcd.answers.set()
+    await until(lambda: A in due)
+    assert [await task for task in waiting] == [None] * room.MAX_WAITING
+    assert await discovery.error(A, other) is None
+
+
+async def test_a_question_that_gets_no_answer_is_given_up_and_one_that_goes_wrong_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(room, "ASK_SECONDS", 0.01)
+    etcd = Etcd()
+    etcd.answers.clear()
+    assert await Discovery(etcd.ask, lambda key: None).error(A, QUESTION) == "etcd at etcd:2379 has not answered within 0 s"
+
+    async def broken(question: Question) -> str | None:
+        raise KeyError("unforeseen")
+
+    discovery = Discovery(broken, lambda key: None)
+    monkeypatch.setattr(room, "ASK_EVERY_SECONDS", 0.001)
+    async with asking(discovery):
+        assert await discovery.error(A, QUESTION) == "etcd at etcd:2379 cannot be asked (KeyError); the operator's log says more"
+        await until(lambda: caplog.text.count("etcd not asked endpoints=etcd:2379") >= 2)  # it goes on
+
+
 async def test_every_cluster_that_asked_is_due_when_the_answer_changes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(room, "ASK_EVERY_SECONDS", 0.001)
     etcd, due = Etcd(), set[Key]()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_operator.cluster.cache import Cache, Key, Name, Version, trim
+from pdcluster_operator.cluster.cache import MAX_REMEMBERED, REMEMBER_SECONDS, Cache, Key, Name, Version, trim
 from tests.operator.reconcile import bodies
 
 KEY = Key(bodies.NAMESPACE, bodies.NAME)
@@ -42,6 +42,32 @@ def test_a_late_deletion_does_not_take_the_object_that_was_made_since():
     assert (cache.children(KEY), len(cache)) == ([], 0)
 
 
+def test_a_late_answer_brings_no_deleted_object_back():
+    now = 0.0
+    cache, service = Cache(clock=lambda: now), bodies.child("Service", "chat", 5)
+    deleted = bodies.child("Service", "chat", 9)
+    cache.remove("Service", deleted)  # before the answer to what made it
+    assert cache.put("Service", service) is None
+    assert cache.children(KEY) == []
+    assert cache.put("Service", bodies.child("Service", "chat", 8, uid="another")) == KEY
+    cache.remove("Service", bodies.child("Service", "chat", 8, uid="another"))
+    assert cache.put("Service", bodies.child("Service", "chat", 10)) == KEY  # it had lost its label, and has it again
+    cache.remove("Service", bodies.child("Service", "chat", 11))
+    now = REMEMBER_SECONDS + 1
+    assert cache.put("Service", service) == KEY  # no answer is that late
+
+
+def test_a_bounded_number_of_deletions_is_remembered_and_none_for_long():
+    now = 0.0
+    cache = Cache(clock=lambda: now)
+    for number in range(MAX_REMEMBERED + 5):
+        cache.remove("Service", bodies.child("Service", f"chat-{number}"))
+    assert len(cache._removed) == MAX_REMEMBERED
+    now = REMEMBER_SECONDS + 1
+    cache.remove("Service", bodies.child("Service", "chat"))
+    assert list(cache._removed) == ["uid-of-chat"]
+
+
 def test_what_nobody_owns_is_not_kept():
     cache = Cache()
     ours = bodies.child("ControllerRevision", "record")
@@ -68,12 +94,15 @@ def test_forget_drops_whatever_version_and_an_unknown_name_is_no_error():
     assert (cache.forget(name), cache.forget(name), cache.versions("Service")) == (KEY, None, {})
 
 
-def test_pods_are_kept_without_spec_and_managed_fields():
+def test_of_a_pods_spec_its_node_alone_is_kept_and_no_managed_fields():
     body = bodies.pod(
-        "chat-0", spec={"containers": []}, status={"phase": "Running"}, metadata={"managedFields": [{}], "annotations": {"a": "b"}}
+        "chat-0",
+        spec={"containers": [], "nodeName": "n1"},
+        status={"phase": "Running"},
+        metadata={"managedFields": [{}], "annotations": {"a": "b"}},
     )
     kept = trim("Pod", body)
-    assert "spec" not in kept
+    assert kept["spec"] == {"nodeName": "n1"}
     assert {"managedFields", "annotations"}.isdisjoint(kept["metadata"])
     assert kept["status"] == {"phase": "Running"}
 

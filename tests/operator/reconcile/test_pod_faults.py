@@ -1,12 +1,22 @@
 """Why a StatefulSet gets no pods: asked only after it has been short of them for a while, and told without the pod's name."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from pdcluster_operator.cluster.errors import ClusterError, ForbiddenError, UnavailableError
 from pdcluster_operator.cluster.observe import Live
-from pdcluster_operator.reconcile.pod_faults import LOOK_AGAIN_SECONDS, SHORT_SECONDS, PodFaults, fault_of
+from pdcluster_operator.reconcile.pod_faults import (
+    KEPT_SECONDS,
+    LOOK_AGAIN_SECONDS,
+    MAX_LOOK_AGAIN_SECONDS,
+    SHORT_SECONDS,
+    SKEW_SECONDS,
+    PodFaults,
+    fault_of,
+)
 from tests.operator.reconcile import bodies as made
 
 QUOTA = (
@@ -21,19 +31,32 @@ class WrittenEvents:
         self.events, self.num_lists = events, 0
 
     async def list(self, kind: object, namespace: str, *, fields: str) -> AsyncIterator[dict[str, Any]]:
-        assert (namespace, "involvedObject.name=chat-decode" in fields) == ("default", True)
+        assert (namespace, fields) == ("default", "involvedObject.kind=StatefulSet,reason=FailedCreate")
         self.num_lists += 1
         for event in self.events:
             yield event
 
 
-def live(current: int, desired: int = 2) -> Live:
-    stateful_set = made.child("StatefulSet", "chat-decode", spec={"replicas": desired}, status={"replicas": current})
+def live(current: int, desired: int = 2, name: str = "chat-decode") -> Live:
+    stateful_set = made.child("StatefulSet", name, spec={"replicas": desired}, status={"replicas": current})
     return Live(made.cluster(), [stateful_set])
 
 
-def at(second: int, message: str) -> dict[str, Any]:
-    return {"metadata": {}, "lastTimestamp": f"2026-01-01T00:00:{second:02}Z", "message": message}
+def at(second: int, message: str, name: str = "chat-decode") -> dict[str, Any]:
+    when = f"2026-01-01T00:00:{second:02}Z"
+    return {"metadata": {}, "involvedObject": {"name": name, "uid": f"uid-of-{name}"}, "lastTimestamp": when, "message": message}
+
+
+class RefusedEvents(WrittenEvents):
+    """Events that the API server does not tell."""
+
+    def __init__(self, error: ClusterError) -> None:
+        super().__init__()
+        self.error = error
+
+    async def list(self, kind: object, namespace: str, *, fields: str) -> AsyncIterator[dict[str, Any]]:
+        raise self.error
+        yield {}
 
 
 async def test_a_set_that_has_its_pods_is_not_asked_about():
@@ -55,12 +78,90 @@ async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_even
     assert await faults.of(live(0)) == ({}, SHORT_SECONDS)  # the time starts anew
 
 
+async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do_not_count():
+    since = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
+    now = since
+    client = WrittenEvents({**at(0, QUOTA), "involvedObject": {"name": "chat-decode", "uid": "uid-of-one-before"}})
+    faults = PodFaults(client, clock=lambda: now, now=lambda: datetime.fromtimestamp(now, UTC))  # type: ignore[arg-type]
+    await faults.of(live(0))
+    now += SHORT_SECONDS
+    assert (await faults.of(live(0)))[0] == {}
+    client.events, now = (at(9, QUOTA),), now + KEPT_SECONDS
+    assert (await faults.of(live(0)))[0] != {}  # nobody has seen when it began: the event may tell of it
+    await faults.of(live(2))
+    since = now
+    await faults.of(live(0))
+    now += SHORT_SECONDS
+    assert (await faults.of(live(0)))[0] == {}  # the event is of the time before it had its pods
+    newer = datetime.fromtimestamp(since - SKEW_SECONDS + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    client.events, now = ({**at(0, QUOTA), "lastTimestamp": newer},), now + KEPT_SECONDS
+    assert (await faults.of(live(0)))[0] != {}
+
+
+async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
+    now = 0.0
+    faults = PodFaults(RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now)  # type: ignore[arg-type]
+    await faults.of(live(0))
+    now += SHORT_SECONDS
+    found, look_again = await faults.of(live(0))
+    reason, message = found["chat-decode"]
+    assert (reason, look_again) == ("PodsRefused", LOOK_AGAIN_SECONDS)
+    assert "User x cannot list resource events; give it to the operator's ServiceAccount" in message
+
+
+async def test_a_server_that_is_away_is_for_another_pass():
+    now = 0.0
+    faults = PodFaults(RefusedEvents(UnavailableError("away")), clock=lambda: now)  # type: ignore[arg-type]
+    await faults.of(live(0))
+    now += SHORT_SECONDS
+    with pytest.raises(UnavailableError):
+        await faults.of(live(0))
+
+
+async def test_an_event_without_a_message_says_nothing():
+    now = 0.0
+    event = at(1, "")
+    del event["message"]
+    faults = PodFaults(WrittenEvents(event), clock=lambda: now)  # type: ignore[arg-type]
+    await faults.of(live(0))
+    now += SHORT_SECONDS
+    assert (await faults.of(live(0)))[0] == {}
+
+
 async def test_a_set_without_an_event_has_no_fault():
     now = 0.0
     faults = PodFaults(WrittenEvents(), clock=lambda: now)  # type: ignore[arg-type]
     await faults.of(live(0))
     now += SHORT_SECONDS
     assert (await faults.of(live(0)))[0] == {}
+
+
+async def test_all_sets_of_a_namespace_share_what_was_read_for_some_seconds():
+    client, now = WrittenEvents(at(1, "one"), at(1, "two", "chat-prefill")), 0.0
+    faults = PodFaults(client, clock=lambda: now)  # type: ignore[arg-type]
+    both = Live(made.cluster(), [*live(0).children, *live(0, name="chat-prefill").children])
+    await faults.of(both)
+    now += SHORT_SECONDS
+    found, _ = await faults.of(both)
+    assert {name: message for name, (_, message) in found.items()} == {"chat-decode": "one", "chat-prefill": "two"}
+    assert (await faults.of(both))[0] == found
+    assert client.num_lists == 1
+    client.events, now = (at(9, "three"),), now + KEPT_SECONDS
+    found, _ = await faults.of(both)
+    assert {name: message for name, (_, message) in found.items()} == {"chat-decode": "three"}
+    assert client.num_lists == 2
+
+
+async def test_what_stays_short_is_looked_at_ever_more_seldom_up_to_a_bound():
+    now = 0.0
+    faults = PodFaults(WrittenEvents(), clock=lambda: now)  # type: ignore[arg-type]
+    waits = []
+    for _ in range(8):
+        _, look_again = await faults.of(live(0))
+        assert look_again is not None
+        waits.append(look_again)
+        now += look_again
+    assert waits == [3.0, LOOK_AGAIN_SECONDS, 18.0, 36.0, 72.0, *[MAX_LOOK_AGAIN_SECONDS] * 3]
 
 
 @pytest.mark.parametrize(

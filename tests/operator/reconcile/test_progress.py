@@ -15,7 +15,22 @@ def test_a_key_that_no_worker_takes_is_a_problem():
     progress, queue = Progress(300.0, 0.0), WorkQueue[Key]()
     queue.add(KEY, 0.0)
     assert progress.problems(queue, MAX_WAIT_SECONDS) == []
-    assert "waited for a worker" in progress.problems(queue, MAX_WAIT_SECONDS + 1)[0]
+    assert "no worker has moved for 121 s" in progress.problems(queue, MAX_WAIT_SECONDS + 1)[0]
+
+
+def test_a_long_queue_that_moves_is_no_problem_however_long_its_end_waits():
+    progress, queue = Progress(300.0, 0.0), WorkQueue[int]()
+    for number in range(1000):
+        queue.add(number, 0.0)
+    now = 0.0
+    while queue.depth:
+        keys = [queue.take(now) for _ in range(4)]
+        now += 0.8
+        for key in keys:
+            assert key is not None
+            queue.succeeded(key, now)
+        assert progress.problems(queue, now) == []  # type: ignore[arg-type]
+    assert now > MAX_WAIT_SECONDS
 
 
 def test_work_that_does_not_end_is_a_problem_that_names_the_key():

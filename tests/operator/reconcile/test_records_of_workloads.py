@@ -77,3 +77,65 @@ def test_no_record_is_made_while_the_etcds_secret_is_not_known():
     assert unknown.is_missing(workload("decode"))
     found = render_record(cluster(), workload("decode"), OWNER, "first:1")
     assert not records(found, has_client_certificate=None).is_missing(workload("decode"))
+
+
+OTHER_GPU = {"prefill": POOL, "decode": {"pools": [{"name": "cpu", "gpu": "B200", "replicas": 1}]}}
+
+
+def test_a_pool_that_came_back_with_another_gpu_makes_the_old_record_outdated():
+    old = render_record(cluster(), workload("decode"), OWNER, "first:1")
+    again = cluster(roles=OTHER_GPU)
+    assert revision_of(again.spec) == workload("decode").revision  # which pools there are is no part of it
+    assert records(old).outdated() == frozenset()
+    assert records(old, spec=again).outdated() == {workload("decode")}
+
+
+def test_a_workload_that_lost_its_record_is_known_by_its_engine_file():
+    running = render_workload(render_record(cluster(), workload("decode"), OWNER, "first:1"), 1, OWNER)
+    assert records(*running).outdated() == frozenset()
+    assert records(*running, spec=cluster(roles=OTHER_GPU)).outdated() == {workload("decode")}
+    unreadable = {**running[1], "data": {"engine.yaml": "a: ["}}
+    assert records(running[0], unreadable, spec=cluster(roles=OTHER_GPU)).outdated() == frozenset()
+
+
+OF_ONES_OWN = {"prefill": POOL, "decode": {"pools": [{"name": "cpu", "gpu": "X1", "replicas": 1}]}}
+
+
+def test_another_definition_of_a_pools_own_accelerator_makes_its_record_outdated():
+    first = cluster(roles=OF_ONES_OWN, accelerators={"X1": {"resource": "x.io/gpu"}})
+    old = render_record(first, workload("decode"), OWNER, "first:1")
+    for unrelated in ({}, {"X2": {"resource": "x.io/two"}}, {"B200": {"nodeLabels": {"a": "b"}}}):
+        again = cluster(roles=OF_ONES_OWN, accelerators={"X1": {"resource": "x.io/gpu"}, **unrelated})
+        assert records(old, spec=again).outdated() == frozenset()
+    for other in ({"resource": "x.io/other"}, {"resource": "x.io/gpu", "nodeLabels": {"a": "b"}}):
+        again = cluster(roles=OF_ONES_OWN, accelerators={"X1": other})
+        assert revision_of(again.spec) == workload("decode").revision
+        assert records(old, spec=again).outdated() == {workload("decode")}
+
+
+def test_a_definition_over_the_table_of_accelerators_counts_as_another():
+    known = cluster(roles=OTHER_GPU)
+    old = render_record(known, workload("decode"), OWNER, "first:1")
+    over = cluster(roles=OTHER_GPU, accelerators={"B200": {"resource": "x.io/gpu"}})
+    assert (records(old, spec=known).outdated(), records(old, spec=over).outdated()) == (frozenset(), {workload("decode")})
+
+
+def test_size_and_bounds_of_a_pool_make_no_record_outdated():
+    old = render_record(cluster(), workload("decode"), OWNER, "first:1")
+    bigger = cluster(roles={"prefill": POOL, "decode": {"pools": [{"name": "cpu", "replicas": 5, "minReplicas": 1, "maxReplicas": 9}]}})
+    assert records(old, spec=bigger).outdated() == frozenset()
+
+
+def test_a_record_of_another_operator_is_compared_in_what_both_know():
+    old = json.loads(json.dumps(render_record(cluster(), workload("decode"), OWNER, "first:1")))
+    old["data"]["pool"] = {"gpu": "cpu", "memory": "of a newer operator"}
+    assert records(old).outdated() == frozenset()
+    del old["data"]["pool"]
+    assert records(old, spec=cluster(roles=OTHER_GPU)).outdated() == frozenset()
+
+
+def test_an_older_revision_of_a_pool_with_another_gpu_goes_on():
+    old = workload("decode", "0ddba110")
+    record = render_record(cluster(), workload("decode"), OWNER, "first:1")
+    named = {**record, "metadata": {**record["metadata"], "name": old.name}}
+    assert records(named, spec=cluster(roles=OTHER_GPU)).outdated() == frozenset()

@@ -81,13 +81,15 @@ def test_look_again_makes_a_key_due_by_itself():
 
 def test_waits_and_works_are_measured_from_when_they_began():
     queue = make_queue()
-    assert queue.longest_wait(5.0) == 0.0
+    assert queue.stood_still(5.0) == 0.0
     queue.add("a", 1.0)
     queue.add("b", 2.0)
     queue.add("a", 3.0)
-    assert (queue.depth, queue.longest_wait(5.0)) == (2, 4.0)
+    assert (queue.depth, queue.stood_still(5.0)) == (2, 4.0)
     queue.take(5.0)
-    assert (queue.depth, queue.longest_wait(5.0), list(queue.in_work(8.0))) == (1, 3.0, [("a", 3.0)])
+    assert (queue.depth, queue.stood_still(8.0), list(queue.in_work(8.0))) == (1, 3.0, [("a", 3.0)])
+    queue.succeeded("a", 9.0)
+    assert queue.stood_still(9.5) == 0.5
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
@@ -125,3 +127,22 @@ def test_no_add_is_ever_lost_and_no_key_is_worked_on_twice_at_once(seed: int, nu
 def test_ending_work_that_was_not_taken_is_a_fault_of_ours(method: str):
     with pytest.raises(KeyError):
         getattr(make_queue(), method)("a", 0.0)
+
+
+def test_times_that_no_longer_count_are_not_kept():
+    queue = make_queue()
+    for now in range(1000):
+        queue.add("a", now)
+        assert queue.take(now) == "a"
+        queue.succeeded("a", now, look_again_seconds=1e6)
+    assert queue.next_at() == 999 + 1e6
+    assert len(queue._times) < 100
+
+
+def test_an_earlier_time_replaces_a_later_one_and_a_later_one_changes_nothing():
+    queue = make_queue()
+    for when in (5.0, 3.0, 4.0):
+        queue.add_at("a", when)
+    assert queue.next_at() == 3.0
+    assert [queue.take(3.0), queue.take(9.0)] == ["a", None]
+    assert queue.next_at() is None

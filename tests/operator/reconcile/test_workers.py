@@ -28,8 +28,9 @@ class Recorder:
         self.num_errors += 1
 
 
-def start(recorder: Recorder, num_workers: int) -> tuple[Workers, asyncio.Task[None]]:
-    workers = Workers(recorder.work, recorder.on_error, num_workers, queue=WorkQueue(Backoff(first=0.01, most=0.01)))
+def start(recorder: Recorder, num_workers: int, waits_seconds: float = 0.0) -> tuple[Workers, asyncio.Task[None]]:
+    queue: WorkQueue[Key] = WorkQueue(Backoff(first=0.01, most=0.01))
+    workers = Workers(recorder.work, recorder.on_error, num_workers, queue=queue, waits_seconds=waits_seconds)
     return workers, asyncio.create_task(workers.run())
 
 
@@ -106,3 +107,31 @@ async def test_stop_lets_the_work_in_hand_end_and_takes_nothing_more():
     await finish(workers, task)
     assert recorder.started.empty()
     assert workers.queue.depth == 1
+
+
+async def test_nothing_is_begun_beside_work_that_keeps_the_machine_busy():
+    recorder = Recorder()
+    workers, task = start(recorder, 2, waits_seconds=3600.0)
+    workers.add(A)
+    workers.add(B)
+    async with asyncio.timeout(10):
+        assert await recorder.started.get() == A
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (recorder.started.empty(), workers.queue.depth) == (True, 1)
+        await recorder.ends.put(Done())
+        assert await recorder.started.get() == B
+    await recorder.ends.put(Done())
+    await finish(workers, task)
+
+
+async def test_more_is_begun_beside_work_that_waits():
+    recorder = Recorder()
+    workers, task = start(recorder, 2, waits_seconds=0.01)
+    workers.add(A)
+    workers.add(B)
+    async with asyncio.timeout(10):
+        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
+    for _ in range(2):
+        await recorder.ends.put(Done())
+    await finish(workers, task)

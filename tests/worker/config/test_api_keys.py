@@ -95,7 +95,7 @@ async def test_the_folder_is_followed(mount: Mount, monkeypatch: pytest.MonkeyPa
         ({"alice": "schlüssel"}, "alice holds more than one word of printable ASCII"),
     ],
 )
-def test_keys_that_cannot_be_used_are_refused_at_the_start_and_passed_over_later(
+def test_with_no_good_key_it_does_not_start_and_later_refuses_everything(
     keys: dict[str, str], reason: str, mount: Mount, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = Mount(tmp_path / "bad")
@@ -106,10 +106,35 @@ def test_keys_that_cannot_be_used_are_refused_at_the_start_and_passed_over_later
     good = ApiKeys(mount.folder)
     mount.write(**keys)
     with caplog.at_level(logging.ERROR):
-        assert (good.reload(), good.reload()) == (False, False)
-    assert (good.accepts("sk-alice"), caplog.text.count("the last good ones stay")) == (True, 1)
+        assert (good.reload(), good.reload()) == (True, False)
+    assert good.required
+    assert not any(good.accepts(key) for key in ("sk-alice", "sk-bob", "", " ", "two words", "schlüssel"))
+    assert caplog.text.count("no API key is left, every request is refused with 401") == 1
+    assert reason in caplog.text
     mount.write(carol="sk-carol")
     assert good.reload() is True
+    assert good.accepts("sk-carol")
+
+
+def test_a_key_that_was_removed_is_refused_though_another_cannot_be_used(mount: Mount, caplog: pytest.LogCaptureFixture) -> None:
+    keys = ApiKeys(mount.folder)
+    mount.write(bob="sk-bob", carol="two words")
+    with caplog.at_level(logging.ERROR):
+        assert keys.reload() is True
+    assert [keys.accepts(key) for key in ("sk-alice", "sk-bob", "two words")] == [False, True, False]
+    assert "carol holds more than one word" in caplog.text
+
+
+def test_while_the_folder_cannot_be_read_the_last_keys_stay(mount: Mount, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = ApiKeys(mount.folder)
+    mount.folder.rename(tmp_path / "away")
+    with caplog.at_level(logging.ERROR):
+        assert (keys.reload(), keys.reload()) == (False, False)
+    assert (keys.accepts("sk-alice"), caplog.text.count("the last ones stay")) == (True, 1)
+    (tmp_path / "away").rename(mount.folder)
+    mount.write()
+    assert keys.reload() is True
+    assert not keys.accepts("sk-alice")
 
 
 def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:

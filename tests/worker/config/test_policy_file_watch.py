@@ -10,6 +10,20 @@ from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.policy_file import PolicyFile
 
 
+def test_policy_that_is_newer_is_warned_of_once_for_each_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("newer: 1")
+    policy = PolicyFile(path)
+    for _ in range(3):
+        assert not policy.reload()
+    assert caplog.text.count("fields=newer") == 1
+
+    path.write_text("{newer: 1, offload: {prefillQueueMax: 2}}")
+    assert policy.reload()
+    assert not policy.reload()
+    assert (policy.current.offload.prefill_queue_max, caplog.text.count("fields=newer")) == (2, 2)
+
+
 async def test_policy_watch_goes_on_after_a_change_that_could_not_be_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

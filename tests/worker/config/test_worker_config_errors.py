@@ -70,6 +70,33 @@ def test_policy_batches_ahead_is_bounded(tmp_path: Path, value: str, reason: str
         load_policy(write(tmp_path, f"credits: {{batchesAhead: {value}}}"))
 
 
+def test_policy_of_a_newer_operator_is_taken_but_for_what_is_not_known_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path, "offload: {prefillQueueMax: 3, newer: 1}\nnewest: {a: {b: 1}}\n")
+
+    assert load_policy(path).offload.prefill_queue_max == 3
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()[-55:]) == ("WARNING", f"path={path} fields=offload.newer,newest"[-55:])
+
+
+@pytest.mark.parametrize("text", ["offload: {newer: 1, prefillQueueMax: -1}", "offload: [1]", "[1]", "offload: null"])
+def test_policy_with_a_wrong_value_is_refused_whatever_else_it_has(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="Expected"):
+        load_policy(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "listens"),
+    [("10.1.2.3", "0.0.0.0", "0.0.0.0"), ("fd00::7", "0.0.0.0", "::"), ("fd00::7", "127.0.0.1", "127.0.0.1"), ("", "0.0.0.0", "0.0.0.0")],
+)
+def test_worker_listens_on_addresses_of_its_own_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, host: str, listens: str
+) -> None:
+    monkeypatch.setenv("POD_IP", address)
+    config = load_worker_config(write(tmp_path, f"{MINIMUM}listen: {{host: {host}, http: 1}}\n"))
+
+    assert (config.listen.host, config.listen.http) == (listens, 1)
+
+
 def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAME", "chat-0")
     monkeypatch.setenv("POD_NAMESPACE", "default")

@@ -114,7 +114,7 @@ def test_policy_file_takes_good_changes_and_keeps_the_last_good_one(tmp_path: Pa
     assert policy.reload()
     assert policy.current.offload.prefill_length_threshold == 50
 
-    for bad in ("offload: {prefillLengthThreshold: -1}\n", "offload: {tpyo: 1}\n", "offload: [\n"):
+    for bad in ("offload: {prefillLengthThreshold: -1}\n", "offload: {prefillQueueMax: x}\n", "offload: [\n"):
         path.write_text(bad)
         assert not policy.reload()
     path.unlink()

@@ -126,6 +126,11 @@ def test_an_unknown_revision_ends_with_2(start: Start) -> None:
     assert (status, "it has no revision 'v9'" in last_line(error)) == (2, True)
 
 
+def test_a_revision_that_looks_like_an_option_is_asked_for(start: Start) -> None:
+    status, error = finish(start("--revision=-v9"))
+    assert (status, "it has no revision '-v9'" in last_line(error)) == (2, True)
+
+
 def test_a_hub_that_is_away_ends_with_1_after_its_attempts(start: Start, hub: HubServer) -> None:
     status, error = finish(start("--attempts", "2", HF_ENDPOINT="http://127.0.0.1:9"))
     assert (status, error.count("trying again")) == (1, 1)

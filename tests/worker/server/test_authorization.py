@@ -101,6 +101,14 @@ async def test_a_key_that_was_taken_away_is_refused_without_a_restart(door, keys
     assert (await door.get("/v1/models", headers=headers)).status_code == 401
 
 
+async def test_with_no_key_left_every_request_is_refused_and_probes_go_on(rig, door, keys, tmp_path):
+    (tmp_path / "alice").unlink()
+    assert keys.reload()
+    for headers in ({}, {"authorization": "Bearer sk-alice"}, {"authorization": "Bearer"}):
+        assert (await door.post("/v1/chat/completions", json=BODY, headers=headers)).status_code == 401
+    assert (rig.backend.calls, (await door.get("/ready")).status_code) == ([], 200)
+
+
 async def test_a_prefill_worker_asks_for_keys_too(rig, keys):
     app = create_prefill_app(rig.backend, Metrics(), PolicyConfig, accepts_key=keys.accepts)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:

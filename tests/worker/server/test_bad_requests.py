@@ -34,7 +34,7 @@ def error_of(response) -> _Error:
 def rejections(rig) -> dict[str, float]:
     """What is counted as refused, by reason."""
     samples = [sample for family in rig.metrics.request_rejected.collect() for sample in family.samples]
-    return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total")}
+    return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total") and sample.value}
 
 
 @pytest.mark.parametrize(

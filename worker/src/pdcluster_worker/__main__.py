@@ -1,7 +1,8 @@
 """`python -m pdcluster_worker`: one worker.  The parent is the server process; it starts the engine process by the same module.
 
 Exit status: 0 after a drain, 2 when a setting or the model is wrong (one line
-`error: ...` on stderr says what), 1 for anything else.
+`error: ...` on stderr says what), 143 when SIGTERM came before there was
+anything to drain, 1 for anything else.
 """
 
 import argparse
@@ -10,12 +11,14 @@ import os
 import sys
 from pathlib import Path
 
+from pdcluster_worker.early_end import end_on_sigterm
 from pdcluster_worker.errors import ConfigError, ModelError
 from pdcluster_worker.logs import start_logging
 
 
 def main() -> int:
     """Parse the command line and run this process's side."""
+    end_on_sigterm()
     arguments = _parser().parse_args()
     start_logging()
     try:

@@ -1,8 +1,10 @@
 """The keys that clients may present, as the files of a mounted Secret are now: every file is one key, whatever its name.
 
-Re-read by content, so that keys come and go without a restart.  A folder that
-cannot be used is refused at the start; later the last good keys stay in force
-and the log says why.  Keys themselves are never logged.
+Re-read by content, so that keys come and go without a restart.  At the start a
+folder without a good key is refused.  Later a key that is no longer there is
+never accepted, whatever else is wrong: bad files count for nothing, and with no
+key left every request is refused until there is one; the log says so.  Only
+while the folder cannot be read do the last keys stay.  Keys are never logged.
 """
 
 import asyncio
@@ -28,7 +30,9 @@ class ApiKeys:
         self._digests: list[bytes] = []
         self._refused = ""
         if folder is not None:
-            self._take(_content(folder))
+            content = _content(folder)
+            if bad := self._take(content) or ([] if content else [_no_key(folder)]):
+                raise ConfigError(bad[0])
 
     @property
     def required(self) -> bool:
@@ -52,25 +56,35 @@ class ApiKeys:
             return False
         try:
             content = _content(self._folder)
-            if content == self._read:
-                return False
-            self._take(content)
         except ConfigError as e:
-            self._refuse(str(e))
+            self._unreadable(str(e))
             return False
-        logger.info("API keys reloaded folder=%s keys=%d", self._folder, len(self._digests))
-        return True
+        if content == self._read:
+            return False
+        before = self._digests
+        for reason in self._take(content):
+            logger.error("an API key that cannot be used is left out reason=%s", reason)
+        if self._digests:
+            logger.info("API keys reloaded folder=%s keys=%d", self._folder, len(self._digests))
+        else:
+            logger.error("no API key is left, every request is refused with 401 reason=%s", _no_key(self._folder))
+        return self._digests != before
 
-    def _take(self, content: dict[str, bytes]) -> None:
-        if not content:
-            raise ConfigError(f"listen.apiKeys: {self._folder} holds no key: put one file per key there, or leave apiKeys out")
-        self._digests = [sha256(_key(f"{self._folder}/{name}", value)).digest() for name, value in content.items()]
-        self._read, self._refused = content, ""
+    def _take(self, content: dict[str, bytes]) -> list[str]:
+        """Put the good keys in force, and those alone; returns what is wrong with the others."""
+        good, bad = [], []
+        for name, value in content.items():
+            try:
+                good.append(sha256(_key(f"{self._folder}/{name}", value)).digest())
+            except ConfigError as e:
+                bad.append(str(e))
+        self._digests, self._read, self._refused = good, content, ""
+        return bad
 
-    def _refuse(self, reason: str) -> None:
+    def _unreadable(self, reason: str) -> None:
         """Say it once, not at every look."""
         if reason != self._refused:
-            logger.error("refused changed API keys, the last good ones stay reason=%s", reason)
+            logger.error("API keys cannot be read, the last ones stay reason=%s", reason)
         self._refused = reason
 
 
@@ -80,6 +94,10 @@ def _content(folder: Path) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.is_file()}
     except OSError as e:
         raise ConfigError(f"listen.apiKeys: {e.filename or folder} cannot be read: {e.strerror}") from e
+
+
+def _no_key(folder: Path) -> str:
+    return f"listen.apiKeys: {folder} holds no key: put one file per key there, or leave apiKeys out"
 
 
 def _key(path: str, content: bytes) -> bytes:

@@ -2,19 +2,25 @@
 
 The engine file is immutable for a revision; the policy file is hot-reloaded
 (`load_policy` raises ConfigError and the caller keeps the last good one).
-Unknown fields are refused by path.  Keys are camelCase in YAML.  The operator
-writes both files from the PDCluster object; `tests/contract` holds the two
-sides to the same names.
+Unknown fields of the engine file are refused by path.  Those of the policy
+file are named in a warning and passed over: an operator that is newer than a
+revision's image renders more of them.  Keys are camelCase in YAML.  The
+operator writes both files from the PDCluster object; `tests/contract` holds
+the two sides to the same names.
 """
 
+import logging
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
 
 from pdcluster_worker.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Role = Literal["prefill", "decode", "mixed"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -22,9 +28,15 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Weight = Annotated[float, msgspec.Meta(ge=0.0)]
 
+ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
+
 
 class _Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """Base of all sections: frozen, camelCase, no unknown field."""
+
+
+class _PolicySection(_Section, frozen=True, forbid_unknown_fields=False):
+    """Base of the policy's sections."""
 
 
 SectionT = TypeVar("SectionT", bound=_Section)
@@ -74,7 +86,7 @@ class ListenConfig(_Section, frozen=True):
     api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
     """
 
-    host: str = "0.0.0.0"
+    host: str = ALL_OF_IPV4
     http: Port = 8000
     grpc: Port = 9000
     kv: Port = 9100
@@ -121,7 +133,7 @@ class WorkerConfig(_Section, frozen=True):
     listen: ListenConfig = ListenConfig()
 
 
-class OffloadPolicy(_Section, frozen=True):
+class OffloadPolicy(_PolicySection, frozen=True):
     """Numbers of the offload decision [O1]."""
 
     prefill_length_threshold: Natural = 256
@@ -130,27 +142,27 @@ class OffloadPolicy(_Section, frozen=True):
     min_offload_length: Natural = 64
 
 
-class PrefillScorePolicy(_Section, frozen=True):
+class PrefillScorePolicy(_PolicySection, frozen=True):
     """Choice among prefill workers with credit: lowest load_weight * queued tokens - prefix_weight * matched tokens."""
 
     prefix_weight: Weight = 1.0
     load_weight: Weight = 1.0
 
 
-class CreditPolicy(_Section, frozen=True):
+class CreditPolicy(_PolicySection, frozen=True):
     """How far ahead of its engine a prefill worker accepts work: tokens = batches_ahead * maxBatchedTokens."""
 
     batches_ahead: Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)] = 2.0
 
 
-class AdmissionPolicy(_Section, frozen=True):
+class AdmissionPolicy(_PolicySection, frozen=True):
     """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body)."""
 
     max_queued_requests: Positive = 1024
     max_body_bytes: Positive = 4 << 20
 
 
-class PolicyConfig(_Section, frozen=True):
+class PolicyConfig(_PolicySection, frozen=True):
     """The policy file."""
 
     offload: OffloadPolicy = OffloadPolicy()
@@ -177,25 +189,50 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def load_worker_config(path: Path) -> WorkerConfig:
-    """Read the engine file.  Raises ConfigError with the file, the field's path and the reason."""
-    return _load(path, WorkerConfig)
+    """Read the engine file.  Raises ConfigError with the file, the field's path and the reason.
+
+    Where this worker's address (POD_IP) is of IPv6, "all addresses" are those of both families.
+    """
+    config = _convert(path, _document(path), WorkerConfig)
+    if config.listen.host == ALL_OF_IPV4 and ":" in os.environ.get("POD_IP", ""):
+        return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, host=ALL_ADDRESSES))
+    return config
 
 
 def load_policy(path: Path) -> PolicyConfig:
-    """Read the policy file.  Raises ConfigError with the file, the field's path and the reason."""
-    return _load(path, PolicyConfig)
+    """Read the policy file.  Raises ConfigError with the file, the field's path and the reason; unknown fields are logged."""
+    document = _document(path)
+    policy = _convert(path, document, PolicyConfig)
+    unknown = list(_unknown_fields(document, PolicyConfig))
+    if unknown:
+        logger.warning("passed over unknown fields of the policy, the others are taken path=%s fields=%s", path, ",".join(unknown))
+    return policy
 
 
-def _load(path: Path, kind: type[SectionT]) -> SectionT:
+def _document(path: Path) -> Any:
     try:
         content = path.read_bytes()
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
     try:
-        document = yaml.safe_load(content)
+        return yaml.safe_load(content) or {}
     except Exception as e:  # besides YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
         raise ConfigError(f"{path}: not YAML: {e}") from e
+
+
+def _convert(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
     try:
-        return msgspec.convert(document or {}, kind)
+        return msgspec.convert(document, kind)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{path}: {e}") from e
+
+
+def _unknown_fields(document: Mapping[str, Any], kind: type[_Section], prefix: str = "") -> Iterator[str]:
+    """Paths of the fields that a section of `kind` does not have, in a document that was converted to it."""
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for name, value in document.items():
+        section = known.get(name)
+        if section is None:
+            yield f"{prefix}{name}"
+        elif isinstance(value, Mapping):
+            yield from _unknown_fields(value, section, f"{prefix}{name}.")

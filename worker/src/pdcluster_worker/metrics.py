@@ -5,7 +5,23 @@ Attribute names are metric names without the `pdcluster_` prefix and the
 and are moved forward by their difference (`server.engine_metrics`).
 """
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pdcluster_worker.engine.messages import FinishReason
+
+_FIRST_VALUES = {
+    "kv_transfer_bytes": ("sent", "received"),
+    "remote_prefill": ("ok", "failed", "cancelled"),
+    "peer_refused": ("kv_geometry", "weights", "revision"),
+    "request_rejected": (
+        *("queue_full", "draining", "not_ready", "no_prefill_worker"),
+        *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
+    ),
+    "request_success": get_args(FinishReason),
+}
+"""Label values of counters that are there from the start: the rate of a series that begins at 1 misses what made it 1."""
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 
@@ -49,10 +65,9 @@ class Metrics:
         self.request_rejected = self._counter("request_rejected", "requests refused before any work", "reason")
         self.request_success = self._counter("request_success", "requests that ended well", "finish_reason")
         self.peer_refused = self._counter("peer_refused", "pairs refused by the handshake", "reason")
-        for direction in ("sent", "received"):
-            self.kv_transfer_bytes.labels(direction)
-        for outcome in ("ok", "failed", "cancelled"):
-            self.remote_prefill.labels(outcome)
+        for name, values in _FIRST_VALUES.items():
+            for value in values:
+                getattr(self, name).labels(value)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(f"pdcluster_{name}", text, labels, registry=self.registry, buckets=_SECONDS)

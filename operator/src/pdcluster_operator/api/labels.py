@@ -8,6 +8,8 @@ ROLE = f"{GROUP}/role"
 POOL = f"{GROUP}/pool"
 REVISION = f"{GROUP}/revision"
 MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+ETCD = "etcd"
 
 SEEN_REPLICAS = f"{GROUP}/seen-replicas"
 """On a scaler: the pool's `replicas` that was last taken over; only another value is a request."""
@@ -32,7 +34,7 @@ def cluster_labels(cluster: str, component: str) -> dict[str, str]:
         MANAGED_BY: FIELD_MANAGER,
         "app.kubernetes.io/name": "pdcluster",
         "app.kubernetes.io/instance": cluster,
-        "app.kubernetes.io/component": component,
+        COMPONENT: component,
         "app.kubernetes.io/part-of": "pdcluster",
     }
 

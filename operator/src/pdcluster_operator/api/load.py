@@ -50,6 +50,17 @@ def parse(document: dict[str, Any]) -> PDCluster:
         raise InvalidObjectError(faults_of(e, PDCluster)) from e
 
 
+def parse_applied(document: dict[str, Any]) -> PDCluster:
+    """Validate an object that Kubernetes is to run, where fewer model paths mean something.  Raises InvalidObjectError with every fault."""
+    cluster = parse(document)
+    model = cluster.spec.model
+    if model.path is not None and model.pvc is None and not model.path.startswith("/"):
+        reason = f"must begin with /, not {model.path!r}: ~ and relative paths without pvc are for pdctl alone"
+        fix = "write the folder in the image like /models/llm, or give pvc and the folder's path on it"
+        raise InvalidObjectError([Fault("spec.model.path", reason, fix)])
+    return cluster
+
+
 def _find(text: str) -> dict[str, Any]:
     try:
         documents = [document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None]

@@ -3,7 +3,8 @@
 Workers of one revision may talk; those of another live under another etcd
 prefix and never meet.  Policy, the Service's port, replicas, and which pools
 there are do not count: a pool can come and go, and keeps its gpu for its life
-(the CRD holds that).  Values that are the default do not count either, so that
+(the CRD holds that).  Nor do definitions of accelerators, which come and go
+with pools: the record of a workload knows its own.  Values that are the default do not count either, so that
 an operator that knows one more field gives every object the revision it had.
 """
 
@@ -27,7 +28,6 @@ def _relevant(spec: PDClusterSpec) -> dict[str, Any]:
     return {
         "model": _given(spec.model),
         "image": _given(spec.image),
-        "accelerators": {name: _given(accelerator) for name, accelerator in spec.accelerators.items()},
         "etcd": [etcd.endpoints, etcd.tls_secret],
         "apiKeys": spec.service.api_key_secret,
         "placement": spec.placement and _given(spec.placement),

@@ -31,7 +31,10 @@ ObjectName = Annotated[
 ]
 """Name of an object of the user's, such as a Secret; freer than the names that Services and pods are made of."""
 
-Endpoint = Annotated[str, Field(max_length=260), spelled(r"[^\s:/]+:[0-9]{1,5}", "host:port", "write it like 127.0.0.1:2379")]
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+Endpoint = Annotated[
+    str, Field(max_length=260), spelled(rf"[^\s:/]+:{_PORT}", "host:port", "write it like 127.0.0.1:2379, with a port of 1 to 65535")
+]
 
 
 def _template(value: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 Bodies are kept as compressed JSON: a hundred clusters are a few thousand
 objects, which as dictionaries would take most of the operator's memory.  An
 older version never replaces a newer one, so answers to our own writes can be
-put in at once and the watch may repeat them late.  It knows nothing of what
-the objects mean, besides the label that says whose child one is.
+put in at once and the watch may repeat them late; and an answer that comes
+after the watch told of a deletion brings nothing back.  It knows nothing of
+what the objects mean, besides the label that says whose child one is.
 """
 
 import json
+import time
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,8 +20,12 @@ from pdcluster_operator.api import labels
 from pdcluster_operator.api.pdcluster import KIND
 
 Body = dict[str, Any]
+REMEMBER_SECONDS = 60.0
+"""How long a deletion is remembered: an answer to a write comes within its time limit."""
+
+MAX_REMEMBERED = 10_000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimestamp", "creationTimestamp")
+_POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp", "creationTimestamp")
 _NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})  # nobody reads who manages their fields
 
 
@@ -57,9 +63,14 @@ class _Entry:
 
 @dataclass
 class Cache:
-    """Bodies by kind and name, and by the PDCluster that they belong to."""
+    """Bodies by kind and name, and by the PDCluster that they belong to.
 
+    _removed: by uid what was deleted lately: its last version, and when that was told
+    """
+
+    clock: Callable[[], float] = time.monotonic
     _entries: dict[Name, _Entry] = field(default_factory=dict)
+    _removed: "OrderedDict[str, tuple[int, float]]" = field(default_factory=OrderedDict)
     _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
@@ -67,6 +78,8 @@ class Cache:
         name, version, owner = name_of(kind, body), version_of(body), owner_of(kind, body)
         known = self._entries.get(name)
         if known is not None and not _is_newer(version, known.version):
+            return None
+        if self._is_removed(version):
             return None
         if owner is None:  # its label or its owner was taken away
             return self.forget(name)
@@ -78,9 +91,10 @@ class Cache:
 
     def remove(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         """Forget a deleted object; another one of that name, made since, stays.  Returns the PDCluster it belonged to."""
-        name = name_of(kind, body)
+        name, version = name_of(kind, body), version_of(body)
+        self._remember_removed(version)
         known = self._entries.get(name)
-        if known is None or known.version.uid != version_of(body).uid:
+        if known is None or known.version.uid != version.uid:
             return None
         self._drop(name)
         return known.owner
@@ -115,6 +129,18 @@ class Cache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _remember_removed(self, version: Version) -> None:
+        now = self.clock()
+        self._removed[version.uid] = version.resource_version, now
+        self._removed.move_to_end(version.uid)
+        while len(self._removed) > MAX_REMEMBERED or now - next(iter(self._removed.values()))[1] > REMEMBER_SECONDS:
+            self._removed.popitem(last=False)
+
+    def _is_removed(self, version: Version) -> bool:
+        """A newer version is of an object that only left the watch's selection, and has come back into it."""
+        last, when = self._removed.get(version.uid, (0, 0.0))
+        return version.resource_version <= last and self.clock() - when <= REMEMBER_SECONDS
 
     def _drop(self, name: Name) -> None:
         entry = self._entries.pop(name, None)
@@ -154,6 +180,7 @@ def trim(kind: str, body: Mapping[str, Any]) -> Body:
             "apiVersion": "v1",
             "kind": kind,
             "metadata": {key: metadata[key] for key in _POD_METADATA if key in metadata},
+            "spec": {key: value for key, value in body.get("spec", {}).items() if key == "nodeName"},
             "status": body.get("status", {}),
         }
     if _LAST_APPLIED in metadata.get("annotations", {}):

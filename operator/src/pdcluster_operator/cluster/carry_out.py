@@ -1,57 +1,101 @@
 """Carry out the actions of `converge` against the API server.
 
+Stage by stage (`converge.stages`): the objects of one stage do not need each
+other and are written at the same time, a bounded number of them.  Secrets alone
+keep their order, for a CA has to be there before what it has signed: after
+one that is refused no other is written.
+
 One object that is refused does not stop the others.  An object that is not as
 it was taken to be (changed, made or deleted in between) is fetched and decided
 upon anew.  While a Service is not as it should be nothing is deleted, for
 requests may still go to what would be deleted.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.converge import Action, Verb, decide
+from pdcluster_operator.cluster.converge import Action, Verb, decide, stages
 from pdcluster_operator.cluster.differences import Drift, drift, taken_over
 from pdcluster_operator.cluster.errors import ClusterError, ConflictError, NameTakenError, NotFoundError, UnavailableError, failure_of
-from pdcluster_operator.cluster.kinds import SERVICE, Kind, Manner
+from pdcluster_operator.cluster.kinds import SECRET, SERVICE, Kind, Manner
 from pdcluster_operator.plan.state import Failure
 
 logger = logging.getLogger(__name__)
 
 MAX_DECISIONS = 5  # an object that changes faster than that is left for the next pass
+MAX_AT_ONCE = 8
+"""Objects of one pass that are written at a time: more make no pass shorter, and everybody else's requests wait."""
+
+NO_VERSION = "1"
+"""A resourceVersion that no object has, for etcd's first write is its revision 2: an apply with it makes, or is a conflict."""
+
 OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
 
 
 async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None) -> list[Failure]:
-    """Carry out all actions in their order; returns what the API server refused.
+    """Carry out all actions; returns what the API server refused, in the order of the actions.
 
     on_answer: told of every object as the API server returned it after a write, so that a cache need not wait for its watch
-    Raises UnavailableError at once when the server cannot be used, and ConflictError at the end when an object would
-    not hold still: in both cases the pass is to be done again.
+    Raises UnavailableError when the server cannot be used, having begun nothing more, and ConflictError at the end when
+    an object would not hold still: in both cases the pass is to be done again.
     """
     failures: list[Failure] = []
     conflict: ConflictError | None = None
     hold_deletes = False
-    for action in actions:
-        if hold_deletes and action.verb is Verb.DELETE:
+    for stage in stages(actions):
+        if hold_deletes and stage[0].verb is Verb.DELETE:
             continue
-        try:
-            await _carry_out_one(client, action, on_answer)
-        except UnavailableError:
-            raise
-        except ClusterError as e:
+        for action, error in await _Stage(client, stage, on_answer).run():
             hold_deletes |= action.kind is SERVICE
-            if isinstance(e, ConflictError):
-                conflict = e
+            if isinstance(error, ConflictError):
+                conflict = error
             else:
-                failures.append(failure_of(e, str(action)))
-                logger.warning("refused verb=%s object=%s namespace=%s error=%s", action.verb.value, action, action.namespace, e)
+                failures.append(failure_of(error, str(action)))
+                logger.warning("refused verb=%s object=%s namespace=%s error=%s", action.verb.value, action, action.namespace, error)
     if conflict is not None:
         raise conflict
     return failures
+
+
+@dataclass
+class _Stage:
+    """Actions that are carried out at the same time, and their errors by position."""
+
+    client: ApiClient
+    actions: Sequence[Action]
+    on_answer: OnAnswer
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
+    _errors: dict[int, ClusterError] = field(default_factory=dict)
+    _unavailable: UnavailableError | None = None
+
+    async def run(self) -> list[tuple[Action, ClusterError]]:
+        """Returns those that failed, in their order.  Raises UnavailableError when what is under way has ended."""
+        secrets = [position for position, action in enumerate(self.actions) if action.kind is SECRET]
+        others = [[position] for position, action in enumerate(self.actions) if action.kind is not SECRET]
+        async with asyncio.TaskGroup() as group:
+            for positions in (secrets, *others):
+                group.create_task(self._one_after_the_other(positions))
+        if self._unavailable is not None:
+            raise self._unavailable
+        return [(self.actions[position], error) for position, error in sorted(self._errors.items())]
+
+    async def _one_after_the_other(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            async with self._slots:
+                if self._unavailable is not None:
+                    return
+                try:
+                    await _carry_out_one(self.client, self.actions[position], self.on_answer)
+                except UnavailableError as e:
+                    self._unavailable = e
+                except ClusterError as e:
+                    self._errors[position] = e
+                    return  # what is signed by an authority that is not stored would be signed anew in each pass
 
 
 async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
@@ -78,6 +122,8 @@ async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) 
                 return None  # its CustomResourceDefinition went away meanwhile
             raise
     live = await client.find(action.kind, action.namespace, action.name)
+    if live is not None:
+        on_answer(action.kind, live)
     is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
     return decide(_without_request(action.desired) if is_seed and live else action.desired, live, asked=action.asked)
 
@@ -111,12 +157,9 @@ async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Act
     if action.kind.manner is Manner.REQUEST:
         on_answer(action.kind, await client.create(action.kind, action.desired))
         return None
-    # Apply would quietly add to a foreign object, and none of them is among the children that were observed.
-    live = await client.find(action.kind, action.namespace, action.name)
-    if live is not None:
-        on_answer(action.kind, live)
-        return decide(action.desired, live, asked=action.asked)
-    on_answer(action.kind, await client.apply(action.kind, action.desired, force=False))
+    # Apply alone would quietly add to a foreign object, and none of them is among the children that were observed.
+    metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
+    on_answer(action.kind, await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False))
     return None
 
 

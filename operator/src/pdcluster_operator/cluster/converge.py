@@ -2,17 +2,21 @@
 
 An object belongs to a PDCluster when an owner reference holds the PDCluster's
 uid.  One of a wanted name that does not is never touched.  Making goes in the
-order of `kinds.CHILDREN`, deleting comes last, StatefulSets first.  When
-nothing is to be done there is no action: a steady state writes nothing.
+order of `kinds.CHILDREN`, deleting comes last, StatefulSets first; `stages`
+says what of it need not wait for the rest.  When nothing is to be done there
+is no action: a steady state writes nothing.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from pdcluster_operator.cluster.differences import Drift, Manifest, drift, prepared, stamped
 from pdcluster_operator.cluster.kinds import CHILD_OF_NAME, CHILDREN, STATEFUL_SET, Kind, Manner
+
+_POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
 
 
 class Verb(Enum):
@@ -67,13 +71,19 @@ class Action:
 
 
 def converge(
-    owner_uid: str, desired: Iterable[Manifest], live: Iterable[Manifest], *, rewrite: Collection[ObjectName] = ()
+    owner_uid: str,
+    desired: Iterable[Manifest],
+    live: Iterable[Manifest],
+    *,
+    rewrite: Collection[ObjectName] = (),
+    leave: Collection[ObjectName] = (),
 ) -> list[Action]:
     """What turns the live children of a PDCluster into the desired ones.
 
     owner_uid: of the PDCluster; every desired manifest names it in its controller reference
     live:      bodies with apiVersion, kind and managedFields; those of other owners and kinds may be among them
     rewrite:   Secrets that are to be written again though they exist
+    leave:     what stays as it is though it is not among the desired ones
     Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
     """
     wanted = {_name_of(manifest): prepared(manifest) for manifest in desired}
@@ -81,11 +91,20 @@ def converge(
     if unknown:
         raise ValueError(f"no rule for children of kind {', '.join(unknown)}: add it to cluster/kinds.py")
     found = {_name_of(body): body for body in live}
+    unwanted = [body for name, body in sorted(found.items(), key=_for_deletion) if name not in wanted and name not in leave]
     making = (decide(_marked(manifest), found.get(name), asked=name in rewrite) for name, manifest in sorted(wanted.items(), key=_by_kind))
     return [
         *(action for action in making if action is not None),
-        *(_deletion(body) for name, body in sorted(found.items(), key=_for_deletion) if name not in wanted and _may_go(body, owner_uid)),
+        *(_deletion(body) for body in unwanted if _may_go(body, owner_uid)),
     ]
+
+
+def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
+    """Actions that need not wait for each other, stage by stage.
+
+    What a pod needs, StatefulSets, what leads to the pods (Services, monitors); then deletions: StatefulSets, all that they use.
+    """
+    return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
 
 
 def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> Action | None:
@@ -113,13 +132,21 @@ def is_owned(body: Manifest, owner_uid: str) -> bool:
     return any(reference.get("uid") == owner_uid for reference in body["metadata"].get("ownerReferences") or ())
 
 
+def _stage(action: Action) -> tuple[bool, int]:
+    position, stateful_sets = _POSITIONS[action.kind.name], _POSITIONS[STATEFUL_SET.name]
+    if action.verb is Verb.DELETE:
+        return True, int(position != stateful_sets)
+    return False, (position > stateful_sets) - (position < stateful_sets)
+
+
 def _marked(manifest: Manifest) -> Manifest:
     """With the digest of what is applied, where that is what is compared."""
     return manifest if CHILD_OF_NAME[manifest["kind"]].manner is Manner.REQUEST else stamped(manifest)
 
 
 def _verb(kind: Kind, desired: Manifest, live: Manifest) -> Verb | None:
-    if live.get("immutable") and (live.get("data") != desired.get("data") or not desired.get("immutable")):
+    is_kept = kind.manner is Manner.KEPT  # a Secret that somebody made immutable is for a person to delete
+    if live.get("immutable") and not is_kept and (live.get("data") != desired.get("data") or not desired.get("immutable")):
         return Verb.REPLACE
     return {Drift.NONE: None, Drift.OURS: Verb.APPLY, Drift.FOREIGN: Verb.TAKE_OVER}[drift(kind, desired, live)]
 
@@ -176,7 +203,7 @@ def _name_of(body: Manifest) -> ObjectName:
 
 def _by_kind(item: tuple[ObjectName, Manifest]) -> tuple[int, str]:
     name, _ = item
-    return [kind.name for kind in CHILDREN].index(name.kind), name.name
+    return _POSITIONS[name.kind], name.name
 
 
 def _for_deletion(item: tuple[ObjectName, Manifest]) -> tuple[bool, ObjectName]:

@@ -27,6 +27,8 @@ Manifest = Mapping[str, Any]
 Fields = Mapping[str, Any]
 """A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a list`, and `.`, the thing itself."""
 
+_Paths = frozenset[tuple[str, ...]]
+
 CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
 _IDENTITY = frozenset({"apiVersion", "kind"})
 _SENT_METADATA = frozenset({"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"})
@@ -81,12 +83,17 @@ def taken_over(kind: Kind, live: Manifest, now: str) -> list[Mapping[str, Any]]:
         if _is_foreign(entry):
             content = _content(entry, kind)
             ours = merged(ours, content)
-            rest = {key: fields for key, fields in (entry.get("fieldsV1") or {}).items() if key not in content}
+            rest = _within(entry.get("fieldsV1") or {}, _left(kind))
             others += [{**entry, "fieldsV1": rest}] if rest else []
         elif not _is_ours(entry):
             others.append(entry)
     head = {"manager": FIELD_MANAGER, "operation": "Apply", "apiVersion": live["apiVersion"], "fieldsType": "FieldsV1", "time": now}
     return [{**head, "fieldsV1": ours}, *others]
+
+
+def writers(kind: Kind, live: Manifest) -> list[str]:
+    """Who else has put fields into an object that nobody but us may own."""
+    return sorted({str(entry.get("manager")) for entry in _entries(live) if _is_foreign(entry) and _content(entry, kind)})
 
 
 def owns(fields: Fields, wanted: Any) -> bool:
@@ -152,8 +159,33 @@ def _is_foreign(entry: Mapping[str, Any]) -> bool:
 
 def _content(entry: Mapping[str, Any], kind: Kind) -> Fields:
     """The part of an entry that nobody but us may own."""
-    left = {"f:metadata", "f:status", *(f"f:{name}" for name in kind.shared)}
-    return {key: fields for key, fields in (entry.get("fieldsV1") or {}).items() if key not in left}
+    return _without(entry.get("fieldsV1") or {}, _left(kind))
+
+
+def _left(kind: Kind) -> _Paths:
+    """What others may own."""
+    shared = (tuple(f"f:{part}" for part in path.split(".")) for path in kind.shared)
+    return frozenset({("f:metadata",), ("f:status",), *shared})
+
+
+def _without(fields: Fields, paths: _Paths) -> Fields:
+    """A set of fields without some; what they leave empty goes too."""
+    found = {}
+    for name, inner in fields.items():
+        kept = _without(inner, _below(paths, name))
+        if (name,) not in paths and (kept or not inner):
+            found[name] = kept
+    return found
+
+
+def _within(fields: Fields, paths: _Paths) -> Fields:
+    """The part of a set of fields that `_without` leaves out."""
+    parts = ((name, inner if (name,) in paths else _within(inner, _below(paths, name)), (name,) in paths) for name, inner in fields.items())
+    return {name: part for name, part, is_whole in parts if part or is_whole}
+
+
+def _below(paths: _Paths, name: str) -> _Paths:
+    return frozenset(path[1:] for path in paths if path[0] == name and len(path) > 1)
 
 
 def _owned_part(desired: Manifest) -> dict[str, Any]:

@@ -9,6 +9,7 @@ ClusterError                 (an OperatorError); `code` is the HTTP status, 0 = 
 ├── QuotaExceededError       403 of a ResourceQuota
 ├── NameTakenError           an object of that name is somebody else's (found by us, not by the server)
 └── RefusedError             400, 422 and the rest: validation, an admission webhook, a policy
+    └── ImmutableError       the object was made immutable by somebody
 """
 
 import json
@@ -25,6 +26,9 @@ _REFUSALS = ("admission webhook", "failed calling webhook", "ValidatingAdmission
 
 _FAILED_TEST = "the server rejected our request due to an error in our request"
 """All that is said of a JSON patch whose `test` fails; what is wrong with an object is always named."""
+
+
+_IMMUTABLE = "field is immutable when `immutable` is set"
 
 
 class ClusterError(OperatorError):
@@ -82,6 +86,12 @@ class RefusedError(ClusterError):
     fix = "correct the field that is named; what a podTemplate says goes into the pods as it is"
 
 
+class ImmutableError(RefusedError):
+    """Somebody has set `immutable`, which nobody can take back."""
+
+    fix = "somebody has set `immutable`, which cannot be undone: delete the object, and the operator makes it anew without"
+
+
 def failure_of(error: ClusterError, what: str) -> Failure:
     """What the status says of an error.  what: the object, as in `Service chat`."""
     message = f"{error}; {error.fix}" if error.fix else str(error)
@@ -98,6 +108,8 @@ def error_of(code: int, body: bytes, headers: Mapping[str, str]) -> ClusterError
 def _class_of(code: int, message: str, status: Mapping[str, Any]) -> type[ClusterError]:
     if any(word in message for word in _REFUSALS):
         return RefusedError
+    if _IMMUTABLE in message:
+        return ImmutableError
     if code == 422 and ("metadata.uid" in message or message == _FAILED_TEST):
         return ConflictError
     if code in (401, 403):

@@ -35,7 +35,7 @@ class Kind:
     """One kind.
 
     optional: its CustomResourceDefinition may be missing in a cluster
-    shared:   top-level fields that others may add to, as OpenShift adds pull secrets to every ServiceAccount
+    shared:   fields that others may write, by their path, as OpenShift adds pull secrets to every ServiceAccount
     """
 
     api_version: str
@@ -73,7 +73,9 @@ POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
 POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", Manner.APPLIED, optional=True)
 PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules", Manner.APPLIED, optional=True)
-SERVICE = Kind("v1", "Service", "services", Manner.APPLIED)
+# What load balancers' controllers write; with an external address comes a traffic policy by default, in the name of who wrote the address.
+_ADDRESSES = frozenset({"spec.loadBalancerIP", "spec.loadBalancerClass", "spec.externalIPs", "spec.externalTrafficPolicy"})
+SERVICE = Kind("v1", "Service", "services", Manner.APPLIED, shared=_ADDRESSES)
 
 CHILDREN = (
     SERVICE_ACCOUNT,

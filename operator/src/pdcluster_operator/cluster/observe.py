@@ -5,15 +5,20 @@ the same name are about to be collected.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from pdcluster_operator.api import labels
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cluster.cache import Body, Key
-from pdcluster_operator.plan.pods import pod_state
+from pdcluster_operator.plan.pods import FOR_ETCD, pod_problem, pod_state
+from pdcluster_operator.plan.problems import worst_of
 from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, ScalerState, WorkloadState
+
+LATE_SECONDS = 10.0
+"""After the end of its grace period a kubelet kills a pod at once; then it needs a moment to say so."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +62,42 @@ def observe(
     discovery: DiscoveryState,
     failures: Sequence[Failure] = (),
     faults: Mapping[str, tuple[str, str]],
+    outdated: Collection[WorkloadId] = (),
+    key_fault: str | None = None,
 ) -> Observed:
     """The cluster as it is.
 
     failures: what the API server refused in the last pass
     faults:   why a StatefulSet, by its name, gets no pods
+    outdated: workloads of a pool that was declared otherwise when they were made: as good as gone
+    key_fault: why no client can have an API key; None = some can, or none is asked for
     """
     service = live.own("Service").get(live.key.name)
     return Observed(
         generation=live.body["metadata"]["generation"],
         status=live.body.get("status", {}),
         discovery=discovery,
-        workloads=_workloads(live, faults),
-        records=sorted(identity for body in live.own("ControllerRevision").values() if (identity := workload_of(body))),
+        workloads=[replace(state, gone=True) if state.id in outdated else state for state in _workloads(live, faults)],
+        records=sorted(
+            {identity for body in live.own("ControllerRevision").values() if (identity := workload_of(body))}.difference(outdated)
+        ),
         scalers=[_scaler(body) for body in live.own("PDPoolScaler").values()],
         service_revision=None if service is None else service["spec"].get("selector", {}).get(labels.REVISION),
         failures=failures,
+        key_fault=key_fault,
     )
 
 
-def managed_etcd(live: Live, name: str, wanted: int) -> DiscoveryState:
-    """The etcd that is run for the cluster, by the readiness of its pods."""
+def managed_etcd(live: Live, name: str, wanted: int, faults: Mapping[str, tuple[str, str]]) -> DiscoveryState:
+    """The etcd that is run for the cluster, by the readiness of its pods, and the worst of what keeps some from it.
+
+    faults: why a StatefulSet, by its name, gets no pods
+    """
     body = live.own("StatefulSet").get(name, {})
-    return DiscoveryState(managed=True, ready=body.get("status", {}).get("readyReplicas", 0), wanted=wanted)
+    found = [problem for pod in live.children if _is_of_etcd(pod) and (problem := pod_problem(pod, FOR_ETCD))]
+    if name in faults and is_short_of_pods(body):
+        found.append(faults[name])
+    return DiscoveryState(managed=True, ready=body.get("status", {}).get("readyReplicas", 0), wanted=wanted, problem=worst_of(found))
 
 
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
@@ -89,6 +107,33 @@ def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
         return WorkloadId(found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL], found[labels.REVISION])
     except KeyError:
         return None
+
+
+def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
+    """Workloads without a StatefulSet, of which pods of an earlier one are left: another StatefulSet could not make its own beside them.
+
+    With the seconds for which that may be waited for, None = nobody can say.  A pod that should have ended long ago, as
+    those of a lost node, holds nothing back: what has its name waits for it.  The others need not, though Kubernetes makes
+    them only after a pod of a lower ordinal that it could make: with the first one stuck it makes none.
+    Pods that were orphaned on purpose have no owner, and are adopted.
+    """
+    sets = {workload_of(body) for body in live.own("StatefulSet").values()}
+    lefts = {
+        identity: [_seconds_left(pod, now) for pod in left] for identity, left in _pods_by_workload(live).items() if identity not in sets
+    }
+    return {
+        identity: None if None in lasts else max(seconds for seconds in lasts if seconds is not None)
+        for identity, lasts in lefts.items()
+        if any(seconds is None or seconds > 0 for seconds in lasts)
+    }
+
+
+def _seconds_left(pod: Body, now: datetime) -> float | None:
+    """Until a pod counts as one that does not end; None = nobody has asked it to end yet."""
+    should_be_gone = pod["metadata"].get("deletionTimestamp")  # its grace period included
+    if should_be_gone is None:
+        return None
+    return (datetime.fromisoformat(should_be_gone) - now).total_seconds() + LATE_SECONDS
 
 
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:
@@ -101,9 +146,14 @@ def owner_uids(body: Mapping[str, Any]) -> list[str]:
     return [reference["uid"] for reference in body["metadata"].get("ownerReferences", ())]
 
 
+def _is_of_etcd(body: Body) -> bool:
+    marks: Mapping[str, str] = body["metadata"].get("labels", {})
+    return body["kind"] == "Pod" and marks.get(labels.COMPONENT) == labels.ETCD
+
+
 def _workloads(live: Live, faults: Mapping[str, tuple[str, str]]) -> list[WorkloadState]:
     """Of every StatefulSet, and of pods whose StatefulSet is gone while they end."""
-    pods = _pods_by_workload(live.children)
+    pods = _pods_by_workload(live)
     sets = {identity: body for body in live.own("StatefulSet").values() if (identity := workload_of(body))}
     return [
         _workload(identity, sets[identity], faults.get(identity.name), pods.get(identity, []))
@@ -126,19 +176,22 @@ def _workload(identity: WorkloadId, body: Body, fault: tuple[str, str] | None, p
         current=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
         updated=status.get("updatedReplicas", 0),
-        settled=status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0),
         gone="deletionTimestamp" in body["metadata"],
         fault=fault,
         pods=tuple(pod_state(pod) for pod in pods),
     )
 
 
-def _pods_by_workload(children: Iterable[Body]) -> dict[WorkloadId, list[Body]]:
-    """Pods are the StatefulSets' children, not the PDCluster's; their labels say whose they are."""
+def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
+    """Pods are the StatefulSets' children, not the PDCluster's; their labels say whose they are.
+
+    Labels can be copied: a pod of nobody's, or of another controller, is none that we have made or could end.
+    """
     found: defaultdict[WorkloadId, list[Body]] = defaultdict(list)
-    for body in children:
+    for body in live.children:
         identity = workload_of(body) if body["kind"] == "Pod" else None
-        if identity is not None:
+        owners = {(reference["kind"], reference["name"]) for reference in body["metadata"].get("ownerReferences", ())}
+        if identity is not None and ("StatefulSet", identity.name) in owners:  # the one that is there, or an earlier one
             found[identity].append(body)
     return found
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import kopf
@@ -20,14 +21,16 @@ from pdcluster_operator.cluster.listing import SELECTOR, WATCHED
 from pdcluster_operator.handlers.watch import Watch, register
 
 LIST_CHUNK = 100
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else as the kubeconfig says."""
+    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else as the kubeconfig says; kinds: what is watched."""
 
     namespaces: Sequence[str] = ()
     in_pod: bool = True
+    kinds: Sequence[Kind] = WATCHED
 
 
 class NoMemories(ResourceMemories):
@@ -81,13 +84,14 @@ async def run_watches(
     on_kinds: told when kinds of objects have come or gone
     """
     insights = Insights()
-    kinds = asyncio.create_task(_report_kinds(insights, on_kinds))
+    kinds = asyncio.create_task(_report_kinds(insights, on_kinds), name="kinds")
+    kinds.add_done_callback(partial(_end_too, stop))
     registry = make_registry(in_pod=settings.in_pod)
-    register(registry, WATCHED, watch)
+    register(registry, settings.kinds, watch)
     try:
         await kopf.operator(
             registry=registry,
-            settings=make_settings(WATCHED),
+            settings=make_settings(settings.kinds),
             memories=NoMemories(),
             insights=insights,
             standalone=True,
@@ -98,6 +102,13 @@ async def run_watches(
         )
     finally:
         kinds.cancel()
+
+
+def _end_too(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """What ends by itself ends the watches, and these the process."""
+    if not task.cancelled():
+        logger.error("ended unexpectedly task=%s", task.get_name(), exc_info=task.exception())
+        stop.set()
 
 
 async def _report_kinds(insights: Insights, on_kinds: Callable[[], None]) -> None:

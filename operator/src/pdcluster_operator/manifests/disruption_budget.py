@@ -1,6 +1,6 @@
 """PodDisruptionBudgets: a drained node takes one worker of a pool, or one etcd member, at a time."""
 
-from pdcluster_operator.api.labels import CLUSTER, POOL, ROLE, cluster_labels, pool_labels
+from pdcluster_operator.api.labels import CLUSTER, COMPONENT, ETCD, POOL, ROLE, cluster_labels, pool_labels
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object
 
 _KIND = "policy/v1/PodDisruptionBudget"
@@ -14,8 +14,8 @@ def pool_budget(owner: Owner, role: str, pool: str) -> Manifest:
 
 def etcd_budget(owner: Owner) -> Manifest:
     """Of a managed etcd of three, which lives as long as two do."""
-    labels = cluster_labels(owner.name, "etcd")
-    return new_object(_KIND, f"{owner.name}-etcd", owner, labels, spec=_spec({CLUSTER: owner.name, "app.kubernetes.io/component": "etcd"}))
+    labels = cluster_labels(owner.name, ETCD)
+    return new_object(_KIND, f"{owner.name}-etcd", owner, labels, spec=_spec({CLUSTER: owner.name, COMPONENT: ETCD}))
 
 
 def _spec(selector: dict[str, str]) -> Manifest:

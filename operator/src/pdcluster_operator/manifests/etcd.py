@@ -12,14 +12,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdcluster_operator.api.labels import CLUSTER, cluster_labels
+from pdcluster_operator.api.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.manifests.disruption_budget import etcd_budget
 from pdcluster_operator.manifests.etcd_pod import etcd_claims, etcd_pod, peers_name
 from pdcluster_operator.manifests.network_policy import etcd_policy
 from pdcluster_operator.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest, Owner, Site, new_object
 
-_COMPONENT = "etcd"
 _HASH_LENGTH = 8
 
 
@@ -31,7 +30,7 @@ def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[
     name = etcd_record_name(cluster)
     live = next((record for record in records if record["metadata"]["name"] == name), None)
     data = copy.deepcopy(live["data"]) if live else {"statefulSet": {"spec": _stateful_set(cluster, owner, site)}}
-    labels = cluster_labels(owner.name, _COMPONENT)
+    labels = cluster_labels(owner.name, ETCD)
     return (
         new_object("apps/v1/ControllerRevision", name, owner, labels, revision=1, data=data),
         new_object("apps/v1/StatefulSet", f"{owner.name}-etcd", owner, labels, spec=copy.deepcopy(data["statefulSet"]["spec"])),
@@ -43,8 +42,11 @@ def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[
 
 
 def etcd_record_name(cluster: PDCluster) -> str:
-    """Name of the record of the managed etcd as the spec wants it; another wish is another record."""
-    wish = json.dumps(cluster.spec.discovery.etcd.model_dump(), sort_keys=True)
+    """Name of the record of the managed etcd as the spec wants it; another wish is another record.
+
+    Values that are the default do not count, so that an operator that knows one more field finds the record again.
+    """
+    wish = json.dumps(cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True)
     return f"{cluster.metadata.name}-etcd-{hashlib.sha256(wish.encode()).hexdigest()[:_HASH_LENGTH]}"
 
 
@@ -60,7 +62,7 @@ def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
         "template": etcd_pod(etcd, owner, site, _pod_labels(owner)),
     }
     if etcd.storage is not None:
-        spec["volumeClaimTemplates"] = etcd_claims(etcd.storage, cluster_labels(owner.name, _COMPONENT))
+        spec["volumeClaimTemplates"] = etcd_claims(etcd.storage, cluster_labels(owner.name, ETCD))
         spec["persistentVolumeClaimRetentionPolicy"] = {
             "whenDeleted": "Retain" if etcd.storage.retain else "Delete",
             "whenScaled": "Delete",
@@ -69,18 +71,18 @@ def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
 
 
 def _selector(owner: Owner) -> dict[str, str]:
-    return {CLUSTER: owner.name, "app.kubernetes.io/component": _COMPONENT}
+    return {CLUSTER: owner.name, COMPONENT: ETCD}
 
 
 def _pod_labels(owner: Owner) -> dict[str, str]:
     """Of another application than the workers, whose Service selects by that name."""
-    return {**cluster_labels(owner.name, _COMPONENT), "app.kubernetes.io/name": "etcd"}
+    return {**cluster_labels(owner.name, ETCD), "app.kubernetes.io/name": "etcd"}
 
 
 def _client_service(owner: Owner) -> Manifest:
     """What workers and operator ask: members that are ready."""
     spec = {"type": "ClusterIP", "selector": _selector(owner), "ports": [_port("client", ETCD_CLIENT_PORT)]}
-    return new_object("v1/Service", f"{owner.name}-etcd", owner, cluster_labels(owner.name, _COMPONENT), spec=spec)
+    return new_object("v1/Service", f"{owner.name}-etcd", owner, cluster_labels(owner.name, ETCD), spec=spec)
 
 
 def _peer_service(owner: Owner) -> Manifest:
@@ -91,7 +93,7 @@ def _peer_service(owner: Owner) -> Manifest:
         "selector": _selector(owner),
         "ports": [_port("peer", ETCD_PEER_PORT)],
     }
-    return new_object("v1/Service", peers_name(owner.name), owner, cluster_labels(owner.name, _COMPONENT), spec=spec)
+    return new_object("v1/Service", peers_name(owner.name), owner, cluster_labels(owner.name, ETCD), spec=spec)
 
 
 def _port(name: str, number: int) -> Manifest:

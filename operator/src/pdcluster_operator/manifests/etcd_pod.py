@@ -10,6 +10,7 @@ DATA_FOLDER = "/var/lib/etcd"
 QUOTA_BYTES = 128 << 20  # a cell's records are kilobytes; what is never compacted away shows early
 MEMORY_VOLUME = "320Mi"  # the quota, two write-ahead logs of 64 MB each, and a snapshot
 MEMORY_LIMIT = "512Mi"
+CPU_LIMIT = "1"  # a quota may ask every container for one; far above what leases of a cell take
 _VOLUME = "data"
 
 
@@ -51,7 +52,7 @@ def _container(etcd: EtcdSpec, owner: Owner, site: Site) -> Manifest:
         "command": ["etcd", *(f"--{flag}={value}" for flag, value in _flags(etcd, owner, site).items())],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [_port("client", ETCD_CLIENT_PORT), _port("peer", ETCD_PEER_PORT)],
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": MEMORY_LIMIT}},
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": CPU_LIMIT, "memory": MEMORY_LIMIT}},
         "securityContext": container_security(),
         "volumeMounts": [{"name": _VOLUME, "mountPath": DATA_FOLDER}],
         "startupProbe": _probe("/health?serializable=true", 2, 60),
@@ -68,6 +69,7 @@ def _flags(etcd: EtcdSpec, owner: Owner, site: Site) -> dict[str, str]:
     return {
         "name": "$(POD_NAME)",
         "data-dir": f"{DATA_FOLDER}/member",  # a folder below the volume, which etcd makes for itself alone
+        # Go listens on the addresses of both families here, wherever there are both.
         "listen-client-urls": f"http://0.0.0.0:{ETCD_CLIENT_PORT}",
         "listen-peer-urls": f"http://0.0.0.0:{ETCD_PEER_PORT}",
         "advertise-client-urls": f"http://$(POD_NAME).{domain}:{ETCD_CLIENT_PORT}",

@@ -37,7 +37,7 @@ def _downloaded(hub: HuggingFaceSpec, node_cache: str | None, container: Manifes
     fetch = {
         **container,
         "name": FETCH_CONTAINER,
-        "command": ["python", "-m", "pdcluster_worker.fetch", "--repo", hub.repo, "--revision", hub.revision, "--target", path],
+        "command": ["python", "-m", "pdcluster_worker.fetch", f"--repo={hub.repo}", f"--revision={hub.revision}", f"--target={path}"],
         "env": [*container["env"], *_token(hub)],
         "volumeMounts": [*container["volumeMounts"], _mount(read_only=False)],
         "terminationMessagePolicy": "FallbackToLogsOnError",

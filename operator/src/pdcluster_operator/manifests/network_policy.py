@@ -1,6 +1,6 @@
 """NetworkPolicies: who may connect to what.  Ingress only: where pods connect to is left open."""
 
-from pdcluster_operator.api.labels import CLUSTER, cluster_labels
+from pdcluster_operator.api.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_operator.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
@@ -28,13 +28,13 @@ def workers_policy(owner: Owner) -> Manifest:
 
 def etcd_policy(owner: Owner, operator_namespace: str) -> Manifest:
     """Clients are this cluster's workers and the operator; members reach each other."""
-    members = {"matchLabels": {CLUSTER: owner.name, "app.kubernetes.io/component": "etcd"}}
+    members = {"matchLabels": {CLUSTER: owner.name, COMPONENT: ETCD}}
     operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
     rules = [
         {"ports": _ports(ETCD_CLIENT_PORT), "from": [{"podSelector": workers_selector(owner.name)}, operator]},
         {"ports": _ports(ETCD_PEER_PORT), "from": [{"podSelector": members}]},
     ]
-    return new_object(_KIND, f"{owner.name}-etcd", owner, cluster_labels(owner.name, "etcd"), spec=_spec(members, rules))
+    return new_object(_KIND, f"{owner.name}-etcd", owner, cluster_labels(owner.name, ETCD), spec=_spec(members, rules))
 
 
 def _spec(pods: Manifest, rules: list[Manifest]) -> Manifest:

@@ -7,9 +7,8 @@ from pdcluster_operator.manifests.objects import Manifest, Owner, new_object
 from pdcluster_operator.manifests.promql import CLUSTER_LABEL, promql
 
 
-def prometheus_rule(cluster: PDCluster, owner: Owner) -> Manifest:
-    """One group of alerts about one cluster."""
-    role = cluster.spec.ingress_role
+def prometheus_rule(cluster: PDCluster, owner: Owner, role: str) -> Manifest:
+    """One group of alerts about one cluster.  role: of the workers that answer, which a roll out may be about to change."""
     labels = {**cluster.spec.monitoring.labels, **cluster_labels(owner.name, "ingress")}
     group = {
         "name": f"pdcluster-{owner.namespace}-{owner.name}",

@@ -10,11 +10,14 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from pdcluster_operator.api.labels import workload_labels
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.sections import PoolSpec
 from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.manifests.engine_config import engine_config
+from pdcluster_operator.manifests.engine_config import ENGINE_FILE, engine_config
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object, workload_selector
 from pdcluster_operator.manifests.worker_pod import worker_model, worker_pod
 
@@ -32,6 +35,7 @@ def render_record(cluster: PDCluster, workload: WorkloadId, owner: Owner, image:
     model_path = worker_model(cluster, role, image).path
     data = {
         "image": image,
+        "pool": _pool(cluster, pool),
         "statefulSet": {
             "metadata": {"labels": labels},
             "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
@@ -60,6 +64,31 @@ def image_of_record(record: Mapping[str, Any]) -> str:
     """The worker image that was resolved when the record was made, whatever a pod template puts over it."""
     image: str = record["data"]["image"]
     return image
+
+
+def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, pool: PoolSpec) -> bool:
+    """Whether a record was made for the pool as it is declared now; a value that it does not have says nothing."""
+    declared = _pool(cluster, pool)
+    return all(declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items())
+
+
+def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record of an engine ConfigMap keeps of its pool; nothing of a file that cannot be read."""
+    try:
+        file = yaml.safe_load(config["data"][ENGINE_FILE])
+        return {"gpu": file["gpu"], "gpusPerReplica": file["tensorParallel"]}
+    except (KeyError, TypeError, yaml.YAMLError):
+        return {}
+
+
+def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
+    """Of a pool's declaration what its workers are made of, and what is no part of the revision.
+
+    Of the accelerator only the object's own definition: another one in a newer operator's table is for new workers.
+    """
+    own = cluster.spec.accelerators.get(pool.gpu)
+    accelerator = {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
+    return {"gpu": pool.gpu, "gpusPerReplica": pool.gpus_per_replica, "accelerator": accelerator}
 
 
 def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:

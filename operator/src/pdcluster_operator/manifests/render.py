@@ -16,7 +16,7 @@ from pdcluster_operator.manifests.objects import Capabilities, Manifest, Owner, 
 from pdcluster_operator.manifests.pod_monitor import pod_monitor
 from pdcluster_operator.manifests.policy import policy_config
 from pdcluster_operator.manifests.prometheus_rule import prometheus_rule
-from pdcluster_operator.manifests.record import image_of_record, render_record, render_workload
+from pdcluster_operator.manifests.record import image_of_record, is_of_pool, pool_of_engine, render_record, render_workload
 from pdcluster_operator.manifests.scaler import render_scaler
 from pdcluster_operator.manifests.service import ingress_service, workers_service
 from pdcluster_operator.manifests.service_account import service_account
@@ -29,6 +29,8 @@ __all__ = [
     "Site",
     "etcd_record_name",
     "image_of_record",
+    "is_of_pool",
+    "pool_of_engine",
     "render_record",
     "render_scaler",
     "render_shared",
@@ -53,23 +55,25 @@ def render_shared(
     serving_role: the role of those that do in that revision; None = as the spec has it, which a roll out may be about to change
     records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the result, is made from its own
     """
+    role = serving_role or cluster.spec.ingress_role
     return (
         service_account(cluster, owner),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
         *(pool_budget(owner, role, pool.name) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools),
         *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
-        *_monitoring(cluster, owner, capabilities),
+        *_monitoring(cluster, owner, capabilities, role),
         workers_service(owner),
-        ingress_service(cluster, owner, serving, serving_role or cluster.spec.ingress_role),
+        ingress_service(cluster, owner, serving, role),
     )
 
 
-def _monitoring(cluster: PDCluster, owner: Owner, capabilities: Capabilities) -> Iterator[Manifest]:
+def _monitoring(cluster: PDCluster, owner: Owner, capabilities: Capabilities, serving_role: str) -> Iterator[Manifest]:
     wanted = cluster.spec.monitoring
-    if wanted.pod_monitor and capabilities.pod_monitor:
+    is_scraped = wanted.pod_monitor and capabilities.pod_monitor
+    if is_scraped:
         yield pod_monitor(cluster, owner)
-    if wanted.alerts and capabilities.prometheus_rule:
-        yield prometheus_rule(cluster, owner)
+    if wanted.alerts and is_scraped and capabilities.prometheus_rule:  # with no metrics an alert of their absence is all they would say
+        yield prometheus_rule(cluster, owner, serving_role)
     if wanted.dashboard:
         yield dashboard_config(cluster, owner)

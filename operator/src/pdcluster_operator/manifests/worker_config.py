@@ -1,10 +1,13 @@
 """The two files that a worker reads: the engine file (fixed for a revision) and the policy file (hot-reloaded).
 
-Rendered in full, defaults included, so that a worker of another version reads
-the same values.  Field names are a contract with the worker (`tests/contract`).
+A worker refuses an engine file with a field that it does not know, and a
+revision's image may be older than the operator: values that are the worker's
+defaults too are left out.  The policy file is rendered in full, for a worker
+passes over what it does not know there.  Field names and defaults are a
+contract with the worker (`tests/contract`).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
@@ -42,8 +45,15 @@ class WorkerSite:
     api_keys: str | None = None
 
 
+_LISTEN = {"host": "host", "http_port": "http", "grpc_port": "grpc", "kv_port": "kv", "api_keys": "apiKeys"}
+
+
 def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerSite) -> dict[str, Any]:
-    """The engine file of the workers of one role and pool."""
+    """The engine file of the workers of one role and pool; `gpu` and `tensorParallel` are always in it."""
+    model = cluster.spec.model
+    discovery: dict[str, Any] = {"endpoints": list(site.etcd_endpoints)}
+    if site.etcd_tls:
+        discovery["tls"] = _given(site.etcd_tls)
     return {
         "cluster": cluster.metadata.name,
         "revision": revision_of(cluster.spec),
@@ -51,17 +61,22 @@ def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpe
         "pool": pool.name,
         "gpu": pool.gpu,
         "tensorParallel": pool.gpus_per_replica,
-        "model": {"name": cluster.spec.model.name, "path": site.model_path, "dtype": cluster.spec.model.dtype},
-        "engine": _fields(engine),
-        "discovery": {"endpoints": list(site.etcd_endpoints), "tls": asdict(site.etcd_tls) if site.etcd_tls else None},
+        "model": {"name": model.name, "path": site.model_path, **model.model_dump(include={"dtype"}, exclude_defaults=True)},
+        "engine": engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
-        "listen": {"host": site.host, "http": site.http_port, "grpc": site.grpc_port, "kv": site.kv_port, "apiKeys": site.api_keys},
+        "listen": {_LISTEN[name]: value for name, value in _given(site).items() if name in _LISTEN},
     }
 
 
 def policy_file(cluster: PDCluster) -> dict[str, Any]:
     """The policy file of every worker of a cluster."""
     return {**_fields(cluster.spec.routing), **_fields(cluster.spec.qos)}
+
+
+def _given(part: EtcdTls | WorkerSite) -> dict[str, Any]:
+    """The values that differ from the defaults."""
+    return {field.name: value for field in fields(part) if (value := getattr(part, field.name)) != field.default}
 
 
 def _fields(section: Section) -> dict[str, Any]:

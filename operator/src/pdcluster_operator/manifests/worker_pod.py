@@ -2,7 +2,8 @@
 
 Files are mounted as folders, so that a change of the policy or of a
 certificate reaches a running worker.  The user's pod templates come over all
-of it last; only the labels that the pods are found by stay.
+of it last; only the labels that the pods are found by stay, and what leads
+them to nodes with their accelerator.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ from pdcluster_operator.manifests.engine_config import (
 )
 from pdcluster_operator.manifests.model_source import ModelSource, model_source
 from pdcluster_operator.manifests.objects import GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
-from pdcluster_operator.manifests.placement import placement_of
+from pdcluster_operator.manifests.placement import placement_of, with_accelerator
 from pdcluster_operator.manifests.security import container_security, pod_security
 from pdcluster_operator.manifests.strategic_merge import merge_pod_template
 
@@ -42,7 +43,11 @@ def worker_pod(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
         "spec": _spec(cluster, workload, pool, image),
     }
     merged = merge_pod_template(merge_pod_template(rendered, cluster.spec.pod_template), role.pod_template)
-    return {**merged, "metadata": _marked(merged.get("metadata", {}), labels)}
+    return {
+        **merged,
+        "metadata": _marked(merged.get("metadata", {}), labels),
+        "spec": with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool)),
+    }
 
 
 def worker_model(cluster: PDCluster, role: RoleSpec, image: str) -> ModelSource:
@@ -147,12 +152,18 @@ def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
     if etcd_secret is not None:
         volumes[ETCD_TLS_FOLDER] = _secret("etcd-tls", etcd_secret)
     if key_secret is not None and asks_for_keys(cluster, workload.role):
-        volumes[API_KEYS_FOLDER] = _secret("api-keys", key_secret)
+        volumes[API_KEYS_FOLDER] = _keys(key_secret)
     return volumes
 
 
 def _secret(name: str, secret: str) -> Manifest:
     return {"name": name, "secret": {"secretName": secret, "defaultMode": _READABLE_BY_US}}
+
+
+def _keys(secret: str) -> Manifest:
+    """Optional, for only then does a kubelet take the keys of a deleted Secret from running pods; a worker does not start without any."""
+    volume = _secret("api-keys", secret)
+    return {**volume, "secret": {**volume["secret"], "optional": True}}
 
 
 def _mounts(files: dict[str, Manifest]) -> list[Manifest]:

@@ -5,7 +5,7 @@ that is not in a plan is to be removed; planning again on what a plan led to
 gives the same plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pdcluster_operator.api.pdcluster import PDCluster
@@ -17,7 +17,7 @@ from pdcluster_operator.plan.invalid import plan_invalid
 from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.rollout import Step, current_revision, next_step
-from pdcluster_operator.plan.scalers import PoolSize, plan_scaler, pool_sizes
+from pdcluster_operator.plan.scalers import PoolKey, PoolSize, plan_scaler, pool_sizes
 from pdcluster_operator.plan.state import ClusterPlan, Observed, ScalerPlan, WorkloadState
 from pdcluster_operator.plan.status import Status, dated, identity_fields, number_fields
 
@@ -30,6 +30,7 @@ class _Scene:
 
     target:  the declared revision
     current: the revision that serves until this pass; None = none does
+    is_target_ready: whether the declared revision can take over
     """
 
     cluster: PDCluster
@@ -38,6 +39,7 @@ class _Scene:
     target: str
     current: str | None
     sizes: tuple[PoolSize, ...]
+    is_target_ready: bool
 
     def shown(self, size: PoolSize) -> WorkloadState | None:
         """The workload that a pool's numbers are of: of the revision that serves, else of the declared one."""
@@ -47,12 +49,13 @@ class _Scene:
 def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPlan:
     """Everything that should be.  now: RFC 3339 in UTC, for conditions that change in this pass."""
     scene = _scene(cluster, observed)
-    step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=_can_take_over(scene))
-    status = _status(scene, step, now)
+    step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=scene.is_target_ready)
+    leaving = _leaving(scene)
+    status = _status(scene, step, leaving, now)
     return ClusterPlan(
         serving=step.serving,
         serving_role=_serving_role(scene, step),
-        workloads=(*_of_target(scene, step), *_kept(scene, step)),
+        workloads=(*_of_target(scene, step), *_kept(scene, step), *leaving),
         scalers=tuple(_scalers(scene)),
         status=status,
         happenings=happenings(observed.status, status),
@@ -60,26 +63,30 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
 
 
 def _scene(cluster: PDCluster, observed: Observed) -> _Scene:
-    there, target, current = Workloads(observed), revision_of(cluster.spec), current_revision(observed)
+    there, target, selected = Workloads(observed), revision_of(cluster.spec), current_revision(observed)
     # What serves seeds a scaler that was lost; of an earlier revision that no longer counts nothing is taken.
     live = {
         (role, pool.name): state.desired
         for role, spec in cluster.spec.roles.present().items()
         for pool in spec.pools
-        if (state := there.of(role, pool.name, current) or there.of(role, pool.name, target))
+        if (state := there.of(role, pool.name, selected) or there.of(role, pool.name, target))
     }
-    return _Scene(cluster, observed, there, target, current, pool_sizes(cluster.spec, observed.scalers, live))
+    sizes = pool_sizes(cluster.spec, observed.scalers, live)
+    is_target_ready = _can_take_over(observed, sizes, {size.key: there.of(*size.key, target) for size in sizes})
+    current = current_revision(observed, target, is_target_ready=is_target_ready)
+    return _Scene(cluster, observed, there, target, current, sizes, is_target_ready)
 
 
-def _can_take_over(scene: _Scene) -> bool:
+def _can_take_over(observed: Observed, sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
     """Whether the declared revision has every worker that it should have, and they can find each other.
 
     Where no worker is to answer requests, there is nothing to wait for.
     """
-    if not any(size.wanted for size in scene.sizes if size.role != PREFILL):
+    wanted = {size.key: size.wanted for size in sizes}
+    if not any(number for (role, _), number in wanted.items() if role != PREFILL):
         return True
-    workloads = [(size.wanted, scene.there.of(*size.key, scene.target)) for size in scene.sizes]
-    return discovery_answers(scene.observed.discovery) and all(state is not None and state.ready >= wanted for wanted, state in workloads)
+    is_whole = all((state := workloads[key]) is not None and state.ready >= number for key, number in wanted.items())
+    return is_whole and discovery_answers(observed.discovery)
 
 
 def _serving_role(scene: _Scene, step: Step) -> str:
@@ -98,12 +105,28 @@ def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
 
 
 def _kept(scene: _Scene, step: Step) -> Iterator[Workload]:
-    """The older workloads that stay, at the size that they have; one that was lost comes back at its pool's size."""
+    """The older workloads that stay, at their pool's size; at the size that they have where that is more.
+
+    So their scaler and edits by hand count as ever, while a lower `replicas` that came with a new revision takes no
+    worker from what serves.  One whose pool is no longer declared has the size that it has.
+    """
     wanted = {size.key: size.wanted for size in scene.sizes}
     for workload in step.kept:
         state = scene.there.of(workload.role, workload.pool, workload.revision)
-        lost = wanted.get((workload.role, workload.pool), 1)
-        yield Workload(workload, lost if state is None else state.desired)
+        size = wanted.get((workload.role, workload.pool), 1 if state is None else state.desired)
+        yield Workload(workload, size if state is None else max(size, state.desired))
+
+
+def _leaving(scene: _Scene) -> tuple[Workload, ...]:
+    """Pools of the revision that serves that are no longer declared: they answer until the others of their role are ready.
+
+    Not with Recreate, whose point is that the old goes first.
+    """
+    if scene.current != scene.target or scene.cluster.spec.rollout.strategy == "Recreate":
+        return ()
+    declared, unready = {size.key for size in scene.sizes}, {view.name for view in _views(scene) if not view.is_ready}
+    states = [state for state in scene.there.of_revision(scene.target) if not state.gone and state.id.role in unready]
+    return tuple(Workload(state.id, state.desired) for state in states if (state.id.role, state.id.pool) not in declared)
 
 
 def _scalers(scene: _Scene) -> Iterator[ScalerPlan]:
@@ -111,7 +134,7 @@ def _scalers(scene: _Scene) -> Iterator[ScalerPlan]:
         yield plan_scaler(scene.cluster.metadata.name, size, scene.shown(size), scene.target)
 
 
-def _status(scene: _Scene, step: Step, now: str) -> Status:
+def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str) -> Status:
     observed, previous, views = scene.observed, Previous(scene.observed.status), tuple(_views(scene))
     facts = Facts(
         roles=views,
@@ -120,6 +143,7 @@ def _status(scene: _Scene, step: Step, now: str) -> Status:
         target=scene.target,
         current=scene.current,
         waits_for=step.waits_for,
+        leaving=tuple(workload.id for workload in leaving),
         ingress_role=scene.there.ingress_role(observed.service_revision) or scene.cluster.spec.ingress_role,
         num_answering=scene.there.num_answering(observed.service_revision),
         has_prefill=scene.there.has_prefill(observed.service_revision),

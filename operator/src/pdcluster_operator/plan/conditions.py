@@ -5,13 +5,15 @@ worst below it; Serving = requests are answered.  Messages hold nothing that
 changes by itself, so that an unchanged cluster has an unchanged status.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdcluster_operator.api import conditions as words
+from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.pools import RoleView
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.problems import rank, worst_problem
+from pdcluster_operator.plan.rollout import Left
 from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed
 
 
@@ -31,7 +33,8 @@ class Facts:
 
     target:        the declared revision
     current:       the revision that serves until this pass; None = none does
-    waits_for:     pods of an older revision that must end first; None = nothing is waited for
+    waits_for:     what is left of an older revision and must end first; None = nothing is waited for
+    leaving:       workloads of pools that are no longer declared, and stay until the others of their role are ready
     ingress_role:  the role that answers behind the Service
     num_answering: ready workers that the Service leads to
     has_prefill:   whether a prefill worker is ready beside them
@@ -42,10 +45,11 @@ class Facts:
     previous: Previous
     target: str | None
     current: str | None
-    waits_for: int | None
+    waits_for: Left | None
     ingress_role: str
     num_answering: int
     has_prefill: bool
+    leaving: tuple[WorkloadId, ...] = ()
 
     @property
     def is_rolling(self) -> bool:
@@ -95,7 +99,17 @@ def _role(view: RoleView, facts: Facts) -> Condition:
         return Condition(kind, is_true=True, reason=words.AS_DECLARED, message="; ".join([_numbers(view), *notes]))
     problem = worst_problem(view)
     reason, message = problem or _on_the_way(view, facts)
-    return Condition(kind, is_true=False, reason=reason, message="; ".join([message, *notes]))
+    return Condition(kind, is_true=False, reason=reason, message="; ".join([message, *_still_there(view, facts), *notes]))
+
+
+def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
+    """What is there besides the workers that should be, and why it is."""
+    ending = sorted(view.ending, key=lambda pod: pod.name)
+    if ending:
+        yield f"{ending[0]} is still ending" + (f" (and {len(ending) - 1} more)" if len(ending) > 1 else "")
+    for workload in facts.leaving:
+        if workload.role == view.name:
+            yield f"pool {workload.pool}, which is no longer declared, stays until they are"
 
 
 def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
@@ -106,8 +120,9 @@ def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
     return words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view)
 
 
-def _waiting(num_pods: int) -> str:
-    return f"the old revision has to end first; {num_pods} of its pods are left"
+def _waiting(left: Left) -> str:
+    first = f", first {left.first}" if left.first else ""
+    return f"the old revision has to end first; {left.num_pods} of its pods are left{first}"
 
 
 def _is_scaling(view: RoleView, previous: Previous) -> bool:
@@ -125,7 +140,9 @@ def _numbers(view: RoleView) -> str:
 
 
 def _ingress(facts: Facts) -> Condition:
-    """Whether the Service leads to ready workers, where any are declared."""
+    """Whether the Service leads to ready workers, where any are declared, and clients can have the key that they ask for."""
+    if facts.observed.key_fault is not None:
+        return Condition(words.INGRESS_READY, is_true=False, reason=words.CONFIGURATION_REFUSED, message=facts.observed.key_fault)
     selected = facts.observed.service_revision
     if selected is None:
         return Condition(words.INGRESS_READY, is_true=False, reason=words.STARTING, message="the Service is being made")

@@ -18,6 +18,8 @@ from pdcluster_operator.plan.rollout import current_revision
 from pdcluster_operator.plan.state import Happening, Observed
 from pdcluster_operator.plan.status import Status, dated, number_fields
 
+NOTHING_IS_PUT_BACK = "what runs goes on, and nothing that is edited or deleted is put back until this is corrected"
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -33,7 +35,7 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refus
     now: RFC 3339 in UTC
     """
     previous = Previous(observed.status)
-    message = "; ".join(str(fault) for fault in faults)
+    message = "; ".join([*(str(fault) for fault in faults), NOTHING_IS_PUT_BACK])
     ready = Condition(words.READY, is_true=False, reason=words.INVALID_SPEC, message=message)
     there = Workloads(observed)
     views = tuple(_views(previous, there, current_revision(observed)))

@@ -7,10 +7,12 @@ goes on failing in the same way says the same all the time.
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_operator.api import conditions, labels
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.plan.last_words import last_words
 from pdcluster_operator.plan.state import PodState
 
 Body = Mapping[str, Any]
@@ -29,6 +31,36 @@ _REFUSED_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerErro
 _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 
 
+@dataclass(frozen=True)
+class Advice:
+    """What a person can do about pods of one kind, as messages end.
+
+    name:   the field that names their image
+    pull:   what to check when the image is not pulled
+    room:   what to change when no node takes one
+    memory: when one was killed for its memory
+    """
+
+    name: str
+    pull: str
+    room: str
+    memory: str
+
+
+FOR_WORKERS = Advice(
+    name="spec.image.name",
+    pull="spec.image: name, pullSecrets, pullPolicy",
+    room="change the pool's gpu, resources or placement",
+    memory="raise resources.limits.memory, or lower engine.kvCacheMemory",
+)
+FOR_ETCD = Advice(
+    name="spec.discovery.etcd.image",
+    pull="spec.discovery.etcd.image, or without it the operator's setting (etcdImage of the chart)",
+    room="see to the volume that discovery.etcd.storage asks for",
+    memory="its limit is far above what a cluster's records take: `kubectl logs -p` shows what it did",
+)
+
+
 def pod_state(body: Body) -> PodState:
     """The state of one worker pod.  Raises KeyError for a pod without the labels of a worker."""
     metadata, marks = body["metadata"], body["metadata"]["labels"]
@@ -39,18 +71,19 @@ def pod_state(body: Body) -> PodState:
         ready=_condition(body, "Ready").get("status") == "True",
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=pod_problem(body),
+        node=(body.get("spec") or {}).get("nodeName") or "",
     )
 
 
-def pod_problem(body: Body) -> Problem | None:
+def pod_problem(body: Body, advice: Advice = FOR_WORKERS) -> Problem | None:
     """Why a pod is not ready, as (reason, message); None = it is ready, ending, or just starting."""
     if body["metadata"].get("deletionTimestamp") or _condition(body, "Ready").get("status") == "True":
         return None
-    found = _not_placed(body) or _put_out(body) or _first_problem(body)
+    found = _not_placed(body, advice) or _put_out(body) or _first_problem(body, advice)
     return found and (found[0], f"pod {body['metadata']['name']}: {found[1]}")
 
 
-def _not_placed(body: Body) -> Problem | None:
+def _not_placed(body: Body, advice: Advice) -> Problem | None:
     placed = _condition(body, "PodScheduled")
     if placed.get("status") != "False":
         return None
@@ -60,7 +93,7 @@ def _not_placed(body: Body) -> Problem | None:
             "a scheduling gate holds it back; whoever set the gate (a queue, an admission webhook) must lift it",
         )
     said = _short(placed.get("message", "")) or "the scheduler found no node"
-    return conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or change the pool's gpu, resources or placement"
+    return conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}"
 
 
 def _put_out(body: Body) -> Problem | None:
@@ -71,12 +104,12 @@ def _put_out(body: Body) -> Problem | None:
     return conditions.UNSCHEDULABLE, f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look at that node"
 
 
-def _first_problem(body: Body) -> Problem | None:
+def _first_problem(body: Body, advice: Advice) -> Problem | None:
     """Of the first container that has one, in the order in which they start."""
     status = body.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
-    return next((found for entry in containers if (found := _container_problem(entry, images.get(entry["name"], "")))), None)
+    return next((found for entry in containers if (found := _container_problem(entry, images.get(entry["name"], ""), advice))), None)
 
 
 def _containers(body: Body) -> Iterable[Body]:
@@ -84,12 +117,12 @@ def _containers(body: Body) -> Iterable[Body]:
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def _container_problem(entry: Body, image: str) -> Problem | None:
+def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | None:
     state = entry.get("state") or {}
     waiting, running = state.get("waiting") or {}, "running" in state
     reason = waiting.get("reason", "")
     if reason in _IMAGE_REASONS:
-        return conditions.IMAGE_NOT_PULLED, _image_message(reason, waiting.get("message", ""), image or entry.get("image", ""))
+        return conditions.IMAGE_NOT_PULLED, _image_message(reason, waiting.get("message", ""), image or entry.get("image", ""), advice)
     if reason in _REFUSED_REASONS:
         detail = _short(waiting.get("message", "")) or reason
         return (
@@ -103,7 +136,7 @@ def _container_problem(entry: Body, image: str) -> Problem | None:
         return None
     if ended.get("exitCode") != WRONG_SETTING and not _keeps_crashing(entry, reason):
         return None
-    return _crash(entry["name"], ended)
+    return _crash(entry["name"], ended, advice)
 
 
 def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
@@ -111,13 +144,13 @@ def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
     return waiting_reason == "CrashLoopBackOff" or entry.get("restartCount", 0) >= 2
 
 
-def _image_message(reason: str, message: str, image: str) -> str:
+def _image_message(reason: str, message: str, image: str, advice: Advice) -> str:
     name = f"image {image!r}" if image else "its image"
     if reason == "InvalidImageName":
-        return f"{name} is not the name of an image; correct spec.image.name"
+        return f"{name} is not the name of an image; correct {advice.name}"
     detail = _short(_PULL_PREFIX.sub("", message))
     said = f" ({detail})" if detail else ""
-    return f"{name} cannot be pulled{said}; check spec.image: name, pullSecrets, pullPolicy, and that the node reaches the registry"
+    return f"{name} cannot be pulled{said}; check {advice.pull}, and that the node reaches the registry"
 
 
 def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
@@ -126,18 +159,17 @@ def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
         return conditions.DOWNLOADING_MODEL, f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is"
     if not failed:
         return None
-    said = _last_words(ended) or f"exit status {ended.get('exitCode')}"
+    said = _short(last_words(ended.get("message", ""))) or f"exit status {ended.get('exitCode')}"
     return (
         conditions.MODEL_NOT_DOWNLOADED,
         f"the model is not downloaded: {said}; check spec.model.huggingFace and the node's way to the hub",
     )
 
 
-def _crash(container: str, ended: Body) -> Problem:
+def _crash(container: str, ended: Body, advice: Advice) -> Problem:
     if ended.get("reason") == "OOMKilled":
-        fix = "raise resources.limits.memory, or lower engine.kvCacheMemory"
-        return conditions.CRASH_LOOPING, f"container {container} used more memory than its limit and was killed; {fix}"
-    said, code = _last_words(ended), ended.get("exitCode")
+        return conditions.CRASH_LOOPING, f"container {container} used more memory than its limit and was killed; {advice.memory}"
+    said, code = _short(last_words(ended.get("message", ""))), ended.get("exitCode")
     if code == WRONG_SETTING and container == WORKER:
         return conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec"
     detail = f": {said}" if said else ""
@@ -145,13 +177,6 @@ def _crash(container: str, ended: Body) -> Problem:
         conditions.CRASH_LOOPING,
         f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c {container}` shows more",
     )
-
-
-def _last_words(ended: Body) -> str:
-    """The line `error: ...` of what a container left (the end of its log), without the mark; else its last line."""
-    lines = [line.strip() for line in ended.get("message", "").splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return _short((errors or lines or [""])[-1])
 
 
 def _short(message: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_operator.plan.state import Observed, WorkloadState
+from pdcluster_operator.plan.state import Observed, PodState, WorkloadState
 
 PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
 
@@ -27,12 +27,13 @@ class DeclaredPool:
 
 @dataclass(frozen=True)
 class PoolView:
-    """One pool.  current: its pods, of all revisions."""
+    """One pool.  current: its pods, of all revisions; ending: those of the declared revision that end, of an earlier StatefulSet too."""
 
     declared: DeclaredPool
     current: int
     target: WorkloadState | None
     shown: WorkloadState | None
+    ending: tuple[PodState, ...] = ()
 
     @property
     def wanted(self) -> int:
@@ -83,6 +84,11 @@ class RoleView:
         return sum(pool.num_target_ready for pool in self.pools)
 
     @property
+    def ending(self) -> list[PodState]:
+        """Pods that end where there should be others."""
+        return [pod for pool in self.pools if not pool.is_ready for pod in pool.ending]
+
+    @property
     def is_ready(self) -> bool:
         """Whether every pool is."""
         return all(pool.is_ready for pool in self.pools)
@@ -126,4 +132,8 @@ class Workloads:
     def _pool(self, role: str, pool: DeclaredPool, target: str | None, serving: str | None) -> PoolView:
         declared = self.of(role, pool.name, target)
         shown = self.of(role, pool.name, serving) or declared
-        return PoolView(pool, self.num_pods(role, pool.name), target=declared, shown=shown)
+        return PoolView(pool, self.num_pods(role, pool.name), target=declared, shown=shown, ending=self._ending(role, pool.name, target))
+
+    def _ending(self, role: str, pool: str, revision: str | None) -> tuple[PodState, ...]:
+        state = None if revision is None else self._by_place.get((role, pool, revision))
+        return () if state is None else tuple(pod for pod in state.pods if pod.terminating)

@@ -4,7 +4,7 @@ Pure and deterministic: what is worst follows from the kind of the problem, then
 from names, so that the same pods always tell the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.plan.pools import PoolView, RoleView
@@ -34,6 +34,11 @@ _WORST_FIRST = (
 def rank(reason: str) -> int:
     """Place of a reason, the worst at 0; one that is not known is among those that a person must look at."""
     return _WORST_FIRST.index(reason if reason in _WORST_FIRST else words.APPLY_FAILED)
+
+
+def worst_of(problems: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+    """The worst (reason, message); None = there is none."""
+    return min(problems, key=lambda problem: (rank(problem[0]), problem), default=None)
 
 
 def worst_problem(view: RoleView) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ stays -> the Service is seen to select B: A goes.  A goes only then, so that a
 Service that could not be written never leads to workers that are gone.
 Recreate: A goes -> nothing is left of A: B is made and the Service switches.
 A third revision replaces an unfinished target; back to A drops the target.
+A selector that was turned to B by hand before B was ready is turned back.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdcluster_operator.api.workload import WorkloadId
-from pdcluster_operator.plan.state import Observed, WorkloadState
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.state import Observed, PodState, WorkloadState
 
 Strategy = Literal["BlueGreen", "Recreate"]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of older revisions.  num_pods: pods; first: one of them, the same each time; None = none is seen yet."""
+
+    num_pods: int
+    first: PodState | None = None
 
 
 @dataclass(frozen=True)
@@ -26,24 +36,42 @@ class Step:
 
     serving:   the revision that the Service should select
     kept:      workloads of an older revision that stay for now
-    waits_for: pods of an older revision that must end before missing workloads of the target are made; None = no waiting
+    waits_for: what must end before missing workloads of the target are made; None = no waiting
     """
 
     serving: str
     kept: tuple[WorkloadId, ...] = ()
-    waits_for: int | None = None
+    waits_for: Left | None = None
 
 
-def current_revision(observed: Observed) -> str | None:
-    """The revision that serves until this pass: the Service says, else the last status; None = nothing of either is there."""
+def current_revision(observed: Observed, target: str | None = None, *, is_target_ready: bool = True) -> str | None:
+    """The revision that serves until this pass: the Service says, else the last status; None = nothing of either is there.
+
+    target: the declared revision, None = it is not known; is_target_ready: its workers can take over
+    """
+    said, decided = observed.service_revision, Previous(observed.status).text("servingRevision")
+    order = (decided, said) if _was_edited(observed, said, decided, target, is_target_ready=is_target_ready) else (said, decided)
     known = {state.id.revision for state in observed.workloads} | {record.revision for record in observed.records}
-    said = (observed.service_revision, observed.status.get("servingRevision"))
-    return next((revision for revision in said if revision in known), None)
+    return next((revision for revision in order if revision in known), None)
+
+
+def _was_edited(observed: Observed, said: str | None, decided: str | None, target: str | None, *, is_target_ready: bool) -> bool:
+    """Whether the Service selects what no pass has decided, while what serves by the last status is still there.
+
+    Two differences are our own: a switch to a target that is ready, of which the status could not be written, and one
+    that could not be written itself, so that what served before goes on.
+    """
+    living = [state for state in observed.workloads if not state.gone]
+    if target is None or not any(state.id.revision == decided for state in living):
+        return False
+    if said == target:
+        return not is_target_ready
+    return decided != target or not any(state.ready for state in living if state.id.revision == said)
 
 
 def next_step(strategy: Strategy, target: str, observed: Observed, *, is_target_ready: bool) -> Step:
     """The next step towards the target.  is_target_ready: its workers can take over."""
-    current = current_revision(observed)
+    current = current_revision(observed, target, is_target_ready=is_target_ready)
     if current == target:
         return Step(serving=target)
     if strategy == "Recreate":
@@ -65,8 +93,9 @@ def _recreate(target: str, observed: Observed) -> Step:
         return Step(serving=target)
     serves_already = any(state.id.revision == target and not state.gone for state in observed.workloads)
     before = observed.service_revision or observed.status.get("servingRevision") or target
-    return Step(serving=target if serves_already else before, waits_for=_num_pods(old))
+    return Step(serving=target if serves_already else before, waits_for=_left(old))
 
 
-def _num_pods(states: Sequence[WorkloadState]) -> int:
-    return sum(state.current for state in states)
+def _left(states: Sequence[WorkloadState]) -> Left:
+    pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
+    return Left(sum(state.current for state in states), next(iter(pods), None))

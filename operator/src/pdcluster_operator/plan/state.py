@@ -16,6 +16,7 @@ class PodState:
     """One worker pod.
 
     problem: why it is not ready, as (reason of api.conditions, message); None while it is ready or just starting
+    node:    that it is bound to; empty = none yet
     """
 
     name: str
@@ -23,6 +24,10 @@ class PodState:
     ready: bool
     terminating: bool
     problem: tuple[str, str] | None = None
+    node: str = ""
+
+    def __str__(self) -> str:
+        return f"pod {self.name} on node {self.node}" if self.node else f"pod {self.name}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,6 @@ class WorkloadState:
     """One StatefulSet as it is.
 
     desired: spec.replicas; current: pods that exist; ready: pods that are ready; updated: pods of its newest template
-    settled: its controller has seen its newest spec
     fault:   why pods cannot be created (a quota, an admission webhook), as (reason, message)
     gone:    the StatefulSet is deleted or being deleted, and only its pods are left to end
     """
@@ -40,7 +44,6 @@ class WorkloadState:
     current: int
     ready: int
     updated: int
-    settled: bool = True
     gone: bool = False
     fault: tuple[str, str] | None = None
     pods: tuple[PodState, ...] = ()
@@ -90,6 +93,7 @@ class Observed:
     service_revision: the revision whose pods the ingress Service selects; None = there is no such Service yet
     records:          workloads that have a record (a ControllerRevision), from which a lost StatefulSet can be made again
     failures:         what the API server refused when the last plan was carried out
+    key_fault:        why no client can have an API key, where keys are asked for; None = some can, or none is asked for
     """
 
     generation: int
@@ -100,6 +104,7 @@ class Observed:
     service_revision: str | None = None
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
+    key_fault: str | None = None
 
 
 @dataclass(frozen=True)

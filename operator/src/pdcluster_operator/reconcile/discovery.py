@@ -1,7 +1,8 @@
 """Whether given etcd endpoints answer, asked in the background and remembered, so that no reconcile waits for a dead one.
 
 Clusters with the same endpoints and TLS share one question.  A PDCluster is
-made due when the answer about its etcd changes.  An etcd that is run for a
+made due when the answer about its etcd changes.  Every question is asked on its
+own and has a time limit, so slow ones do not add up.  An etcd that is run for a
 cluster is not asked here: its pods' readiness says the same.
 """
 
@@ -17,6 +18,12 @@ logger = logging.getLogger(__name__)
 ASK_EVERY_SECONDS = 15.0
 FIRST_ANSWER_SECONDS = 4.0
 """How long the first reconcile of a cluster waits for an answer, so that its first status need not be corrected."""
+
+ASK_SECONDS = 60.0
+"""Of one question: sixteen endpoints, 3 s each, and the Secret."""
+
+MAX_WAITING = 2
+"""Reconciles that wait for a first answer at a time: more of them would be all workers, and answers make their clusters due anyway."""
 
 NOT_YET = "has not answered yet"
 
@@ -39,48 +46,86 @@ class Question:
 class Discovery:
     """The questions of all clusters and their last answers.
 
-    ask: returns why the etcd cannot be used, None = it answers; raises nothing
+    ask: returns why the etcd cannot be used, None = it answers
     add: makes a key due
     """
 
     ask: Callable[[Question], Awaitable[str | None]]
     add: Callable[[Key], None]
     _askers: dict[Question, set[Key]] = field(default_factory=dict)
+    _asked: dict[Key, Question] = field(default_factory=dict)
     _answers: dict[Question, str | None] = field(default_factory=dict)
+    _asking: dict[Question, asyncio.Task[None]] = field(default_factory=dict)
+    _num_waiting: int = 0
 
     async def error(self, key: Key, question: Question) -> str | None:
         """Why the etcd cannot be used, as last known; None = it answers."""
-        if key not in self._askers.get(question, ()):
+        if self._asked.get(key) != question:
             self.forget(key)
+            self._asked[key] = question
             self._askers.setdefault(question, set()).add(key)
         if question not in self._answers:
-            try:
-                async with asyncio.timeout(FIRST_ANSWER_SECONDS):
-                    await self._ask(question)
-            except TimeoutError:
-                return f"etcd at {', '.join(question.endpoints)} {NOT_YET}"
-        return self._answers.get(question)
+            await self._first_answer(question)
+        return self._answers.get(question, f"etcd at {', '.join(question.endpoints)} {NOT_YET}")
 
     def forget(self, key: Key) -> None:
         """A PDCluster is gone, or asks something else now."""
-        for question, keys in list(self._askers.items()):
-            keys.discard(key)
-            if not keys:
-                del self._askers[question]
-                self._answers.pop(question, None)
+        question = self._asked.pop(key, None)
+        if question is None:
+            return
+        self._askers[question].discard(key)
+        if not self._askers[question]:
+            del self._askers[question]
+            self._answers.pop(question, None)
 
     async def run(self) -> None:
-        """Ask everything again and again."""
-        while True:
-            await asyncio.sleep(ASK_EVERY_SECONDS)
-            await asyncio.gather(*(self._ask(question) for question in list(self._askers)))
+        """Ask everything again and again; what is still being asked is not asked twice."""
+        try:
+            while True:
+                await asyncio.sleep(ASK_EVERY_SECONDS)
+                for question in self._askers:
+                    self._begin(question)
+        finally:
+            tasks = list(self._asking.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _first_answer(self, question: Question) -> None:
+        task = self._begin(question)
+        if self._num_waiting >= MAX_WAITING:
+            return
+        self._num_waiting += 1
+        try:
+            await asyncio.wait({task}, timeout=FIRST_ANSWER_SECONDS)
+        finally:
+            self._num_waiting -= 1
+
+    def _begin(self, question: Question) -> asyncio.Task[None]:
+        if question not in self._asking:
+            self._asking[question] = asyncio.create_task(self._ask(question), name="etcd")
+        return self._asking[question]
 
     async def _ask(self, question: Question) -> None:
-        answer = await self.ask(question)
-        changed = question not in self._answers or self._answers[question] != answer
-        if question in self._askers:
-            self._answers[question] = answer
-        if changed:
-            logger.info("etcd changed endpoints=%s error=%s", ",".join(question.endpoints), answer)
-            for key in self._askers.get(question, ()):
-                self.add(key)
+        try:
+            answer = await self._answer(question)
+        finally:
+            del self._asking[question]
+        if question not in self._askers or (question in self._answers and self._answers[question] == answer):
+            return
+        self._answers[question] = answer
+        logger.info("etcd changed endpoints=%s error=%s", ",".join(question.endpoints), answer)
+        for key in self._askers[question]:
+            self.add(key)
+
+    async def _answer(self, question: Question) -> str | None:
+        """An answer in any case, for nobody looks at how the task ends."""
+        where = f"etcd at {', '.join(question.endpoints)}"
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                return await self.ask(question)
+        except TimeoutError:
+            return f"{where} has not answered within {ASK_SECONDS:.0f} s"
+        except Exception as e:
+            logger.exception("etcd not asked endpoints=%s", ",".join(question.endpoints))
+            return f"{where} cannot be asked ({type(e).__name__}); the operator's log says more"

@@ -1,8 +1,8 @@
 """What the leader runs: the cache, the queue with its workers, the resync and the questions to etcd, put together."""
 
 import asyncio
+import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,17 +11,20 @@ from prometheus_client import CollectorRegistry
 from pdcluster_operator.cluster.cache import Cache, Key
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.events import Events
-from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE
+from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE, Kind
 from pdcluster_operator.cluster.listing import Listing
 from pdcluster_operator.manifests.render import Capabilities, Site
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.discovery import Discovery
+from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import LoopMetrics
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.progress import Progress
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.reconcile.workers import Done, Workers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Loop:
             asking=asking,
             discovery=self._discovery,
             pod_faults=PodFaults(client),
+            key_secret=KeySecret(client),
             events=Events(client, settings.identity),
             capabilities=self._capabilities,
             on_ready=self._count_ready,
@@ -70,14 +74,19 @@ class Loop:
             self.add(key)
 
     async def run(self) -> None:
-        """Work until `stop`; the keys in work are finished first."""
-        helpers = [asyncio.create_task(self._resync.run()), asyncio.create_task(self._discovery.run())]
+        """Work until `stop`; the keys in work are finished first.  Raises what ends a part of it that never should."""
+        parts = {"workers": self._workers.run(), "resync": self._resync.run(), "questions to etcd": self._discovery.run()}
+        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         try:
-            await self._workers.run()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if tasks[0] not in done:
+                raise RuntimeError(f"ended though nobody asked for it: {', '.join(task.get_name() for task in done)}")
         finally:
-            for task in helpers:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
         """Take no further key."""
@@ -91,23 +100,30 @@ class Loop:
         """Something may have been missed, or kinds have come or gone."""
         self._resync.request()
 
+    @property
+    def watched(self) -> tuple[Kind, ...]:
+        """The kinds to watch, once the cache is filled."""
+        return self._listing.watched()
+
     def problems(self) -> list[str]:
         """What stands still; empty = nothing."""
         return self._progress.problems(self._workers.queue, time.monotonic())
 
     async def _work(self, key: Key) -> Done:
+        started = time.monotonic()
         with self.metrics.reconcile_seconds.time():
-            return await self._reconciler.reconcile(key)
+            done = await self._reconciler.reconcile(key)
+        logger.debug("pass ended key=%s wrote=%s seconds=%.6f", key, done.wrote, time.monotonic() - started)
+        return done
 
     def _capabilities(self) -> Capabilities:
         present = self._listing.present
         return Capabilities(pod_monitor=POD_MONITOR.name in present, prometheus_rule=PROMETHEUS_RULE.name in present)
 
     def _count_ready(self, key: Key, ready: str | None) -> None:
-        if ready is None:
-            self._ready.pop(key, None)
-        else:
+        before = self._ready.pop(key, None)
+        if before is not None:
+            self.metrics.pdclusters.labels(before).dec()
+        if ready is not None:
             self._ready[key] = ready
-        counts = Counter(self._ready.values())
-        for value in ("True", "False", "Unknown"):
-            self.metrics.pdclusters.labels(value).set(counts[value])
+            self.metrics.pdclusters.labels(ready).inc()

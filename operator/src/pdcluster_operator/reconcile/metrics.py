@@ -23,3 +23,5 @@ class LoopMetrics:
         self.pdclusters = Gauge(
             "pdcluster_operator_pdclusters", "PDClusters by status of their Ready condition.", ["ready"], registry=registry
         )
+        for value in ("True", "False", "Unknown"):
+            self.pdclusters.labels(value)

@@ -1,20 +1,42 @@
-"""Why a StatefulSet gets no pods: its controller says so in events alone, which are read only when it has been short for a while."""
+"""Why a StatefulSet gets no pods: its controller says so in events alone, which are read only when it has been short for a while.
 
+They are read for a whole namespace at once and kept for some seconds, for the
+API server has to go through all events of a namespace for every question.  An
+event counts for the very object that it is about, and only if it is no older
+than the shortage, where that began under our eyes.
+"""
+
+import asyncio
+import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from math import inf
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.cluster.cache import Body, Key
 from pdcluster_operator.cluster.client import ApiClient
+from pdcluster_operator.cluster.errors import ClusterError, UnavailableError
 from pdcluster_operator.cluster.kinds import CORE_EVENT
 from pdcluster_operator.cluster.observe import Live, is_short_of_pods
 
+logger = logging.getLogger(__name__)
 SHORT_SECONDS = 3.0
 """A StatefulSet that scales up is short of pods for less."""
 
 LOOK_AGAIN_SECONDS = 15.0
+MAX_LOOK_AGAIN_SECONDS = 120.0
+"""What has been short for long is looked at ever more seldom: its pods, when they come, are events of their own."""
+
+KEPT_SECONDS = 3.0
+SKEW_SECONDS = 30.0
+"""How far the clocks of the control plane may be behind ours, and our look behind the shortage."""
+
+_FIELDS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
+_NEVER = ("", "")
+_Read = Mapping[str, tuple[str, str]] | ClusterError
 Fault = tuple[str, str]
 _POD = re.compile(r'pods "[^"]*" is ')
 _PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)
@@ -22,33 +44,82 @@ _PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)
 
 @dataclass
 class PodFaults:
-    """Remembers since when each StatefulSet has been short of pods."""
+    """Remembers since when each StatefulSet has been short of pods.
+
+    clock: monotonic seconds
+    now:   wall-clock time, which is what events have
+    _seen: by PDCluster the uids of StatefulSets whose last shortage, if any, began under our eyes
+    """
 
     client: ApiClient
     clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _short_since: dict[Key, dict[str, float]] = field(default_factory=dict)
+    _seen: dict[Key, set[str]] = field(default_factory=dict)
+    _read: dict[str, tuple[float, _Read]] = field(default_factory=dict)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def of(self, live: Live) -> tuple[dict[str, Fault], float | None]:
         """Faults by the name of the StatefulSet, and the seconds after which to look again (None = no need)."""
         now = self.clock()
         before = self._short_since.get(live.key, {})
-        short = {name: before.get(name, now) for name, body in live.own("StatefulSet").items() if is_short_of_pods(body)}
+        sets = live.own("StatefulSet")
+        short = {name: before.get(name, now) for name, body in sets.items() if is_short_of_pods(body)}
+        seen = self._seen.get(live.key, set()) | {_uid(body) for name, body in sets.items() if name not in short}
+        self._seen[live.key] = seen & {_uid(body) for body in sets.values()}
         if not short:
-            self.forget(live.key)
+            self._short_since.pop(live.key, None)
             return {}, None
         self._short_since[live.key] = short
         overdue = [name for name, since in short.items() if now - since >= SHORT_SECONDS]
-        faults = {name: fault for name in overdue if (fault := await self._read(live.key.namespace, name))}
-        return faults, LOOK_AGAIN_SECONDS if len(overdue) == len(short) else SHORT_SECONDS
+        if len(overdue) < len(short):
+            look_again = SHORT_SECONDS
+        else:
+            look_again = min(MAX_LOOK_AGAIN_SECONDS, max(LOOK_AGAIN_SECONDS, now - max(short.values())))
+        if not overdue:
+            return {}, look_again
+        read = await self._messages(live.key.namespace)
+        if isinstance(read, ClusterError):
+            return dict.fromkeys(overdue, _unknown(read)), look_again
+        found = {name: read.get(_uid(sets[name]), _NEVER) for name in overdue}
+        faults = {
+            name: fault_of(message)
+            for name, (when, message) in found.items()
+            if message and (_uid(sets[name]) not in self._seen[live.key] or when >= self._stamp(short[name]))
+        }
+        return faults, look_again
 
     def forget(self, key: Key) -> None:
-        """Nothing is short, or the PDCluster is gone."""
+        """The PDCluster is gone."""
         self._short_since.pop(key, None)
+        self._seen.pop(key, None)
 
-    async def _read(self, namespace: str, name: str) -> Fault | None:
-        fields = f"involvedObject.kind=StatefulSet,involvedObject.name={name},reason=FailedCreate"
-        events = [event async for event in self.client.list(CORE_EVENT, namespace, fields=fields)]
-        return fault_of(max(events, key=_seen)["message"]) if events else None
+    async def _messages(self, namespace: str) -> _Read:
+        """When what was said last about each StatefulSet of a namespace, by its uid; an error when the API server refuses to tell."""
+        async with self._reading:
+            when, read = self._read.get(namespace, (-inf, {}))
+            if self.clock() - when >= KEPT_SECONDS:
+                read = await self._list(namespace)
+                self._read = {space: kept for space, kept in self._read.items() if self.clock() - kept[0] < KEPT_SECONDS}
+                self._read[namespace] = self.clock(), read
+        return read
+
+    async def _list(self, namespace: str) -> _Read:
+        newest: dict[str, tuple[str, str]] = {}
+        try:
+            async for event in self.client.list(CORE_EVENT, namespace, fields=_FIELDS):
+                uid = event["involvedObject"].get("uid", "")
+                newest[uid] = max(newest.get(uid, _NEVER), (_time_of(event), event.get("message") or ""))
+        except UnavailableError:
+            raise
+        except ClusterError as e:
+            logger.warning("events not read namespace=%s error=%s", namespace, e)
+            return e
+        return newest
+
+    def _stamp(self, since: float) -> str:
+        """The time on our monotonic clock as events write it, earlier by what clocks may differ."""
+        return (self.now() - timedelta(seconds=self.clock() - since + SKEW_SECONDS)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def fault_of(message: str) -> Fault:
@@ -58,5 +129,14 @@ def fault_of(message: str) -> Fault:
     return reason, short
 
 
-def _seen(event: Body) -> str:
+def _unknown(error: ClusterError) -> Fault:
+    message = f"pods are missing, and the events that say why cannot be read: {error}"
+    return conditions.PODS_REFUSED, f"{message}; {error.fix}" if error.fix else message
+
+
+def _uid(body: Body) -> str:
+    return str(body["metadata"]["uid"])
+
+
+def _time_of(event: Body) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])

@@ -13,7 +13,7 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.reconcile.queue import WorkQueue
 
 MAX_WAIT_SECONDS = 120.0
-"""A key that waits longer has no worker; a reconcile takes milliseconds, and a hundred at once some seconds."""
+"""No worker has moved for so long though something waits; how long the queue is says nothing, for thousands take their time."""
 
 MAX_WORK_SECONDS = 300.0
 """Every request has a time limit, so work on one key ends long before."""
@@ -46,7 +46,7 @@ class Progress:
         found = [f"the watch of {kind} is silent" for kind, count in self._missed.items() if count >= MAX_MISSES]
         if now - self.resynced > 3 * self.resync_seconds + MAX_WORK_SECONDS:
             found.append(f"no resync ended for {now - self.resynced:.0f} s")
-        if queue.longest_wait(now) > MAX_WAIT_SECONDS:
-            found.append(f"a PDCluster has waited for a worker for {queue.longest_wait(now):.0f} s")
+        if queue.stood_still(now) > MAX_WAIT_SECONDS:
+            found.append(f"PDClusters wait and no worker has moved for {queue.stood_still(now):.0f} s")
         found += [f"the work on {key} takes {seconds:.0f} s" for key, seconds in queue.in_work(now) if seconds > MAX_WORK_SECONDS]
         return found

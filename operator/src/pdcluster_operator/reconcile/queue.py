@@ -10,9 +10,13 @@ forgets what was scheduled for it: whoever works on it decides anew.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
+_SPARE = 64
+"""So many forgotten times are kept before they are cleared away: some lie months ahead, and each pass adds one."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,19 @@ class Backoff:
 
 @dataclass
 class WorkQueue(Generic[Key]):
-    """Keys that are due (with the time since when), in work, dirty (added while in work) or scheduled for later."""
+    """Keys that are due (with the time since when), in work, dirty (added while in work) or scheduled for later.
+
+    _times: a heap of all that was scheduled (time, order, key), of which only what `_later` says still counts
+    """
 
     backoff: Backoff = Backoff()
     _due: "OrderedDict[Key, float]" = field(default_factory=OrderedDict)
     _taken: dict[Key, float] = field(default_factory=dict)
     _dirty: set[Key] = field(default_factory=set)
     _later: dict[Key, float] = field(default_factory=dict)
+    _times: list[tuple[float, int, Key]] = field(default_factory=list)
+    _num_times: int = 0
+    _moved: float = -inf
     _failures: dict[Key, int] = field(default_factory=dict)
 
     def add(self, key: Key, now: float) -> None:
@@ -47,17 +57,24 @@ class WorkQueue(Generic[Key]):
 
     def add_at(self, key: Key, when: float) -> None:
         """Make a key due at a time; the earlier of two times counts."""
-        self._later[key] = min(when, self._later.get(key, when))
+        if when < self._later.get(key, inf):
+            self._later[key] = when
+            self._num_times += 1
+            heappush(self._times, (when, self._num_times, key))
+            if len(self._times) > 2 * len(self._later) + _SPARE:
+                self._times = [entry for entry in self._times if self._later.get(entry[2]) == entry[0]]
+                heapify(self._times)
 
     def take(self, now: float) -> Key | None:
         """The key that has been due longest, now in work; None when none is due."""
-        for key in [key for key, when in self._later.items() if when <= now]:
+        while (next_at := self.next_at()) is not None and next_at <= now:
+            _, _, key = heappop(self._times)
             del self._later[key]
             self.add(key, now)
         if not self._due:
             return None
         key, _ = self._due.popitem(last=False)
-        self._taken[key] = now
+        self._taken[key] = self._moved = now
         self._later.pop(key, None)
         return key
 
@@ -78,6 +95,7 @@ class WorkQueue(Generic[Key]):
 
     def _finish(self, key: Key, now: float) -> None:
         del self._taken[key]
+        self._moved = now
         if key in self._dirty:
             self._dirty.remove(key)
             self.add(key, now)
@@ -89,11 +107,13 @@ class WorkQueue(Generic[Key]):
 
     def next_at(self) -> float | None:
         """When the next scheduled key becomes due; None when none is scheduled."""
-        return min(self._later.values(), default=None)
+        while self._times and self._later.get(self._times[0][2]) != self._times[0][0]:
+            heappop(self._times)  # what it was scheduled for has been forgotten, or brought forward
+        return self._times[0][0] if self._times else None
 
-    def longest_wait(self, now: float) -> float:
-        """Seconds that the first key in line has waited; 0 when none waits."""
-        return now - next(iter(self._due.values())) if self._due else 0.0
+    def stood_still(self, now: float) -> float:
+        """Seconds for which a key has waited while none was taken or finished; 0 when none waits."""
+        return now - max(self._moved, next(iter(self._due.values()))) if self._due else 0.0
 
     def in_work(self, now: float) -> Iterator[tuple[Key, float]]:
         """Keys in work, each with the seconds since it was taken."""

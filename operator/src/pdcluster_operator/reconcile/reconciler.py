@@ -3,33 +3,40 @@
 Level-triggered: a pass starts from what is, whatever made it due, and a pass
 over a cluster that is as it should be writes nothing.  An object that is
 refused, or being deleted, has nothing touched but its status, or nothing.
+
+The answers to our own writes go into the cache at once, so that the next pass
+starts from them; the watch then tells nothing new.  Whatever a pass learns so
+makes its cluster due again.
 """
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.load import parse_applied
 from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.cluster.cache import Cache, Key, Name
+from pdcluster_operator.cluster.cache import Cache, Key, name_of
 from pdcluster_operator.cluster.carry_out import carry_out
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.converge import converge
-from pdcluster_operator.cluster.errors import ConflictError, UnavailableError
+from pdcluster_operator.cluster.errors import ClusterError, ConflictError, UnavailableError, failure_of
 from pdcluster_operator.cluster.events import Events
 from pdcluster_operator.cluster.kinds import PDCLUSTER, POOL_SCALER, Kind
-from pdcluster_operator.cluster.observe import Live, managed_etcd, observe
+from pdcluster_operator.cluster.observe import Live, managed_etcd, observe, still_ending
 from pdcluster_operator.cluster.status import write_status
 from pdcluster_operator.manifests.render import Capabilities, Owner, Site
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Failure, Happening, Observed
 from pdcluster_operator.reconcile.asking import Asking
-from pdcluster_operator.reconcile.desired import Rendering
+from pdcluster_operator.reconcile.contested import Contested
+from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost
 from pdcluster_operator.reconcile.discovery import Discovery, Question
+from pdcluster_operator.reconcile.key_secret import LOOK_AGAIN_SECONDS, KeySecret
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.tls import tls_step
@@ -40,13 +47,30 @@ CERTIFICATES = "Certificates"
 """Reason of the events about a cluster's certificates."""
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What came of the manifests.
+
+    look_again_seconds: when the certificates are to be looked at
+    news:               of the certificates
+    failures:           what was refused
+    wrote:              something was written, or tried to be
+    """
+
+    look_again_seconds: float | None
+    news: tuple[Happening, ...]
+    failures: tuple[Failure, ...]
+    wrote: bool
+
+
 @dataclass
 class Reconciler:
-    """Carries out passes; what it remembers of a cluster between them is only what the API server refused.
+    """Carries out passes; what it remembers of a cluster between them is what the API server refused, and what was put back.
 
     capabilities: which optional kinds exist now
     on_ready:     told of the status of a cluster's Ready condition; None = the cluster is gone
     now:          wall-clock time, in UTC
+    _learnt:      clusters about which the pass under way has learnt something that no event will tell
     """
 
     client: ApiClient
@@ -55,11 +79,14 @@ class Reconciler:
     asking: Asking
     discovery: Discovery
     pod_faults: PodFaults
+    key_secret: KeySecret
     events: Events
     capabilities: Callable[[], Capabilities]
     on_ready: Callable[[Key, str | None], None] = lambda key, ready: None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    contested: Contested = field(default_factory=Contested)
     _failures: dict[Key, tuple[Failure, ...]] = field(default_factory=dict)
+    _learnt: set[Key] = field(default_factory=set)
 
     async def reconcile(self, key: Key) -> Done:
         """One pass.  What passes by itself is tried again; a fault of our own is raised."""
@@ -67,54 +94,65 @@ class Reconciler:
         if live is None or live.is_going:
             self._forget(key)
             return Done()
+        self._learnt.discard(key)
         try:
-            return await self._pass(live)
+            done = await self._pass(live)
         except (UnavailableError, ConflictError) as e:
             logger.warning("pass not finished key=%s error=%s", key, e)
-            return Done(try_again=True)
+            return Done(try_again=True, wrote=True)
+        return replace(done, look_again_seconds=0.0, try_again=False) if key in self._learnt else done
 
     async def _pass(self, live: Live) -> Done:
         try:
-            cluster = parse(live.body)
+            cluster = parse_applied(live.body)
         except InvalidObjectError as e:
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
-            await self._tell(live, plan.status, plan.happenings)
-            return Done()
+            return Done(wrote=await self._tell(live, plan.status, plan.happenings))
         return await self._converge(live, cluster)
 
     async def _converge(self, live: Live, cluster: PDCluster) -> Done:
         faults, look_again = await self.pod_faults.of(live)
         before = self._failures.get(live.key, ())
-        discovery = await self._discovery(live, cluster)
+        discovery = await self._discovery(live, cluster, faults)
+        key_fault = await self.key_secret.fault(live.key.namespace, cluster.spec.service.api_key_secret)
+        outdated = Records(cluster, live, _owner(live), self.site.worker_image, has_client_certificate=None).outdated()
 
         def plan_with(failures: tuple[Failure, ...]) -> ClusterPlan:
-            observed: Observed = observe(live, discovery=discovery, failures=failures, faults=faults)
+            observed: Observed = observe(
+                live, discovery=discovery, failures=failures, faults=faults, outdated=outdated, key_fault=key_fault
+            )
             return plan_cluster(cluster, observed, self._stamp())
 
         plan = plan_with(before)
-        tls_look_again, tls_news, failures = await self._carry_out(live, cluster, plan)
-        if failures != before:
-            self._failures[live.key] = failures
-            plan = plan_with(failures)
-        await self._tell(live, plan.status, (*plan.happenings, *tls_news))
-        times = [seconds for seconds in (look_again, tls_look_again, plan.look_again_seconds) if seconds is not None]
-        return Done(look_again_seconds=min(times, default=None), try_again=bool(failures))
+        made = await self._carry_out(live, cluster, plan)
+        if made.failures != before:
+            self._failures[live.key] = made.failures
+            plan = plan_with(made.failures)
+        told = await self._tell(live, plan.status, (*plan.happenings, *made.news))
+        asked_again = LOOK_AGAIN_SECONDS if key_fault else None
+        found = (look_again, made.look_again_seconds, plan.look_again_seconds, asked_again)
+        times = [seconds for seconds in found if seconds is not None]
+        return Done(look_again_seconds=min(times, default=None), try_again=bool(made.failures), wrote=made.wrote or told)
 
-    async def _carry_out(
-        self, live: Live, cluster: PDCluster, plan: ClusterPlan
-    ) -> tuple[float | None, tuple[Happening, ...], tuple[Failure, ...]]:
-        """Make it so; returns when the certificates are to be looked at again, news of them, and what was refused."""
-        owner = Owner(live.key.name, live.key.namespace, live.uid)
+    async def _carry_out(self, live: Live, cluster: PDCluster, plan: ClusterPlan) -> _Made:
+        """Make it so."""
+        owner = _owner(live)
         tls = tls_step(live, owner, self.now())
         records = await self._records(live, cluster, plan, owner)
-        rendering = Rendering(cluster, owner, self.site, self.capabilities(), records)
-        manifests = [*tls.manifests, *rendering.manifests(plan)]
-        actions = converge(live.uid, manifests, live.children, rewrite=tls.rewrite)
-        failures = await carry_out(self.client, actions, self._learn)
-        await self._write_scalers(live, plan)
+        ending = still_ending(live, self.now())
+        rendering = Rendering(cluster, owner, self.site, self.capabilities(), records, frozenset(ending))
+        manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
+        leave = [name for workload in stranded for name in objects_of(workload)]
+        found = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave)
+        actions, failures = self.contested.sift(found, live.children)
+        failures += await carry_out(self.client, actions, partial(self._learn, live.key))
+        self.contested.written(actions, failures)
         news = (Happening(CERTIFICATES, tls.reason),) if tls.reason and not failures else ()
-        return tls.look_again_seconds, news, tuple(failures)
+        written, refused = await self._write_scalers(live, plan)
+        failures = [*failures, *refused, *map(record_lost, stranded)]
+        waits = [seconds for seconds in (tls.look_again_seconds, *ending.values()) if seconds is not None]
+        return _Made(min(waits, default=None), news, tuple(failures), wrote=bool(actions) or written)
 
     async def _records(self, live: Live, cluster: PDCluster, plan: ClusterPlan, owner: Owner) -> Records:
         """What records are made from; the etcd's Secret is read only when one is to be made."""
@@ -124,34 +162,57 @@ class Reconciler:
             return records
         return replace(records, has_client_certificate=await self.asking.has_client_certificate(question))
 
-    async def _write_scalers(self, live: Live, plan: ClusterPlan) -> None:
-        """The status of the scalers that exist; one that was just made follows with its own event."""
+    async def _write_scalers(self, live: Live, plan: ClusterPlan) -> tuple[bool, list[Failure]]:
+        """The status of the scalers that exist; one that was just made follows.  Returns whether one was written, and what was refused."""
+        wrote, refused = False, list[Failure]()
         bodies = {(body["spec"]["role"], body["spec"]["pool"]): body for body in live.own(POOL_SCALER.name).values()}
         for scaler in plan.scalers:
             body = bodies.get((scaler.role, scaler.pool))
-            if body is not None:
-                written = await write_status(self.client, POOL_SCALER, body, scaler.status)
-                if written is not None:
-                    self._learn(POOL_SCALER, written)
+            if body is None:
+                continue
+            try:
+                wrote |= await self._write_status(live.key, POOL_SCALER, body, scaler.status)
+            except (UnavailableError, ConflictError):
+                raise
+            except ClusterError as e:
+                refused.append(failure_of(e, f"status of PDPoolScaler {body['metadata']['name']}"))
+                logger.warning("refused status object=%s namespace=%s error=%s", body["metadata"]["name"], live.key.namespace, e)
+        return wrote, refused
 
-    async def _tell(self, live: Live, status: Mapping[str, Any], happenings: tuple[Happening, ...]) -> None:
-        """Write the status if it changed, then the events."""
+    async def _write_status(self, key: Key, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+        """Write a status that differs; returns whether it did.  Raises ConflictError when the object is another, or is being changed."""
+        if status == (body.get("status") or {}):
+            return False
+        metadata = body["metadata"]
+        written = await write_status(self.client, kind, body, status)
+        if written is not None:
+            is_new = self.cache.put(kind.name, written) is not None
+            if is_new and written["metadata"].get("generation") != metadata.get("generation"):  # the answer came before the event
+                self._learnt.add(key)
+            return True
+        self._learnt.add(key)
+        found = await self.client.find(kind, metadata["namespace"], metadata["name"])
+        if found is None:  # the watch has not told of it yet
+            self.cache.forget(name_of(kind.name, body))
+            return True
+        self.cache.put(kind.name, found)
+        raise ConflictError(f"{kind} {metadata['name']} is another one now, or is being changed")
+
+    async def _tell(self, live: Live, status: Mapping[str, Any], happenings: tuple[Happening, ...]) -> bool:
+        """Write the status if it changed, then the events; returns whether there was anything to write."""
         ready = next((each["status"] for each in status.get("conditions", ()) if each["type"] == conditions.READY), "Unknown")
         self.on_ready(live.key, ready)
-        if status != live.body.get("status", {}):
-            written = await write_status(self.client, PDCLUSTER, live.body, status)
-            if written is None:  # gone, and the watch has not told of it
-                self.cache.forget(Name(PDCLUSTER.name, *live.key))
-                return
-            self._learn(PDCLUSTER, written)
-        for happening in happenings:
-            await self.events.post(live.body, happening)
+        changed = await self._write_status(live.key, PDCLUSTER, live.body, status)
+        if self.cache.get(PDCLUSTER.name, *live.key) is None:
+            return changed
+        posted = [await self.events.post(live.body, happening) for happening in happenings]
+        return changed or any(posted)
 
-    async def _discovery(self, live: Live, cluster: PDCluster) -> DiscoveryState:
+    async def _discovery(self, live: Live, cluster: PDCluster, faults: Mapping[str, tuple[str, str]]) -> DiscoveryState:
         etcd = cluster.spec.discovery.etcd
         if not etcd.endpoints:
             self.discovery.forget(live.key)
-            return managed_etcd(live, f"{live.key.name}-etcd", etcd.replicas)
+            return managed_etcd(live, f"{live.key.name}-etcd", etcd.replicas, faults)
         error = await self.discovery.error(live.key, Question.about(etcd, live.key.namespace))
         return DiscoveryState(managed=False, error=error)
 
@@ -159,14 +220,20 @@ class Reconciler:
         body = self.cache.get(PDCLUSTER.name, *key)
         return None if body is None else Live(body, self.cache.children(key))
 
-    def _learn(self, kind: Kind, body: Mapping[str, Any]) -> None:
-        self.cache.put(kind.name, body)
+    def _learn(self, key: Key, kind: Kind, body: Mapping[str, Any]) -> None:
+        if self.cache.put(kind.name, body) is not None:
+            self._learnt.add(key)
 
     def _forget(self, key: Key) -> None:
         self._failures.pop(key, None)
+        self._learnt.discard(key)
         self.discovery.forget(key)
         self.pod_faults.forget(key)
         self.on_ready(key, None)
 
     def _stamp(self) -> str:
         return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _owner(live: Live) -> Owner:
+    return Owner(live.key.name, live.key.namespace, live.uid)

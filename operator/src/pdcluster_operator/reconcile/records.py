@@ -2,7 +2,10 @@
 
 Pure.  So a new operator, another default image or a hand-edited child change
 nothing that runs.  A record that was deleted is made again: from what runs, if
-it runs, else from the spec, if it is still the workload's revision.
+it runs, else from the spec, if it is still the workload's revision.  A pool that
+went and came back under its name with another gpu, or whose gpu is defined
+otherwise now, is a new workload of the same name: all that is left of the old
+one has to go first.
 """
 
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cluster.cache import Body
 from pdcluster_operator.cluster.observe import Live, workload_of
 from pdcluster_operator.manifests.objects import new_object
-from pdcluster_operator.manifests.render import Owner, image_of_record, render_record
+from pdcluster_operator.manifests.render import Owner, image_of_record, is_of_pool, pool_of_engine, render_record
 
 WORKER = "worker"
 
@@ -43,6 +46,20 @@ class Records:
         """Whether it would have to be rendered from the spec."""
         return self._found(workload) is None and self._of_what_runs(workload) is None
 
+    def outdated(self) -> frozenset[WorkloadId]:
+        """Workloads of the newest revision that were made for a pool as it is no longer declared."""
+        name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
+        declared = {
+            WorkloadId(name, role, pool.name, revision): pool
+            for role, spec in self.cluster.spec.roles.present().items()
+            for pool in spec.pools
+        }
+        return frozenset(
+            workload
+            for workload, pool in declared.items()
+            if (record := self._found(workload) or self._of_what_runs(workload)) and not is_of_pool(record, self.cluster, pool)
+        )
+
     def _found(self, workload: WorkloadId) -> Body | None:
         return self.live.own("ControllerRevision").get(workload.name)
 
@@ -55,6 +72,7 @@ class Records:
         marks = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
         data = {
             "image": _image(running),
+            "pool": pool_of_engine(engine),
             "statefulSet": {
                 "metadata": {"labels": marks},
                 "spec": {key: value for key, value in running["spec"].items() if key != "replicas"},

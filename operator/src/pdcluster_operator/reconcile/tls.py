@@ -27,6 +27,8 @@ def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
     """The next step of the cluster's certificates, mostly none."""
     secrets = live.own("Secret")
     names = [f"{owner.name}-ca", f"{owner.name}-tls"]
+    if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):
+        return TlsStep()  # it can be made anew when it is gone, and the other must not go ahead of it
     ca, tls = (Stored.of(secrets.get(name)) for name in names)
     asked = live.body["metadata"].get("annotations", {}).get(labels.ROTATE_CA)
     decision = next_step(ca, tls, now, asked)

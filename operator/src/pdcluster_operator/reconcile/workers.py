@@ -1,5 +1,8 @@
 """Workers: take keys from the queue and work on them, a bounded number at once, until told to stop.
 
+Work on a key keeps processor and API server busy, so a second one beside it
+would make both slower and nothing sooner; only beside work that takes long,
+for it waits (for a webhook, a busy server, an etcd), another is begun.
 A key whose work raises is tried again after the queue's back-off; the error is
 logged and counted, and ends nothing else.
 """
@@ -15,6 +18,8 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.reconcile.queue import WorkQueue
 
 logger = logging.getLogger(__name__)
+WAITS_SECONDS = 0.5
+"""Work that takes longer is waiting for something: some times the duration of a pass that makes everything."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +28,21 @@ class Done:
 
     look_again_seconds: when something is expected without an event; None = no sooner than the resync
     try_again:          something was refused: come back after the back-off
+    wrote:              something was written, or tried to be
     """
 
     look_again_seconds: float | None = None
     try_again: bool = False
+    wrote: bool = False
 
 
 @dataclass
 class Workers:
     """`num_workers` tasks that share one queue.
 
-    work:     what is done for a key
-    on_error: told of every exception of `work`
+    work:          what is done for a key
+    on_error:      told of every exception of `work`
+    waits_seconds: the age of work beside which more is begun
     """
 
     work: Callable[[Key], Awaitable[Done]]
@@ -42,6 +50,7 @@ class Workers:
     num_workers: int
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     clock: Callable[[], float] = time.monotonic
+    waits_seconds: float = WAITS_SECONDS
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
 
@@ -63,17 +72,23 @@ class Workers:
 
     async def _loop(self) -> None:
         while not self._stopping:
-            key = self.queue.take(self.clock())
+            free_at = self._free_at()
+            key = None if free_at > self.clock() else self.queue.take(self.clock())
             if key is None:
-                await self._sleep()
+                await self._sleep(free_at)
             else:
                 await self._work_on(key)
 
-    async def _sleep(self) -> None:
+    def _free_at(self) -> float:
+        """When all that is in work will be waiting, so that more may be begun; work that ends earlier wakes whoever waits for it."""
+        now = self.clock()
+        return max((now - age + self.waits_seconds for _, age in self.queue.in_work(now)), default=now)
+
+    async def _sleep(self, free_at: float) -> None:
         self._wake.clear()
-        next_at = self.queue.next_at()
+        next_at = self.clock() if self.queue.depth else self.queue.next_at()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if next_at is None else max(0.0, next_at - self.clock())):
+            async with asyncio.timeout(None if next_at is None else max(next_at, free_at) - self.clock()):
                 await self._wake.wait()
 
     async def _work_on(self, key: Key) -> None:

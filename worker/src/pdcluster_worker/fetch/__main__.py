@@ -2,7 +2,8 @@
 
 Exit status: 0 when the folder is complete, 2 when trying again would not help
 (repository, revision, token, space), 1 when the hub could not be reached in
-the given attempts.  The last line on stderr, `error: ...`, says why.
+the given attempts; the last line on stderr, `error: ...`, says why.  143 at
+SIGTERM: the next attempt goes on with what has come so far.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+from pdcluster_worker.early_end import end_on_sigterm
 from pdcluster_worker.errors import FetchError, HubError
 from pdcluster_worker.fetch.folder import Wanted, meaning
 from pdcluster_worker.logs import start_logging
@@ -21,6 +23,7 @@ ATTEMPTS = 10
 
 def main() -> int:
     """Parse the command line and fetch."""
+    end_on_sigterm()
     arguments = _parser().parse_args()
     start_logging()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request

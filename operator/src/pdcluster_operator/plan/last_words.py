@@ -1,0 +1,58 @@
+"""Why a container ended, from what it left: the end of its log, of which one line says it.
+
+Pure.  Times are left out, so that a container that ends again and again for
+one reason leaves the same words each time.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+_MARK = "error: "  # what our programs print before they exit on purpose
+_LOGGED = re.compile(r" (?:ERROR|CRITICAL) (.*)")
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?:: .*)?")  # the end of a traceback
+_BAD_LEVELS = frozenset({"error", "dpanic", "panic", "fatal"})  # of etcd, which logs JSON
+_TIME = re.compile(r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d+)?Z? ")
+
+
+def last_words(left: str) -> str:
+    """The last line that tells of an error, without its mark; else the last line; empty if there is none."""
+    lines = [line.strip() for line in left.splitlines() if line.strip()]
+    return next(_errors(reversed(lines)), None) or _plain(lines[-1] if lines else "")
+
+
+def _errors(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        found = _error_in(line)
+        if found:
+            yield found
+
+
+def _error_in(line: str) -> str | None:
+    if line.startswith(_MARK):
+        return line.removeprefix(_MARK)
+    entry = _entry(line)
+    if entry is not None:
+        return _said(entry) if entry.get("level") in _BAD_LEVELS else None
+    logged = _LOGGED.search(line)
+    if logged:
+        return logged[1]
+    return line if _RAISED.fullmatch(line) else None
+
+
+def _plain(line: str) -> str:
+    entry = _entry(line)
+    return (entry and _said(entry)) or _TIME.sub("", line)
+
+
+def _entry(line: str) -> dict[str, object] | None:
+    """A line of a log in JSON."""
+    try:
+        entry = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return None  # only its end is left of it, or it merely begins like one
+    return entry if isinstance(entry, dict) else None
+
+
+def _said(entry: dict[str, object]) -> str:
+    return ": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key))

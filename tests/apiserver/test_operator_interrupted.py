@@ -1,0 +1,92 @@
+"""What networks and busy API servers do to a running operator, which recovers from it by itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdcluster_operator.reconcile.progress import MAX_MISSES
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.interruptions import Interruptions
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_fixtures import SELDOM
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.plain_api import PlainApi
+from tests.system.waiting import wait_for
+
+SILENT_SECONDS = 120.0  # a watch that tells nothing is given up after 70
+STEPS_SECONDS = 60.0
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Interruptions]:
+    with Interruptions(control_plane, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str) -> Iterator[Scene]:
+    api = PlainApi(control_plane.kubeconfig)
+    with Nodes(api, namespace):
+        yield Scene(api, namespace)
+
+
+def operator_through(proxy: Interruptions, folder: Path, scene: Scene, **settings: str) -> OperatorProcess:
+    return OperatorProcess(folder, proxy.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=scene.namespace, **settings)
+
+
+def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(proxy: Interruptions, tmp_path: Path, scene: Scene):
+    with operator_through(proxy, tmp_path, scene) as operator:
+        scene.create()
+        scene.await_condition("Ready", "True")
+        path, edits = scene.path("ConfigMap", "chat-policy"), 0
+        before, num_watches = scene.api.get(path), proxy.num_watches["configmaps"]
+        assert before is not None
+        proxy.silence("configmaps")
+
+        def is_told() -> bool:
+            nonlocal edits
+            if (scene.api.get(path) or {}).get("data") == before["data"]:
+                edits += 1
+                scene.api.merge(path, {"data": {"policy.yaml": f"edited {edits}"}})
+            return operator.get("/healthz") == (503, "the watch of ConfigMap is silent\n")
+
+        wait_for(is_told, STEPS_SECONDS, lambda: f"{operator.get('/healthz')} after {edits} edits; log:\n{operator.log_end}")
+        assert edits >= MAX_MISSES  # each was put back by the resync
+        wait_for(lambda: proxy.num_watches["configmaps"] > num_watches, SILENT_SECONDS, "the watch is not begun anew")
+        wait_for(lambda: operator.get("/healthz") == (200, "ok\n"), STEPS_SECONDS, lambda: f"{operator.get('/healthz')}")
+        assert scene.api.get(path) is not None
+        scene.await_condition("Ready", "True")
+
+
+def test_a_deletion_that_fell_into_the_gap_of_an_expired_watch_is_seen(proxy: Interruptions, tmp_path: Path, scene: Scene):
+    with operator_through(proxy, tmp_path, scene, PDCLUSTER_RESYNC_SECONDS=SELDOM) as operator:
+        scene.create()
+        scene.await_condition("Ready", "True")
+        path, num_watches = scene.path("ConfigMap", "chat-policy"), proxy.num_watches["configmaps"]
+        proxy.silence("configmaps")
+        scene.api.delete(path)
+        proxy.expire("configmaps")
+        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not put back; log:\n{operator.log_end}")
+        assert proxy.num_watches["configmaps"] > num_watches
+        scene.api.delete(path)  # the new watch tells of it
+        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not put back; log:\n{operator.log_end}")
+        assert operator.get("/healthz") == (200, "ok\n")
+
+
+@pytest.mark.parametrize(("code", "reason"), [(429, "TooManyRequests"), (409, "Conflict"), (503, "ServiceUnavailable")])
+def test_a_burst_of_refusals_passes(proxy: Interruptions, tmp_path: Path, scene: Scene, code: int, reason: str):
+    with operator_through(proxy, tmp_path, scene, PDCLUSTER_RESYNC_SECONDS=SELDOM) as operator:
+        proxy.refuse_writes(code, reason, times=30)
+        scene.create()
+        scene.await_condition("Ready", "True")
+        assert proxy.num_refusals == 0
+        proxy.refuse_writes(code, reason, times=10)
+        scene.change(routing={"offload": {"prefillQueueMax": 17}})
+        scene.await_condition("Ready", "True")
+        assert proxy.num_refusals == 0
+        policy = scene.api.get(scene.path("ConfigMap", "chat-policy"))
+        assert policy is not None
+        assert "17" in policy["data"]["policy.yaml"]
+        assert operator.get("/healthz") == (200, "ok\n")

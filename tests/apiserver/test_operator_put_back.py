@@ -1,0 +1,124 @@
+"""What is edited or deleted by hand is put back, and the status tells so, without waiting for any resync."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.api.labels import MANAGED_BY
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_fixtures import SELDOM, operator_in
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.plain_api import PlainApi
+from tests.system.waiting import wait_for
+
+NAMESPACE = "operator-put-back"
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE, PDCLUSTER_RESYNC_SECONDS=SELDOM) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Scene]:
+    """A cluster that is ready, for tests that leave it so."""
+    api = PlainApi(control_plane.kubeconfig)
+    with Nodes(api, NAMESPACE):
+        found = Scene(api, NAMESPACE)
+        found.create()
+        found.await_condition("Ready", "True")
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("StatefulSet", "{decode}"),
+        ("StatefulSet", "chat-etcd"),
+        ("ControllerRevision", "{decode}"),
+        ("ConfigMap", "{decode}"),
+        ("ConfigMap", "chat-policy"),
+        ("ConfigMap", "chat-dashboard"),
+        ("Service", "chat"),
+        ("Service", "chat-workers"),
+        ("PodDisruptionBudget", "chat-decode-cpu"),
+        ("NetworkPolicy", "chat"),
+        ("ServiceAccount", "chat"),
+        ("PDPoolScaler", "chat-decode-cpu"),
+        ("Secret", "chat-tls"),
+    ],
+)
+def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str):
+    path = scene.path(kind, name.format(decode=scene.workload("decode")))
+    before = scene.api.get(path)
+    assert before is not None
+    pods = scene.pods()
+    scene.api.delete(path)
+    after = wait_for(lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, f"{path} is not back")
+    # A certificate and a cluster IP are new; a record of what runs has the API server's defaults too.
+    assert _content(after) == _content(before) or kind in ("Secret", "Service", "ControllerRevision")
+    scene.await_condition("Ready", "True")
+    assert scene.pods() == pods or kind == "StatefulSet"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "edit"),
+    [
+        ("StatefulSet", "{decode}", {"spec": {"template": {"spec": {"nodeSelector": {"disk": "fast"}}}}}),
+        ("StatefulSet", "chat-etcd", {"spec": {"template": {"spec": {"priorityClassName": "high"}}}}),
+        ("ConfigMap", "chat-policy", {"data": {"policy.yaml": "broken"}}),
+        ("ConfigMap", "chat-policy", {"data": {"more.yaml": "added"}}),
+        ("Service", "chat", {"spec": {"selector": {"pdcluster.io/revision": "00000000"}}}),
+        ("PodDisruptionBudget", "chat-decode-cpu", {"spec": {"maxUnavailable": 2}}),
+        ("NetworkPolicy", "chat", {"spec": {"ingress": []}}),
+        ("NetworkPolicy", "chat", {"metadata": {"labels": {MANAGED_BY: "me"}}}),
+    ],
+)
+def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(scene: Scene, kind: str, name: str, edit: dict[str, Any]):
+    path = scene.path(kind, name.format(decode=scene.workload("decode")))
+    before, pods = scene.api.get(path), scene.pods()
+    assert before is not None
+    scene.api.merge(path, edit)
+    wait_for(
+        lambda: _content(scene.api.get(path)) == _content(before),
+        DEADLINE_SECONDS,
+        lambda: f"{path} stays edited: {scene.api.get(path)}",
+    )
+    scene.await_condition("Ready", "True")
+    assert scene.pods().items() >= pods.items() or name == "chat-etcd"  # workers are not rolled, a managed etcd may be
+
+
+def test_a_stateful_set_scaled_by_hand_is_put_back_to_what_the_scaler_says(scene: Scene):
+    path = scene.path("StatefulSet", scene.workload("decode"))
+    scene.api.merge(path, {"spec": {"replicas": 4}})
+    wait_for(lambda: scene.replicas("decode") == 2 and len(scene.pods()) == 4, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    scene.await_condition("Ready", "True")
+
+
+def test_a_scaler_that_is_put_back_has_its_status_at_once(scene: Scene):
+    path = scene.path("PDPoolScaler", "chat-decode-cpu")
+    before = scene.api.get(path)
+    assert before is not None
+    scene.api.delete(path)
+    wait_for(lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, "the scaler is not back")
+
+    def shown() -> int | None:
+        found = scene.api.get(path) or {}
+        return found.get("status", {}).get("replicas")
+
+    wait_for(lambda: shown() == 2, DEADLINE_SECONDS, lambda: f"status.replicas is {shown()}")
+
+
+def _another(body: dict[str, Any] | None, before: dict[str, Any]) -> dict[str, Any] | None:
+    return body if body is not None and body["metadata"]["uid"] != before["metadata"]["uid"] else None
+
+
+def _content(body: dict[str, Any] | None) -> Any:
+    """What is declared in an object."""
+    if body is None:
+        return None
+    return {key: body.get(key) for key in ("spec", "data")} | {"labels": body["metadata"]["labels"]}

@@ -1,0 +1,86 @@
+"""What one pass learns from the answers to its own writes, which no event will tell again."""
+
+import pytest
+
+from pdcluster_operator.cluster.cache import name_of
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.passes import passes_over
+from tests.apiserver.plain_api import PlainApi
+from tests.system.waiting import wait_for
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str) -> Scene:
+    found = Scene(PlainApi(control_plane.kubeconfig), namespace)
+    found.create()
+    return found
+
+
+def status_of_scaler(scene: Scene) -> dict[str, object]:
+    found = scene.api.get(scene.path("PDPoolScaler", "chat-decode-cpu"))
+    return {} if found is None else found.get("status", {})
+
+
+async def test_what_was_written_is_looked_at_again_at_once_and_then_nothing_is_written(control_plane: ControlPlane, scene: Scene):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        first, *_, last = await passes.until_written()
+        assert (first.wrote, first.look_again_seconds) == (True, 0.0)
+        assert status_of_scaler(scene)  # of what the first pass made
+        assert not (await passes.one()).wrote
+        assert last.look_again_seconds is None or last.look_again_seconds > 0.0
+
+
+async def test_a_spec_that_changes_while_its_status_is_written_is_due_at_once(control_plane: ControlPlane, scene: Scene):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        await passes.until_written()
+        scene.change(roles={"decode": {"pools": [{"name": "cpu", "replicas": 3, "maxReplicas": 5}]}})
+        cached = passes.loop.cache.get("PDCluster", *passes.key)
+        assert cached is not None
+        passes.loop.cache.forget(name_of("PDCluster", cached))
+        # As if there were something to be told.
+        assert passes.loop.cache.put("PDCluster", {**cached, "status": {**cached["status"], "endpoint": "http://another"}}) == passes.key
+        done = await passes.one()
+        assert done.look_again_seconds == 0.0
+        await passes.until_written()
+        assert scene.replicas("decode") == 3
+
+
+async def test_a_cluster_that_was_replaced_unseen_is_found_and_served(control_plane: ControlPlane, scene: Scene):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        before = passes.uid
+        scene.delete()
+        after = scene.create()["metadata"]["uid"]
+        done = await passes.one()  # which takes it for the one before
+        assert (done.try_again, passes.uid) == (True, after)
+        assert before != after
+        wait_for(lambda: not scene.everything(), DEADLINE_SECONDS, lambda: f"{[*scene.everything()]}")  # collected with their owner
+
+
+async def test_a_cluster_that_was_deleted_unseen_is_forgotten(control_plane: ControlPlane, scene: Scene):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        scene.delete()
+        done = await passes.one()
+        assert (done.look_again_seconds, passes.uid) == (0.0, None)
+        assert (await passes.one()).look_again_seconds is None
+        assert passes.loop.metrics.pdclusters.labels("False")._value.get() == 0
+
+
+async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to_do(control_plane: ControlPlane, scene: Scene):
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        await passes.until_written()
+        path = scene.path("Secret", "chat-tls")
+        before = scene.api.merge(path, {"immutable": True})
+        assert before is not None
+        control_plane.kubectl("annotate", "--namespace", scene.namespace, "pdc/chat", "pdcluster.io/rotate-ca=now")
+        await passes.loop.fill()
+        for _ in range(3):
+            done = await passes.one()
+        assert done.try_again
+        after = scene.api.get(path)
+        assert after is not None
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        message = scene.condition("Ready")["message"]
+        assert "Secret chat-tls" in message
+        assert "delete the object, and the operator makes it anew without" in message
+        assert "ServiceAccount (the chart" not in message

@@ -1,0 +1,36 @@
+"""The operator's bench before it starts anything: its options, and waiting for what does not come."""
+
+import argparse
+
+import operator_scale
+import pytest
+from operator_scale import positive, wait_until
+
+from pdcluster_operator.cluster.kinds import CHILDREN, SERVICE, STATEFUL_SET
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
+def test_a_number_of_objects_that_is_none_is_refused(text: str):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number from 1"):
+        positive(text)
+
+
+def test_a_number_of_objects_is_read():
+    assert positive("1000") == 1000
+
+
+def test_waiting_in_vain_says_for_what():
+    with pytest.raises(TimeoutError, match="not within 0 s: all children exist"):
+        wait_until(lambda: False, 0.0, "all children exist")
+
+
+def test_waiting_ends_when_it_is_so():
+    asked: list[int] = []
+    wait_until(lambda: asked.append(1) is None, 0.0, "never told")
+    assert asked == [1]
+
+
+def test_the_children_that_are_waited_for_are_the_last_ones_made():
+    namespace = operator_scale.NAMESPACE
+    assert list(operator_scale.CHILDREN) == [STATEFUL_SET.path(namespace), SERVICE.path(namespace)]
+    assert CHILDREN[-1] is SERVICE

@@ -1,0 +1,67 @@
+"""Listing what the cache holds: optional kinds may be missing or forbidden, the others may not."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.cluster.cache import Name
+from pdcluster_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from pdcluster_operator.cluster.kinds import POD_MONITOR, SERVICE, Kind
+from pdcluster_operator.cluster.listing import WATCHED, Listing
+from tests.operator.reconcile import bodies
+
+FORBIDDEN = ForbiddenError("User x cannot list resource")
+
+
+class Api:
+    """Has one object of every kind but those that it answers with an error."""
+
+    def __init__(self, **errors: ClusterError) -> None:
+        self.errors, self.num_requests = errors, 0
+
+    async def list(self, kind: Kind, namespace: str | None, *, labels: str) -> AsyncIterator[dict[str, Any]]:
+        yield await self.find(kind, namespace, "chat")
+
+    async def find(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
+        self.num_requests += 1
+        if kind.name in self.errors:
+            raise self.errors[kind.name]
+        return bodies.child(kind.name, name)
+
+
+async def names(listing: Listing, kind: Kind) -> list[str]:
+    return [body["kind"] async for body in listing.bodies(kind.name)]
+
+
+async def test_an_optional_kind_comes_and_goes_with_its_crd():
+    api = Api(PodMonitor=NotFoundError("no such kind"))
+    listing = Listing(api)  # type: ignore[arg-type]
+    assert (await names(listing, POD_MONITOR), listing.present, listing.watched()) == ([], set(), WATCHED)
+    api.errors.clear()
+    assert (await names(listing, POD_MONITOR), listing.present) == (["PodMonitor"], {"PodMonitor"})
+
+
+async def test_a_forbidden_optional_kind_is_as_absent_not_watched_and_asked_for_once(caplog: pytest.LogCaptureFixture):
+    api = Api(PodMonitor=FORBIDDEN)
+    listing = Listing(api, present={"PodMonitor"})  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        assert [await names(listing, POD_MONITOR) for _ in range(3)] == [[], [], []]
+        assert await listing.body(Name("PodMonitor", "default", "chat")) is None
+    assert (api.num_requests, caplog.text.count("User x cannot list resource"), listing.present) == (1, 1, set())
+    assert set(WATCHED) - set(listing.watched()) == {POD_MONITOR}
+
+
+async def test_a_right_that_is_taken_away_later_is_seen_by_the_look_at_one_object():
+    listing = Listing(Api(PodMonitor=FORBIDDEN), present={"PodMonitor"})  # type: ignore[arg-type]
+    assert await listing.body(Name("PodMonitor", "default", "chat")) is None
+    assert (listing.present, listing.forbidden) == (set(), {"PodMonitor"})
+
+
+@pytest.mark.parametrize("error", [FORBIDDEN, NotFoundError("no such kind")], ids=["forbidden", "missing"])
+async def test_any_other_kind_has_to_be_there(error: ClusterError):
+    listing = Listing(Api(Service=error))  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        await names(listing, SERVICE)
+    assert listing.forbidden == set()

@@ -1,0 +1,60 @@
+"""What is said of a Secret with API keys; that it comes and goes on an API server is in tests/apiserver."""
+
+import base64
+
+import pytest
+
+from pdcluster_operator.cluster.errors import ForbiddenError, UnavailableError
+from pdcluster_operator.reconcile.key_secret import KeySecret
+from tests.operator.reconcile.bodies import Body
+
+
+class OneSecret:
+    """A client that finds one Secret, or fails."""
+
+    def __init__(self, found: Body | Exception | None) -> None:
+        self.found = found
+
+    async def find(self, kind: object, namespace: str, name: str) -> Body | None:
+        assert (namespace, name) == ("default", "keys")
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def holding(*keys: str) -> Body:
+    return {"metadata": {}, "data": {f"key-{number}": base64.b64encode(key.encode()).decode() for number, key in enumerate(keys)}}
+
+
+async def fault(found: Body | Exception | None, name: str | None = "keys") -> str | None:
+    return await KeySecret(OneSecret(found)).fault("default", name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("found", [holding("sk-alice"), holding("", "sk-bob\n")])
+async def test_one_key_is_enough(found: Body):
+    assert await fault(found) is None
+
+
+async def test_no_secret_is_read_where_no_key_is_asked_for():
+    assert await fault(AssertionError("not to be read"), None) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (None, "does not exist: make it with a key in each of its values"),
+        ({"metadata": {}}, "holds no key"),
+        (holding("", " \n"), "holds no key: give it one in each of its values"),
+        (ForbiddenError("no right to get secrets", code=403), "cannot be read: no right to get secrets"),
+    ],
+)
+async def test_what_is_wrong_is_said_with_the_secrets_name(found: Body | Exception | None, says: str):
+    said = await fault(found)
+    assert said is not None
+    assert said.startswith("Secret keys of service.apiKeySecret ")
+    assert says in said
+
+
+async def test_an_api_server_that_is_away_is_no_fault_of_the_secret():
+    with pytest.raises(UnavailableError):
+        await fault(UnavailableError("away", code=503))

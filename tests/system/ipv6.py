@@ -1,0 +1,11 @@
+"""Whether this machine has IPv6: a kernel, or a container, may have none."""
+
+import socket
+from contextlib import suppress
+
+
+def has_ipv6() -> bool:
+    """By listening on its loopback address."""
+    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
