@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 }
 echo "setup: installing packages (torch is large; the first time takes a minute or two)"
-.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt -r requirements-dev.txt -e operator[local] -e worker
+.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt -r requirements-dev.txt -e "operator[local,replay]" -e worker
 # Compiled here, once: where Python may not write bytecode, every start of a worker would take 5 s longer.
 .venv/bin/python -m compileall -q -j 0 -x '/torch/testing/' .venv/lib/python3*/site-packages/{torch,transformers}
 scripts/proto.sh

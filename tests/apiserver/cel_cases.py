@@ -6,7 +6,7 @@ case, or a case without a rule, fails a test.
 
 from dataclasses import dataclass
 
-from tests.operator.object_cases import CPU, HUB, VOLUME, Change, at, both, without
+from tests.operator.object_cases import CPU, HUB, NIGHT, VOLUME, Change, at, both, without
 
 ROLES = ("prefill", "decode", "mixed")
 NAME = "not a name that Kubernetes takes: use lower-case letters, digits, '-' and '.', starting and ending with a letter or digit"
@@ -246,11 +246,71 @@ ETCD_RULES = [
     ),
 ]
 
+AUTOSCALE = "spec.autoscale"
+TYPES = "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in spec.accelerators"
+
+
+def lines(role: str, signal: str, right: float, wrong: float) -> Rule:
+    """The rule for a signal's line down: `right` is the least that its line up may be lowered to, `wrong` one step further."""
+    message = f"{signal}Down must be less than {signal}Up: lower it, or raise the line up"
+    up = f"{AUTOSCALE}.{role}.{signal}Up"
+    return Rule(f"{AUTOSCALE}.{role}.{signal}Down", message, at(up, right), at(up, wrong))
+
+
+def night(**changes: object) -> Change:
+    return at(f"{AUTOSCALE}.schedules", [NIGHT, {**NIGHT, **changes}])
+
+
+AUTOSCALE_RULES = [
+    lines("prefill", "queue", 3, 2),
+    lines("prefill", "utilization", 0.41, 0.4),
+    lines("decode", "queue", 5, 4),
+    lines("decode", "kvUsage", 0.31, 0.3),
+    Rule(
+        f"{AUTOSCALE}.ratio.min",
+        "min must be at most max: lower min or raise max",
+        at(f"{AUTOSCALE}.ratio", {"min": 0.5, "max": 0.5}),
+        at(f"{AUTOSCALE}.ratio", {"min": 0.5, "max": 0.4}),
+    ),
+    Rule(
+        f"{AUTOSCALE}.schedules",
+        "role and pool must name one of spec.roles' pools: correct the name, or remove the schedule",
+        night(role="prefill"),
+        night(role="mixed"),
+    ),
+    *(
+        Rule(
+            f"{AUTOSCALE}.{field}",
+            TYPES,
+            both(at("spec.accelerators", {"A1": {}}), at(f"{AUTOSCALE}.{field}", {"A1": 1, "H100": 2})),
+            wrong,
+        )
+        for field, wrong in (("budget.perGpu", at(f"{AUTOSCALE}.budget.perGpu", {"A1": 1})), ("cost", at(f"{AUTOSCALE}.cost", {"A1": 1})))
+    ),
+    Rule(
+        f"{AUTOSCALE}.schedules[].minReplicas",
+        "minReplicas must be at most maxReplicas: lower minReplicas or raise maxReplicas",
+        night(minReplicas=2, maxReplicas=2),
+        night(minReplicas=3, maxReplicas=2),
+    ),
+    Rule(f"{AUTOSCALE}.schedules[].name", LABEL, night(name="night-2"), night(name="Night")),
+    *(
+        Rule(
+            f"{AUTOSCALE}.schedules[].{field}",
+            "not a time of day: write HH:MM, as in 08:30",
+            night(**{field: "23:59"}),
+            night(**{field: "24:00"}),
+        )
+        for field in ("start", "end")
+    ),
+]
+
 RULES = [
     Rule("metadata.name", LABEL, at("metadata.name", "a-1"), at("metadata.name", "a.1")),
     *(rule for role in ROLES for rule in role_rules(role)),
     *MODEL_RULES,
     *ETCD_RULES,
+    *AUTOSCALE_RULES,
     Rule(
         "spec.roles",
         "KV blocks move between roles: give prefill and decode the same engine.blockSize",

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -44,10 +45,10 @@ class Passes:
 
 
 @asynccontextmanager
-async def passes_over(kubeconfig: Path, namespace: str, name: str = "chat") -> AsyncIterator[Passes]:
-    """Passes over one PDCluster, which exists."""
+async def passes_over(kubeconfig: Path, namespace: str, name: str = "chat", **settings: Any) -> AsyncIterator[Passes]:
+    """Passes over one PDCluster, which exists.  settings: of the loop."""
     registry = CollectorRegistry()
     async with ApiClient(await connect(kubeconfig), ApiMetrics(registry)) as client:
-        loop = Loop(client, LoopSettings(SITE, "operator-0", (namespace,)), registry)
+        loop = Loop(client, LoopSettings(SITE, "operator-0", (namespace,), **settings), registry)
         await loop.fill()
         yield Passes(loop, Key(namespace, name))

@@ -1,15 +1,20 @@
 """What the operator writes about a cluster is what the CRDs take: nothing is refused, and nothing is lost on the way."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
+from pdcluster_operator.api.conditions import CAPACITY_SHORT
 from pdcluster_operator.api.errors import InvalidObjectError
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.manifests.objects import Owner
 from pdcluster_operator.manifests.scaler import render_scaler
+from pdcluster_operator.plan.autoscale.explain import Record, read_record
+from pdcluster_operator.plan.autoscale.values import Decision, Input, Problem, Step
+from pdcluster_operator.plan.autoscaled import recorded
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_operator.plan.state import DiscoveryState, Observed, ScalerState, WorkloadState
 from tests.apiserver.objects import Json, Objects
@@ -44,6 +49,25 @@ def test_planned_status_is_stored_whole(roles: Json, is_running: bool, clusters:
 
     assert answer.accepted, answer.causes
     assert clusters.get("chat")["status"] == planned
+
+
+@pytest.mark.parametrize("mode", ["Advise", "On"])
+def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objects) -> None:
+    document = minimal()
+    at("spec.autoscale", {"mode": mode})(document)
+    clusters.create(document)
+    inputs = (Input("decode", "kv_cache_usage_ratio", 0.9123, 0.75), Input("prefill", "prefill_queue_requests", None, 8.0))
+    steps = (Step("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"), Step("pool", "decode/cpu", 1, 2, "the cheapest"))
+    decision = Decision({("prefill", "cpu"): 1, ("decode", "cpu"): 2}, inputs, steps)
+    decided = Record(datetime(2026, 1, 2, tzinfo=UTC), decision, (Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),))
+    planned = plan_cluster(parse(document), replace(running(document), decided=decided), NOW).status
+    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
+
+    assert answer.accepted, answer.causes
+    stored = clusters.get("chat")["status"]
+    assert stored == planned
+    assert read_record(stored["autoscaling"]["lastDecisions"][0]) == decided
+    assert recorded(stored, mode) == dict(decision.replicas)
 
 
 def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:

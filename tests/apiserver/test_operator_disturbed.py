@@ -11,6 +11,8 @@ from tests.apiserver.nodeless import Nodes, Rule, ready
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import Body, PlainApi
+from tests.apiserver.registered import Registered
+from tests.system.etcd_server import EtcdServer
 from tests.system.waiting import wait_for
 
 OTHER_ENGINE, THIRD_ENGINE = {"maxBatchedTokens": 512}, {"maxBatchedTokens": 1024}
@@ -104,9 +106,19 @@ def all_but(pool: str) -> Rule:
     return lambda pod: None if pod["metadata"]["labels"].get(POOL) == pool else ready(pod)
 
 
-def test_a_pool_in_the_place_of_another_comes_before_the_other_goes(stage: Stage):
+@pytest.fixture
+def etcd(tmp_path: Path, stage: Stage) -> Iterator[EtcdServer]:
+    """In which all workers that are ready are registered."""
+    server = EtcdServer(tmp_path)
+    server.start()
+    with Registered(stage.scene.api, stage.scene.namespace, server):
+        yield server
+    server.close()
+
+
+def test_a_pool_in_the_place_of_another_comes_before_the_other_goes(stage: Stage, etcd: EtcdServer):
     stage.start()
-    scene, revision = stage.scene, stage.begin()
+    scene, revision = stage.scene, stage.begin(discovery={"etcd": {"endpoints": [etcd.endpoint]}})
     old, new, pods = scene.workload("decode"), scene.workload("decode", "new"), scene.pods()
     stage.nodes.rule = all_but("new")
     scene.change(roles={"decode": {"pools": [{"name": "new", "replicas": 2}]}})

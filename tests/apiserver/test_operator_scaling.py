@@ -11,6 +11,8 @@ from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
 from tests.apiserver.plain_api import PlainApi
+from tests.apiserver.registered import Registered
+from tests.system.etcd_server import EtcdServer
 from tests.system.waiting import wait_for
 
 _numbers = itertools.count(1)
@@ -21,6 +23,7 @@ kind: PDCluster
 metadata: {{name: {name}}}
 spec:
   model: {{name: tiny, path: /models/tiny}}
+  discovery: {{etcd: {{endpoints: ["{etcd}"]}}}}
   roles:
     prefill: {{pools: [{{name: cpu, replicas: 1}}]}}
     decode: {{pools: [{{name: cpu, replicas: {replicas}, minReplicas: 1, maxReplicas: 5}}]}}
@@ -33,22 +36,32 @@ def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
         yield process
 
 
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """Where the workers of all clusters are registered."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    server.start()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Scene]:
+def scene(control_plane: ControlPlane, operator: OperatorProcess, etcd: EtcdServer) -> Iterator[Scene]:
     """A ready cluster that came from a file; each test has its own."""
     api = PlainApi(control_plane.kubeconfig)
     name = f"chat-{next(_numbers)}"
-    with Nodes(api, NAMESPACE):
+    with Nodes(api, NAMESPACE), Registered(api, NAMESPACE, etcd):
         found = Scene(api, NAMESPACE, name)
-        apply(control_plane, found, 2)
+        apply(control_plane, found, 2, etcd)
         found.await_condition("Ready", "True")
         yield found
         found.delete()
 
 
-def apply(plane: ControlPlane, scene: Scene, replicas: int) -> None:
+def apply(plane: ControlPlane, scene: Scene, replicas: int, etcd: EtcdServer) -> None:
     """The user's file, with so many decode workers."""
-    plane.kubectl("apply", "--namespace", NAMESPACE, "--filename", "-", input=MANIFEST.format(name=scene.name, replicas=replicas))
+    text = MANIFEST.format(name=scene.name, replicas=replicas, etcd=etcd.endpoint)
+    plane.kubectl("apply", "--namespace", NAMESPACE, "--filename", "-", input=text)
 
 
 def await_size(scene: Scene, replicas: int) -> None:
@@ -57,15 +70,15 @@ def await_size(scene: Scene, replicas: int) -> None:
 
 
 def test_kubectl_scale_on_the_scaler_counts_and_the_unchanged_file_does_not_undo_it(
-    control_plane: ControlPlane, scene: Scene, operator: OperatorProcess
+    control_plane: ControlPlane, scene: Scene, operator: OperatorProcess, etcd: EtcdServer
 ):
     scaler = f"pdps/{scene.name}-decode-cpu"
     control_plane.kubectl("scale", "--namespace", NAMESPACE, scaler, "--replicas=4")
     await_size(scene, 4)
-    apply(control_plane, scene, 2)
+    apply(control_plane, scene, 2, etcd)
     operator.await_resyncs(1)
     await_size(scene, 4)
-    apply(control_plane, scene, 3)  # a change is a request like any other
+    apply(control_plane, scene, 3, etcd)  # a change is a request like any other
     await_size(scene, 3)
     path = scene.path("PDPoolScaler", f"{scene.name}-decode-cpu")
     wait_for(lambda: (scene.api.get(path) or {})["status"]["replicas"] == 3, DEADLINE_SECONDS, lambda: f"{scene.api.get(path)}")

@@ -38,16 +38,30 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
         conditions.RECONCILING,
         conditions.STALLED,
         conditions.DISCOVERY_READY,
+        conditions.DISCOVERY_IN_SYNC,
         conditions.INGRESS_READY,
     }
-    events = {value for name, value in vars(conditions).items() if name.startswith("ROLLOUT_")} | {conditions.SCALED}
+    events = {value for name, value in vars(conditions).items() if name.startswith("ROLLOUT_")} | {
+        conditions.SCALED,
+        conditions.DRAIN_CUT,
+        conditions.AUTOSCALED,
+        conditions.ADVISED,
+        conditions.SCALERS_OVERRIDDEN,
+    }
     fine = {conditions.AS_DECLARED, conditions.ETCD_ANSWERS, conditions.ANSWERING}
     words = {value for name, value in vars(conditions).items() if name.isupper() and isinstance(value, str)}
-    reasons = words - types - events - fine - set(conditions.ROLE_READY.values())
+    reasons = words - types - events - fine - set(conditions.ROLE_READY.values()) - set(conditions.AUTOSCALING)
 
     assert set(first_cells(needs_a_person)) - {"reason", "---"} == conditions.NEEDS_A_PERSON
     assert set(first_cells(by_itself)) - {"reason", "---"} == reasons - conditions.NEEDS_A_PERSON
     assert all(word in section("When a cluster is not Ready") for word in types | fine | set(conditions.ROLE_READY.values()))
+
+
+def test_everything_that_stands_in_the_autoscalers_way_is_explained() -> None:
+    said = section("Scale by metrics")
+
+    assert set(first_cells(said)) - {"condition", "---"} == set(conditions.AUTOSCALING)
+    assert all(word in said for word in (conditions.AUTOSCALED, conditions.ADVISED, conditions.SCALERS_OVERRIDDEN))
 
 
 def test_every_right_is_explained_with_its_verbs() -> None:

@@ -62,6 +62,23 @@ def both(*changes: Change) -> Change:
 
 HUB = {"name": "tiny", "huggingFace": {"repo": "HuggingFaceTB/SmolLM2-135M-Instruct"}}
 VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models.of.all"}}
+NIGHT = {"name": "night", "role": "decode", "pool": "cpu", "start": "22:00", "end": "06:00"}
+AUTOSCALE = {
+    "mode": "On",
+    "intervalSeconds": 2,
+    "staleAfter": 5,
+    "prefill": {"queueUp": 4, "queueDown": 0, "backlogUpSeconds": 2, "utilizationUp": 1, "ttftSeconds": 0.5, "headroom": 0.25},
+    "decode": {"queueUp": 9, "kvUsageUp": 0.9, "kvUsageDown": 0, "tpotSeconds": 0.05},
+    "scaleUp": {"windowSeconds": 10, "maxStep": 4},
+    "scaleDown": {"windowSeconds": 0, "maxStep": None},
+    "tolerance": 0,
+    "ratio": {"min": 0.25, "max": 2},
+    "budget": {"total": 16, "perGpu": {"H100": 8, "cpu": 8}},
+    "schedules": [{**NIGHT, "days": ["Mon", "Sun"], "timeZone": "Europe/Berlin", "minReplicas": 0, "maxReplicas": 2}],
+    "cost": {"H100": 2.5, "MI355X": 1},
+    "capacitySeconds": 30,
+    "backoffSeconds": 60,
+}
 FULL: Change = both(
     at("spec.model", {**HUB, "nodeCache": "/var/cache/models"}),
     at("spec.image", {"name": "registry.example/pdcluster-worker:1", "pullPolicy": "Never", "pullSecrets": ["regcred", "a.b"]}),
@@ -73,7 +90,8 @@ FULL: Change = both(
     at("spec.discovery", {"etcd": {"replicas": 3, "image": "etcd:3", "storage": {"size": "2Gi", "className": "fast", "retain": True}}}),
     at("spec.service", {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}, "apiKeySecret": "keys"}),
     at("spec.placement", {"domainLabel": "topology.kubernetes.io/rack", "mode": "Required"}),
-    at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10}),
+    at("spec.autoscale", AUTOSCALE),
+    at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10, "drainTimeoutSeconds": 60}),
     at("spec.monitoring", {"podMonitor": False, "alerts": False, "dashboard": False, "labels": {"release": "prometheus"}}),
     at("spec.networkPolicy", {"enabled": False}),
 )
@@ -99,13 +117,17 @@ GOOD: dict[str, Change] = {
     "endpoints": at("spec.discovery", {"etcd": {"endpoints": ["etcd-0.etcd:2379", "10.0.0.1:2379"], "tlsSecret": "etcd.client-tls"}}),
     "volume": at("spec.model", VOLUME),
     "hub": at("spec.model", HUB),
+    "no limit of a step": at("spec.autoscale", {"scaleDown": {"maxStep": None}}),
     "nothing said, in other words": both(
         at("spec.model", {"name": "tiny", "path": "/models/tiny", "huggingFace": None, "nodeCache": None, "pvc": None}),
         at("spec.engine.maxModelLen", None),
         at(f"{POOL}.minReplicas", None),
     ),
     "empty sections": lambda content: content["spec"].update(
-        {name: {} for name in ("image", "engine", "accelerators", "routing", "qos", "discovery", "service", "rollout", "monitoring")}
+        {
+            name: {}
+            for name in ("image", "engine", "accelerators", "routing", "qos", "discovery", "service", "autoscale", "rollout", "monitoring")
+        }
     ),
     "longest name": at("metadata.name", "c" * 31),
     "labels": at("metadata.labels", {"team": "chat"}),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.operator.object_cases import CPU, HUB, POOL, Change, at, without
+from tests.operator.object_cases import CPU, HUB, NIGHT, POOL, Change, at, without
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,85 @@ BAD = [
         "spec.podTemplate.spec",
     ),
     Wrong(at("spec.podTemplate", []), "spec.podTemplate: must be a section of fields, not []", "spec.podTemplate"),
+    Wrong(at("spec.hpa", {}), "spec.hpa: unknown field; known here: model, roles, image, engine, accelerators", "spec.hpa"),
     Wrong(
-        at("spec.autoscale", {}), "spec.autoscale: unknown field; known here: model, roles, image, engine, accelerators", "spec.autoscale"
+        at("spec.autoscale.mode", "Auto"),
+        "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not 'Auto'; change it to that",
+        "spec.autoscale.mode",
+    ),
+    Wrong(at("spec.autoscale.mode", False), "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not False", "spec.autoscale.mode"),
+    Wrong(
+        at("spec.autoscale.prefil", {}),
+        "spec.autoscale.prefil: unknown field; did you mean prefill?",
+        "spec.autoscale.prefil",
+    ),
+    Wrong(
+        at("spec.autoscale.intervalSeconds", 0),
+        "spec.autoscale.intervalSeconds: must be at least 1, not 0; raise it",
+        "spec.autoscale.intervalSeconds",
+    ),
+    Wrong(
+        at("spec.autoscale.prefill", {"queueDown": 8}),
+        "spec.autoscale.prefill.queueDown: must be less than its line up (8), not 8; lower it, or raise the line up",
+        "spec.autoscale.prefill.queueDown",
+    ),
+    Wrong(
+        at("spec.autoscale.decode", {"kvUsageUp": 0.2}),
+        "spec.autoscale.decode.kvUsageDown: must be less than its line up (0.2), not 0.3; lower it, or raise the line up",
+        "spec.autoscale.decode.kvUsageDown",
+    ),
+    Wrong(
+        at("spec.autoscale.decode.kvUsageUp", 75),
+        "spec.autoscale.decode.kvUsageUp: must be at most 1, not 75; lower it",
+        "spec.autoscale.decode.kvUsageUp",
+    ),
+    Wrong(
+        at("spec.autoscale.ratio", {"min": 2, "max": 1}),
+        "spec.autoscale.ratio.min: must be at most ratio.max (1.0), not 2.0; lower min or raise max",
+        "spec.autoscale.ratio.min",
+    ),
+    Wrong(
+        at("spec.autoscale.budget", {"perGpu": {"A100": 1}}),
+        "spec.autoscale.budget.perGpu.A100: 'A100' is not a known accelerator; use one of B200, B300, GB200, GB300, H100, H200, cpu",
+        "spec.autoscale.budget.perGpu",
+    ),
+    Wrong(
+        at("spec.autoscale.cost", {"cpu": 1, "A100": 0.5}),
+        "spec.autoscale.cost.A100: 'A100' is not a known accelerator; use one of B200, B300,",
+        "spec.autoscale.cost",
+    ),
+    Wrong(
+        at("spec.autoscale.cost", {"cpu": 0}), "spec.autoscale.cost.cpu: must be more than 0, not 0; raise it", "spec.autoscale.cost.cpu"
+    ),
+    Wrong(
+        at("spec.autoscale.schedules", [{**NIGHT, "pool": "b200"}]),
+        "spec.autoscale.schedules[0].pool: 'b200' is no pool of role decode; use one of cpu, or remove the schedule",
+        "spec.autoscale.schedules",
+    ),
+    Wrong(
+        at("spec.autoscale.schedules", [{**NIGHT, "role": "mixed"}]),
+        "spec.autoscale.schedules[0].role: 'mixed' is no role of this cluster; use one of prefill, decode, or remove the schedule",
+        "spec.autoscale.schedules",
+    ),
+    Wrong(
+        at("spec.autoscale.schedules", [{**NIGHT, "start": "8:00"}]),
+        "spec.autoscale.schedules[0].start: '8:00' is not a time of day; write HH:MM, as in 08:30",
+        "spec.autoscale.schedules[0].start",
+    ),
+    Wrong(
+        at("spec.autoscale.schedules", [{**NIGHT, "timeZone": "Mars/Olympus"}]),
+        "spec.autoscale.schedules[0].timeZone: 'Mars/Olympus' is not a known time zone; use a name of the tz database",
+        None,
+    ),
+    Wrong(
+        at("spec.autoscale.schedules", [{**NIGHT, "minReplicas": 3, "maxReplicas": 2}]),
+        "spec.autoscale.schedules[0].minReplicas: must be at most maxReplicas (2), not 3; lower minReplicas or raise maxReplicas",
+        "spec.autoscale.schedules[0].minReplicas",
+    ),
+    Wrong(
+        at("spec.rollout.drainTimeoutSeconds", 0),
+        "spec.rollout.drainTimeoutSeconds: must be at least 1, not 0; raise it",
+        "spec.rollout.drainTimeoutSeconds",
     ),
     Wrong(
         at("spec.roles.decode.engine", {"blockSize": 32}),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.pools import Pool
 from pdcluster_operator.plan.autoscale.values import PoolFacts
 from tests.operator.autoscale.worlds import CALM, IDLE, D, P, agreed, facts_of, make_spec, pool, reasons, rules_of, see, step_of
 
@@ -131,3 +132,9 @@ def test_one_pool_that_gives_leaves_the_dearest_last_in_line():
     spec = make_spec(prefill=[pool(4)], decode=[pool(3, "a"), pool(3, "b")], budget={"total": 9})
 
     assert agreed(spec, prefill=CALM).decision.replicas == {P: 3, ("decode", "a"): 3, ("decode", "b"): 3}
+
+
+def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
+    left = Pool(PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1), order=0)
+
+    assert [left.held(size) for size in (1, 2, 3)] == [2, 2, 3]

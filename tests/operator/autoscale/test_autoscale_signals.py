@@ -56,6 +56,12 @@ def test_stale_workers_are_not_heard_and_an_old_window_hears_none():
     assert read().unheard == 2
 
 
+def test_a_ready_worker_that_has_never_answered_is_not_heard():
+    totals = read(Sample(NOW, (worker("a"),)), ready=3)
+
+    assert (totals.heard, totals.unheard) == (1, 2)
+
+
 def test_rounds_of_a_clock_that_is_ahead_do_not_count():
     assert read(Sample(NOW + 100, (worker("a"), worker("b")))).unheard == 2
 

@@ -1,7 +1,8 @@
 """Condition types and their reasons: every word that status and events may use.
 
 Ready = all is as declared, and follows from the role, discovery and ingress
-conditions below it; Serving = requests are answered.  Reconciling and Stalled
+conditions below it; Serving = requests are answered; DiscoveryInSync = the
+records in etcd are those of the pods, told once etcd was asked.  Reconciling and Stalled
 are there only while they are true, as kstatus wants them.
 """
 
@@ -14,6 +15,7 @@ PREFILL_READY: Final = "PrefillReady"
 DECODE_READY: Final = "DecodeReady"
 MIXED_READY: Final = "MixedReady"
 INGRESS_READY: Final = "IngressReady"
+DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
@@ -52,11 +54,22 @@ RATIO_CONSTRAINT_VIOLATED: Final = "RatioConstraintViolated"
 BUDGET_TOO_SMALL: Final = "BudgetTooSmall"
 BOUNDS_CONFLICT: Final = "BoundsConflict"
 
+AUTOSCALING: Final = (METRICS_MISSING, CAPACITY_SHORT, RATIO_CONSTRAINT_VIOLATED, BUDGET_TOO_SMALL, BOUNDS_CONFLICT)
+"""Each is a condition of its own, there only while it is true, and its own reason."""
+
+# What etcd and Kubernetes do not agree on.
+GHOSTS: Final = "RecordsWithoutPods"
+ORPHANS: Final = "PodsWithoutRecords"
+
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"
 ROLLOUT_SWITCHED: Final = "RolloutSwitched"
 ROLLOUT_DROPPED: Final = "RolloutDropped"
 SCALED: Final = "Scaled"
+DRAIN_CUT: Final = "DrainCut"
+AUTOSCALED: Final = "Autoscaled"
+ADVISED: Final = "Advised"
+SCALERS_OVERRIDDEN: Final = "ScalersOverridden"
 
 NEEDS_A_PERSON = frozenset(
     {

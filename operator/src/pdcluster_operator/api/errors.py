@@ -2,6 +2,7 @@
 
 OperatorError
 ├── InvalidObjectError    a PDCluster object is refused; carries every fault with its path, reason and fix
+├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries every fault with its line, reason and fix
 ├── EtcdUnreachableError  no etcd endpoint answers
 └── StartError            a cluster cannot start or go on here; carries the exit code (2 = the user's input, 1 = the rest)
 """
@@ -33,6 +34,14 @@ class Fault:
 
 class InvalidObjectError(OperatorError):
     """A PDCluster object that is refused; `faults` names everything that is wrong, one line each in the message."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
+
+
+class InvalidTraceError(OperatorError):
+    """A trace, or a speed, that is refused; `faults` names everything that is wrong, with paths like `line 3, column seconds`."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))

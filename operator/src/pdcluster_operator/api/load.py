@@ -34,12 +34,21 @@ _SERVER_METADATA = frozenset(
 
 def load(path: Path) -> PDCluster:
     """Read the one PDCluster of a YAML file.  Raises InvalidObjectError with every fault."""
+    return parse(_document(path))
+
+
+def load_applied(path: Path) -> PDCluster:
+    """As `load`, for a file that Kubernetes is to run; see `parse_applied`."""
+    return parse_applied(_document(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as e:
         reason = (e.strerror or str(e)) if isinstance(e, OSError) else "it is not UTF-8 text"
         raise InvalidObjectError([Fault("", f"cannot be read: {reason}", "give the path of a PDCluster YAML file")]) from e
-    return parse(_find(text))
+    return _find(text)
 
 
 def parse(document: dict[str, Any]) -> PDCluster:

@@ -77,6 +77,28 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _autoscale_speaks_of_what_there_is(self) -> Self:
+        """A schedule or a limit that speaks of nothing would look as if it held."""
+        known = {*accelerators(), *self.accelerators}
+        for path, types in (("budget.perGpu", self.autoscale.budget.per_gpu), ("cost", self.autoscale.cost)):
+            for gpu in types:
+                if gpu not in known:
+                    fix = f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
+                    raise rule(f"{gpu!r} is not a known accelerator", fix, at=f"autoscale.{path}.{gpu}")
+        roles = self.roles.present()
+        for index, schedule in enumerate(self.autoscale.schedules):
+            names = [pool.name for pool in roles[schedule.role].pools] if schedule.role in roles else []
+            if schedule.pool not in names:
+                at = f"autoscale.schedules[{index}].{'pool' if names else 'role'}"
+                if not names:
+                    raise rule(
+                        f"{schedule.role!r} is no role of this cluster", f"use one of {', '.join(roles)}, or remove the schedule", at=at
+                    )
+                fix = f"use one of {', '.join(names)}, or remove the schedule"
+                raise rule(f"{schedule.pool!r} is no pool of role {schedule.role}", fix, at=at)
+        return self
+
+    @model_validator(mode="after")
     def _kv_compatible(self) -> Self:
         engines = {name: self.engine_of(name) for name in self.roles.present()}
         for field in _KV_FIELDS:

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import typer
 
 from pdcluster_operator.api.errors import InvalidObjectError, StartError
-from pdcluster_operator.api.load import load
-from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.cli.explaining import autoscale, plan_command, why_command
+from pdcluster_operator.cli.refusals import failed, load_file, refused
 from pdcluster_operator.cli.status import find_run, render_status
 from pdcluster_operator.local.run_directory import default_state_dir
 from pdcluster_operator.local.screen import make_screen
@@ -40,17 +40,16 @@ def up_command(
     state_dir: StateDir = None,
 ) -> None:
     """Run a PDCluster as processes of this machine until Ctrl-C."""
-    cluster = _load(file)
+    cluster = load_file(file)
     served = cluster.spec.service.port if port is None else port
     request = UpRequest(source=file, cluster=cluster, port=served, state_dir=state_dir or default_state_dir())
     try:
         with make_screen(progress=progress) as screen:
             up(request, screen)
     except InvalidObjectError as e:
-        raise _refused(file, e) from e
+        raise refused(file, e.faults) from e
     except StartError as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(e.exit_code) from e
+        raise failed(e) from e
 
 
 @app.command("status")
@@ -65,30 +64,21 @@ def status_command(
     try:
         typer.echo(render_status(find_run(state_dir or default_state_dir(), name), output))
     except StartError as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(e.exit_code) from e
+        raise failed(e) from e
 
 
 @app.command("validate")
 def validate_command(file: File) -> None:
     """Check a PDCluster file and name everything that is wrong in it."""
-    cluster = _load(file)
+    cluster = load_file(file)
     typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision_of(cluster.spec)}")
 
 
+app.command("why")(why_command)
+app.command("plan")(plan_command)
+app.add_typer(autoscale, name="autoscale")
+
+
 def main() -> None:
-    """Entry point of `pdctl`."""
+    """Entry point of `pdctl`, and of `kubectl pd`."""
     app()
-
-
-def _load(file: Path) -> PDCluster:
-    try:
-        return load(file)
-    except InvalidObjectError as e:
-        raise _refused(file, e) from e
-
-
-def _refused(file: Path, error: InvalidObjectError) -> typer.Exit:
-    for fault in error.faults:
-        typer.echo(f"error: {file}: {fault}", err=True)
-    return typer.Exit(2)

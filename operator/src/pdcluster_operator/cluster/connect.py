@@ -14,8 +14,10 @@ from pdcluster_operator.api.labels import FIELD_MANAGER
 MAX_CONNECTIONS = 32
 
 
-async def connect(kubeconfig: Path | None) -> Transport:
+async def connect(kubeconfig: Path | None, context: str | None = None) -> Transport:
     """A connection pool, not yet used; None = with the ServiceAccount of this pod, whose token is read again as it is renewed.
+
+    context: of the kubeconfig; None = its current one
 
     Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.
     """
@@ -25,8 +27,9 @@ async def connect(kubeconfig: Path | None) -> Transport:
         if kubeconfig is None:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            loading = load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
-            await loading
+            await load_kube_config(  # type: ignore[no-untyped-call]
+                str(kubeconfig), context=context, client_configuration=configuration, persist_config=False
+            )
         transport = Transport(configuration)
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:  # all that its reader raises of a wrong file
         source = "not in a pod with a ServiceAccount" if kubeconfig is None else f"kubeconfig {kubeconfig} cannot be used"

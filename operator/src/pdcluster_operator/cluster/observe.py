@@ -136,6 +136,16 @@ def _seconds_left(pod: Body, now: datetime) -> float | None:
     return (datetime.fromisoformat(should_be_gone) - now).total_seconds() + LATE_SECONDS
 
 
+def ready_workers(live: Live, revision: str | None) -> list[tuple[WorkloadId, Body]]:
+    """Pods of workers that are ready and do not end, of one revision; None = of all.  Those that drain are among them."""
+    return [
+        (identity, pod)
+        for identity, pods in sorted(_pods_by_workload(live).items())
+        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+        if revision in (None, identity.revision) and (state := pod_state(pod)).ready and not state.terminating
+    ]
+
+
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:
     """Whether a StatefulSet has fewer pods than it should have."""
     return int(body.get("status", {}).get("replicas", 0)) < int(body["spec"].get("replicas", 1))
@@ -199,4 +209,11 @@ def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
 def _scaler(body: Body) -> ScalerState:
     spec = body["spec"]
     seen = body["metadata"].get("annotations", {}).get(labels.SEEN_REPLICAS, "")
-    return ScalerState(spec["role"], spec["pool"], spec["replicas"], int(seen) if seen.isdecimal() else None)
+    return ScalerState(spec["role"], spec["pool"], spec["replicas"], int(seen) if seen.isdecimal() else None, _writer(body))
+
+
+def _writer(scaler: Body) -> str | None:
+    """Who else wrote the replicas of a scaler last."""
+    entries = scaler["metadata"].get("managedFields") or ()
+    names = (str(each.get("manager")) for each in entries if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {}))
+    return next((name for name in names if name != labels.FIELD_MANAGER), None)

@@ -6,7 +6,7 @@ no more.  Records are leased: one that is gone belongs to a worker that is gone.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from pdcluster_operator.api.errors import EtcdUnreachableError
 
 logger = logging.getLogger(__name__)
-_TIMEOUT_SECONDS = 3
+TIMEOUT_SECONDS = 3
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)  # a new connection must not inherit the back-off of one that failed
 _MAX_REASON = 300  # characters: it goes into a condition
 
@@ -85,13 +85,22 @@ async def check_reachable(endpoints: Sequence[str], tls: EtcdTLS | None = None) 
 
 
 async def _read_prefix(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None) -> list[tuple[str, bytes]]:
-    request = rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode())  # "0" comes after "/"
+    answer = await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix), timeout=TIMEOUT_SECONDS))
+    return [(item.key.decode(errors="replace"), item.value) for item in answer.kvs]
+
+
+def below(prefix: str) -> Any:
+    """The request for all keys below a prefix, which ends with a slash."""
+    return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode())  # "0" comes after "/"
+
+
+async def ask_each(endpoints: Sequence[str], tls: EtcdTLS | None, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    """The first answer.  ask: a call on etcd's KV service that may be made twice.  Raises EtcdUnreachableError."""
     failures = []
     for endpoint in endpoints:
         try:
             async with _channel(endpoint, tls) as channel:
-                answer = await rpc.KVStub(channel).Range(request, timeout=_TIMEOUT_SECONDS)
-                return [(item.key.decode(errors="replace"), item.value) for item in answer.kvs]
+                return await ask(rpc.KVStub(channel))
         except rpc.AioRpcError as e:
             failures.append(f"{endpoint} ({_reason(e)})")
     raise EtcdUnreachableError(f"etcd does not answer at {', '.join(failures)}")

@@ -1,6 +1,11 @@
 """etcd keys of docs/architecture.md's contract; the worker builds the same ones (`tests/contract`)."""
 
 
+def cluster_prefix(namespace: str, name: str) -> str:
+    """Below it: all that belongs to one cluster."""
+    return f"/pdcluster/{namespace}/{name}/"
+
+
 def workers_prefix(namespace: str, name: str, revision: str) -> str:
     """Below it: the leased record of every worker of one revision."""
     return f"/pdcluster/{namespace}/{name}/workers/{revision}/"

@@ -11,17 +11,28 @@ from dataclasses import dataclass
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import Workload, WorkloadId
+from pdcluster_operator.plan.autoscaled import (
+    ON,
+    autoscale_conditions,
+    autoscaled,
+    autoscaling_fields,
+    decision_news,
+    is_new,
+    overridden,
+)
 from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers
-from pdcluster_operator.plan.happenings import happenings
+from pdcluster_operator.plan.drain import Drain, plan_drain
+from pdcluster_operator.plan.happenings import cut_short, happenings
+from pdcluster_operator.plan.insync import InSync, in_sync
 from pdcluster_operator.plan.invalid import plan_invalid
 from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.rollout import Step, current_revision, next_step
 from pdcluster_operator.plan.scalers import PoolKey, PoolSize, plan_scaler, pool_sizes
-from pdcluster_operator.plan.state import ClusterPlan, Observed, ScalerPlan, WorkloadState
+from pdcluster_operator.plan.state import ClusterPlan, Happening, Observed, ScalerPlan, WorkloadState
 from pdcluster_operator.plan.status import Status, dated, identity_fields, number_fields
 
-__all__ = ["plan_cluster", "plan_invalid"]
+__all__ = ["plan_cluster", "plan_invalid", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,30 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     scene = _scene(cluster, observed)
     step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=scene.is_target_ready)
     leaving = _leaving(scene)
-    status = _status(scene, step, leaving, now)
+    drain = _drain(scene, (*_of_target(scene, step), *_kept(scene, step), *leaving))
+    registered = in_sync(observed.registry, observed.workloads, Previous(observed.status))
+    status = _status(scene, step, leaving, now, drain=drain, registered=registered)
+    is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
+    looks = [seconds for seconds in (drain.look_again_seconds, registered.look_again_seconds) if seconds is not None]
     return ClusterPlan(
         serving=step.serving,
         serving_role=_serving_role(scene, step),
-        workloads=(*_of_target(scene, step), *_kept(scene, step), *leaving),
+        workloads=drain.workloads,
         scalers=tuple(_scalers(scene)),
         status=status,
-        happenings=happenings(observed.status, status),
+        happenings=(*happenings(observed.status, status), *(() if is_decision else cut_short(drain.cut)), *_autoscale_news(scene, status)),
+        is_decision=is_decision,
+        look_again_seconds=min(looks, default=None),
+        commands=drain.commands,
+        cut=drain.cut,
+        ghosts=registered.ghosts,
+        needs_registry=drain.needs_registry,
     )
+
+
+def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
+    """The size of every declared pool as it is asked for now."""
+    return _scene(cluster, observed).sizes
 
 
 def _scene(cluster: PDCluster, observed: Observed) -> _Scene:
@@ -71,7 +97,7 @@ def _scene(cluster: PDCluster, observed: Observed) -> _Scene:
         for pool in spec.pools
         if (state := there.of(role, pool.name, selected) or there.of(role, pool.name, target))
     }
-    sizes = pool_sizes(cluster.spec, observed.scalers, live)
+    sizes = autoscaled(cluster.spec.autoscale, pool_sizes(cluster.spec, observed.scalers, live), observed)
     is_target_ready = _can_take_over(observed, sizes, {size.key: there.of(*size.key, target) for size in sizes})
     current = current_revision(observed, target, is_target_ready=is_target_ready)
     return _Scene(cluster, observed, there, target, current, sizes, is_target_ready)
@@ -129,12 +155,24 @@ def _leaving(scene: _Scene) -> tuple[Workload, ...]:
     return tuple(Workload(state.id, state.desired) for state in states if (state.id.role, state.id.pool) not in declared)
 
 
+def _drain(scene: _Scene, wanted: tuple[Workload, ...]) -> Drain:
+    """How far the workloads may shrink now; pools of what serves that are no longer declared shrink to nothing before they go.
+
+    Not with Recreate, and not what another revision has replaced: they go as a whole, and their pods drain as they end.
+    """
+    planned = {workload.id for workload in wanted}
+    is_drained_first = scene.current == scene.target and scene.cluster.spec.rollout.strategy != "Recreate"
+    states = [state for state in scene.there.of_revision(scene.target) if not state.gone and state.id not in planned]
+    timeout = scene.cluster.spec.rollout.drain_timeout_seconds
+    return plan_drain(wanted, states if is_drained_first else (), scene.observed.workloads, scene.observed.registry, timeout)
+
+
 def _scalers(scene: _Scene) -> Iterator[ScalerPlan]:
     for size in scene.sizes:
         yield plan_scaler(scene.cluster.metadata.name, size, scene.shown(size), scene.target)
 
 
-def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str) -> Status:
+def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *, drain: Drain, registered: InSync) -> Status:
     observed, previous, views = scene.observed, Previous(scene.observed.status), tuple(_views(scene))
     facts = Facts(
         roles=views,
@@ -144,16 +182,25 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str) ->
         current=scene.current,
         waits_for=step.waits_for,
         leaving=tuple(workload.id for workload in leaving),
+        draining=drain.messages,
         ingress_role=scene.there.ingress_role(observed.service_revision) or scene.cluster.spec.ingress_role,
         num_answering=scene.there.num_answering(observed.service_revision),
         has_prefill=scene.there.has_prefill(observed.service_revision),
     )
+    autoscale = scene.cluster.spec.autoscale
+    found = (*condition_tree(facts), *([registered.condition] if registered.condition else []), *autoscale_conditions(autoscale, observed))
     return {
         "observedGeneration": observed.generation,
         **identity_fields(scene.cluster, revision=scene.target, serving=step.serving),
         **number_fields(views),
-        "conditions": dated(condition_tree(facts), previous, generation=observed.generation, now=now),
+        **autoscaling_fields(autoscale, observed),
+        "conditions": dated(found, previous, generation=observed.generation, now=now),
     }
+
+
+def _autoscale_news(scene: _Scene, status: Status) -> Iterator[Happening]:
+    yield from decision_news(scene.observed.status, status)
+    yield from overridden(scene.cluster.spec.autoscale, scene.sizes, scene.observed)
 
 
 def _views(scene: _Scene) -> Iterator[RoleView]:

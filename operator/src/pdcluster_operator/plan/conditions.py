@@ -5,8 +5,8 @@ worst below it; Serving = requests are answered.  Messages hold nothing that
 changes by itself, so that an unchanged cluster has an unchanged status.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.workload import WorkloadId
@@ -38,6 +38,7 @@ class Facts:
     ingress_role:  the role that answers behind the Service
     num_answering: ready workers that the Service leads to
     has_prefill:   whether a prefill worker is ready beside them
+    draining:      who has to drain before a pool shrinks, or holds that up, by role
     """
 
     roles: tuple[RoleView, ...]
@@ -50,6 +51,7 @@ class Facts:
     num_answering: int
     has_prefill: bool
     leaving: tuple[WorkloadId, ...] = ()
+    draining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_rolling(self) -> bool:
@@ -94,9 +96,11 @@ def discovery_condition(discovery: DiscoveryState) -> Condition:
 
 def _role(view: RoleView, facts: Facts) -> Condition:
     kind = words.ROLE_READY[view.name]
-    notes = [pool.declared.note for pool in view.pools if pool.declared.note]
-    if view.is_ready:
-        return Condition(kind, is_true=True, reason=words.AS_DECLARED, message="; ".join([_numbers(view), *notes]))
+    draining = facts.draining.get(view.name, ())
+    notes = [*draining, *(pool.declared.note for pool in view.pools if pool.declared.note)]
+    if view.is_ready:  # with workers that are too many: they serve, or finish what they have
+        reason = words.SCALING if draining else words.AS_DECLARED
+        return Condition(kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes]))
     problem = worst_problem(view)
     reason, message = problem or _on_the_way(view, facts)
     return Condition(kind, is_true=False, reason=reason, message="; ".join([message, *_still_there(view, facts), *notes]))

@@ -4,7 +4,7 @@ Pure: from the status before and after alone, so that whoever plans again on the
 written status tells nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pdcluster_operator.api import conditions as words
@@ -22,6 +22,12 @@ def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Hap
     """Every change that is worth an event."""
     old, new = Previous(before), Previous(after)
     return (*_rollout(old, new), *_scaled(old, new), *_ready(old, new), *_serving(old, new))
+
+
+def cut_short(pods: Sequence[str]) -> tuple[Happening, ...]:
+    """Of workers that go though they have not drained."""
+    said = "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or within rollout.gracePeriodSeconds"
+    return tuple(Happening(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
 
 
 def _rollout(old: Previous, new: Previous) -> Iterator[Happening]:

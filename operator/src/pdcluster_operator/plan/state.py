@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_operator.api.workload import Workload, WorkloadId
+from pdcluster_operator.plan.autoscale.explain import Record
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,17 @@ class WorkloadState:
 
 @dataclass(frozen=True)
 class ScalerState:
-    """One PDPoolScaler as it is.  seen: the pool's `replicas` that was last taken over (annotation SEEN_REPLICAS); None = unreadable."""
+    """One PDPoolScaler as it is.
+
+    seen:   the pool's `replicas` that was last taken over (annotation SEEN_REPLICAS); None = unreadable
+    writer: who else wrote its replicas last; None = we did, or nobody knows
+    """
 
     role: str
     pool: str
     replicas: int
     seen: int | None
+    writer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,24 @@ class DiscoveryState:
     wanted: int = 0
     error: str | None = None
     problem: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What etcd says of a cluster's workers.
+
+    states:   starting, ready, draining or drained, of every registered worker, by pod
+    commands: pods that are told to drain
+    asked:    seconds since it was first wanted that a pod drains, by pod
+    odd:      seconds for which a record has had no pod, or a ready pod no record, by pod
+    error:    why etcd cannot be asked now, and nothing is known but `asked`; None = it answers
+    """
+
+    states: Mapping[str, str] = field(default_factory=dict)
+    commands: frozenset[str] = frozenset()
+    asked: Mapping[str, float] = field(default_factory=dict)
+    odd: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +118,8 @@ class Observed:
     records:          workloads that have a record (a ControllerRevision), from which a lost StatefulSet can be made again
     failures:         what the API server refused when the last plan was carried out
     key_fault:        why no client can have an API key, where keys are asked for; None = some can, or none is asked for
+    decided:          what the autoscaler decided in this pass; None = it has no new numbers, or is off
+    registry:         of its workers; None = nobody has looked yet
     """
 
     generation: int
@@ -105,6 +131,8 @@ class Observed:
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
     key_fault: str | None = None
+    registry: Registry | None = None
+    decided: Record | None = None
 
 
 @dataclass(frozen=True)
@@ -137,10 +165,15 @@ class ClusterPlan:
 
     serving:    the revision that the ingress Service selects
     serving_role: the role whose workers answer HTTP in that revision: decode or mixed
-    workloads:  every StatefulSet that should exist, of all revisions
+    workloads:  every StatefulSet that should exist, of all revisions, at the size that it may have now
+    commands:   pods that are to be told to drain before StatefulSets are written; those of all others are withdrawn
+    cut:        pods that go though they have not drained, for their time is over
+    ghosts:     pods that do not exist and whose records may be removed
+    needs_registry: it would be another plan if more were known of the workers
     status:     the whole status of the PDCluster, conditions with their transition times included
     happenings: what changed against the status before
     look_again_seconds: when something is expected to change without an event; None = no sooner than the resync
+    is_decision: the status holds a new decision of the autoscaler, and has to be written before anything follows it
     """
 
     serving: str
@@ -150,3 +183,8 @@ class ClusterPlan:
     status: Mapping[str, Any]
     happenings: tuple[Happening, ...] = ()
     look_again_seconds: float | None = None
+    is_decision: bool = False
+    commands: frozenset[str] = frozenset()
+    cut: tuple[str, ...] = ()
+    ghosts: tuple[str, ...] = ()
+    needs_registry: bool = False

@@ -1,12 +1,16 @@
-"""Ask a given etcd whether it answers, with the TLS files of its Secret."""
+"""Ask an etcd whether it answers, what it knows of workers, and what they are told, with the TLS files of its Secret."""
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from pdcluster_operator.api.errors import EtcdUnreachableError
 from pdcluster_operator.certificates.reading import Stored
+from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.errors import ClusterError
-from pdcluster_operator.cluster.kinds import SECRET
+from pdcluster_operator.cluster.kinds import POD, SECRET
+from pdcluster_operator.discovery.commands import Registered, StoredRecord, read_registered, remove_records, write_commands
 from pdcluster_operator.discovery.etcd import EtcdTLS, check_reachable
 from pdcluster_operator.reconcile.discovery import Question
 
@@ -34,6 +38,29 @@ class Asking:
         except (EtcdUnreachableError, ClusterError):
             return None
         return tls is not None and tls.certificate is not None
+
+    async def registered(self, question: Question, key: Key) -> Registered:
+        """Records and commands of a cluster.  Raises EtcdUnreachableError, ClusterError."""
+        return await read_registered(question.endpoints, key.namespace, key.name, await self._tls(question))
+
+    async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
+        """Tell pods to drain, and others to serve.  Raises EtcdUnreachableError, ClusterError."""
+        tls = await self._tls(question)
+        await write_commands(question.endpoints, key.namespace, key.name, drain=drain, serve=serve, tls=tls)
+
+    async def remove(self, question: Question, key: Key, records: Iterable[StoredRecord]) -> list[str]:
+        """Remove the records of pods that the API server itself does not know, and that have not changed; returns those pods.
+
+        Raises EtcdUnreachableError, ClusterError.
+        """
+        dead = [stored for stored in records if not await self._is_there(key.namespace, stored.record.pod)]
+        return await remove_records(question.endpoints, dead, await self._tls(question))
+
+    async def _is_there(self, namespace: str, pod: str) -> bool:
+        """By a list, to which watching gives the right."""
+        async for _ in self.client.list(POD, namespace, fields=f"metadata.name={pod}"):
+            return True
+        return False
 
     async def _tls(self, question: Question) -> EtcdTLS | None:
         if question.tls_secret is None:

@@ -13,14 +13,17 @@ from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.events import Events
 from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE, Kind
 from pdcluster_operator.cluster.listing import Listing
+from pdcluster_operator.manifests.objects import HTTP_PORT
 from pdcluster_operator.manifests.render import Capabilities, Site
 from pdcluster_operator.reconcile.asking import Asking
+from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.discovery import Discovery
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import LoopMetrics
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.progress import Progress
 from pdcluster_operator.reconcile.reconciler import Reconciler
+from pdcluster_operator.reconcile.registry import Registrations
 from pdcluster_operator.reconcile.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.reconcile.workers import Done, Workers
 
@@ -29,13 +32,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """namespaces: None in it = all; identity: this process, as events name it."""
+    """namespaces: None in it = all; identity: this process, as events name it; worker_port: where workers have their /metrics."""
 
     site: Site
     identity: str
     namespaces: Sequence[str | None] = (None,)
     resync_seconds: float = 300.0
     concurrency: int = 4
+    worker_port: int = HTTP_PORT
 
 
 class Loop:
@@ -49,19 +53,24 @@ class Loop:
         self._progress = Progress(settings.resync_seconds, time.monotonic())
         self._workers = Workers(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
         self._resync = Resync(self._listing, self.cache, self.add, self._progress, min(GRACE_SECONDS, settings.resync_seconds))
+        self._autoscaling = Autoscaling(self.cache, self.add, registry, port=settings.worker_port)
         asking = Asking(client)
         self._discovery = Discovery(asking.ask, self.add)
+        self._registrations = Registrations(asking, self.add)
         self._reconciler = Reconciler(
             client=client,
             cache=self.cache,
             site=settings.site,
             asking=asking,
             discovery=self._discovery,
+            registrations=self._registrations,
             pod_faults=PodFaults(client),
             key_secret=KeySecret(client),
             events=Events(client, settings.identity),
             capabilities=self._capabilities,
+            autoscaling=self._autoscaling,
             on_ready=self._count_ready,
+            on_cut=self.metrics.drains_cut.inc,
         )
         self._ready: dict[Key, str] = {}
         self.metrics.queue_depth.set_function(lambda: self._workers.queue.depth)
@@ -75,7 +84,13 @@ class Loop:
 
     async def run(self) -> None:
         """Work until `stop`; the keys in work are finished first.  Raises what ends a part of it that never should."""
-        parts = {"workers": self._workers.run(), "resync": self._resync.run(), "questions to etcd": self._discovery.run()}
+        parts = {
+            "workers": self._workers.run(),
+            "resync": self._resync.run(),
+            "questions to etcd": self._discovery.run(),
+            "records of workers": self._registrations.run(),
+            "scrapes of workers": self._autoscaling.run(),
+        }
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,11 @@
-"""Metrics of the loop, in the process's own registry, beside those of the API calls."""
+"""Metrics of the loop and of the autoscaler, in the process's own registry, beside those of the API calls."""
+
+from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.plan.autoscale.values import Outcome
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -19,9 +24,59 @@ class LoopMetrics:
         self.reconcile_errors = Counter(
             "pdcluster_operator_reconcile_errors", "Reconciles that ended with an exception.", registry=registry
         )
+        self.drains_cut = Counter(
+            "pdcluster_operator_drains_cut",
+            "Workers that were scaled away before they had drained, for rollout.drainTimeoutSeconds was over.",
+            registry=registry,
+        )
         self.is_leader = Gauge("pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry)
         self.pdclusters = Gauge(
             "pdcluster_operator_pdclusters", "PDClusters by status of their Ready condition.", ["ready"], registry=registry
         )
         for value in ("True", "False", "Unknown"):
             self.pdclusters.labels(value)
+
+
+class AutoscaleMetrics:
+    """What the autoscaler decides for each pool, how often it changes its mind, and what stands in its way."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        cluster = ["namespace", "pdcluster"]
+        self._replicas = Gauge(
+            "pdcluster_operator_autoscale_replicas",
+            "Workers that the autoscaler's last decision asks for, or recommends.",
+            [*cluster, "role", "pool"],
+            registry=registry,
+        )
+        self._changes = Counter(
+            "pdcluster_operator_autoscale_changes", "Decisions with other replicas than the one before.", cluster, registry=registry
+        )
+        self._problems = Gauge(
+            "pdcluster_operator_autoscale_problems",
+            "What stands in the autoscaler's way, by reason.",
+            [*cluster, "reason"],
+            registry=registry,
+        )
+        self._last: dict[Key, dict[tuple[str, str], int]] = {}
+
+    def show(self, key: Key, outcome: Outcome) -> None:
+        """Show a decision in place of the one before."""
+        replicas, before = dict(outcome.decision.replicas), self._last.get(key)
+        if replicas != before if before is not None else outcome.changed:
+            self._changes.labels(*key).inc()
+        self._clear(key)
+        self._last[key] = replicas
+        for pool, number in replicas.items():
+            self._replicas.labels(*key, *pool).set(number)
+        for reason, number in Tally(problem.reason for problem in outcome.problems).items():
+            self._problems.labels(*key, reason).set(number)
+
+    def forget(self, key: Key) -> None:
+        """Remove what is shown for a cluster."""
+        self._clear(key)
+        self._last.pop(key, None)
+        self._changes.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
+
+    def _clear(self, key: Key) -> None:
+        for gauge in (self._replicas, self._problems):
+            gauge.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})

@@ -33,12 +33,14 @@ from pdcluster_operator.manifests.render import Capabilities, Owner, Site
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Failure, Happening, Observed
 from pdcluster_operator.reconcile.asking import Asking
+from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.contested import Contested
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost
 from pdcluster_operator.reconcile.discovery import Discovery, Question
 from pdcluster_operator.reconcile.key_secret import LOOK_AGAIN_SECONDS, KeySecret
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.reconcile.registry import Registrations, workers_question
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.reconcile.workers import Done
 
@@ -69,6 +71,7 @@ class Reconciler:
 
     capabilities: which optional kinds exist now
     on_ready:     told of the status of a cluster's Ready condition; None = the cluster is gone
+    on_cut:       told how many workers went before they had drained
     now:          wall-clock time, in UTC
     _learnt:      clusters about which the pass under way has learnt something that no event will tell
     """
@@ -78,11 +81,14 @@ class Reconciler:
     site: Site
     asking: Asking
     discovery: Discovery
+    registrations: Registrations
     pod_faults: PodFaults
     key_secret: KeySecret
     events: Events
     capabilities: Callable[[], Capabilities]
+    autoscaling: Autoscaling
     on_ready: Callable[[Key, str | None], None] = lambda key, ready: None
+    on_cut: Callable[[int], None] = lambda num_workers: None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     contested: Contested = field(default_factory=Contested)
     _failures: dict[Key, tuple[Failure, ...]] = field(default_factory=dict)
@@ -106,6 +112,7 @@ class Reconciler:
         try:
             cluster = parse_applied(live.body)
         except InvalidObjectError as e:
+            self.autoscaling.forget(live.key)
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
             return Done(wrote=await self._tell(live, plan.status, plan.happenings))
@@ -118,14 +125,26 @@ class Reconciler:
         key_fault = await self.key_secret.fault(live.key.namespace, cluster.spec.service.api_key_secret)
         outdated = Records(cluster, live, _owner(live), self.site.worker_image, has_client_certificate=None).outdated()
 
+        self.autoscaling.follow(live.key, cluster.spec.autoscale)
+        seen: Observed = observe(live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault)
+        seen = replace(seen, decided=self.autoscaling.decide(live.key, cluster, seen, self.now()))
+        question = workers_question(cluster)
+        seen = replace(seen, registry=self.registrations.last(live.key, question, seen.workloads))
+
         def plan_with(failures: tuple[Failure, ...]) -> ClusterPlan:
-            observed: Observed = observe(
-                live, discovery=discovery, failures=failures, faults=faults, outdated=outdated, key_fault=key_fault
-            )
-            return plan_cluster(cluster, observed, self._stamp())
+            return plan_cluster(cluster, replace(seen, failures=failures), self._stamp())
 
         plan = plan_with(before)
+        if plan.is_decision:  # recorded before anything follows it, so that whoever goes on knows where to
+            await self._tell(live, plan.status, plan.happenings)
+            return Done(look_again_seconds=0.0, wrote=True)
+        if plan.needs_registry:
+            seen = replace(seen, registry=await self.registrations.fresh(live.key, question, seen.workloads))
+            plan = plan_with(before)
+        await self.registrations.command(live.key, question, plan.commands)
         made = await self._carry_out(live, cluster, plan)
+        await self.registrations.remove(live.key, question, plan.ghosts)
+        self.on_cut(0 if made.failures else len(plan.cut))
         if made.failures != before:
             self._failures[live.key] = made.failures
             plan = plan_with(made.failures)
@@ -228,7 +247,9 @@ class Reconciler:
         self._failures.pop(key, None)
         self._learnt.discard(key)
         self.discovery.forget(key)
+        self.registrations.forget(key)
         self.pod_faults.forget(key)
+        self.autoscaling.forget(key)
         self.on_ready(key, None)
 
     def _stamp(self) -> str:

@@ -82,7 +82,7 @@ def _given_back(pool: Pool, size: int) -> Step:
     return Step(rules.CAPACITY, pool.name, facts.replicas, size, why)
 
 
-def capacity_problems(edge: Edge, missing: Mapping[str, int], now: float) -> Iterable[Problem]:
+def capacity_problems(edge: Edge, missing: Mapping[str, int]) -> Iterable[Problem]:
     """CapacityShort for every GPU type with pods that wait, or that is left alone while its workers are missed.
 
     missing: workers by role that are needed and that no open pool takes
@@ -92,9 +92,8 @@ def capacity_problems(edge: Edge, missing: Mapping[str, int], now: float) -> Ite
         if missing.get(pool.facts.role) and pool.facts.gpu in edge.backoff and pool.facts.gpu not in edge.short:
             short[pool.facts.gpu] = max(short[pool.facts.gpu], missing[pool.facts.role])
     for gpu, number in sorted(short.items()):
-        wait = edge.backoff[gpu] - now
         workers = "1 worker" if number == 1 else f"{number} workers"
-        message = f"{gpu} is short of {workers} that no node takes; nothing more is asked of it for {wait:.0f} s"
+        message = f"{gpu} is short of {workers} that no node takes; nothing more is asked of it until backoffSeconds are over"
         yield Problem(conditions.CAPACITY_SHORT, message)
     for pool in edge.pools:
         if pool.facts.fault is not None and (missing.get(pool.facts.role) or _num_refused(pool)):

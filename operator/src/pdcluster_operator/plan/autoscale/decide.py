@@ -71,7 +71,7 @@ def decide(spec: PDClusterSpec, facts: Sequence[PoolFacts], windows: Windows, me
     asked = _ask(spec, edge, base, (totals, memory, clock.now), log)
     fitted = fit(edge.pools, base, asked.wishes, budget, spec.autoscale.ratio)
     log.steps += fitted.steps
-    log.problems += [*fitted.problems, *capacity_problems(edge, fitted.missing, clock.now)]
+    log.problems += [*fitted.problems, *capacity_problems(edge, fitted.missing)]
     log.steps += _pool_steps(edge.pools, base, fitted)
     return _outcome(pools, fitted.vector, asked.memory, log)
 

@@ -60,9 +60,10 @@ class Pool:
         """Accelerators that the pool may hold while it moves to that size.
 
         Pods that end stand on the ordinals that growth would use, so that
-        growth takes them back, or waits for them: they never come on top.
+        growth takes them back, or waits for them: they never come on top of it.
+        But a pod below them that is lost meanwhile comes again while they are there.
         """
-        return self.gpus * max(self.facts.current, self.facts.replicas, replicas)
+        return self.gpus * max(self.facts.current, self.facts.replicas + self.facts.ending, replicas)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> T
         return totals
     newest = [worker for worker in rounds[0].workers if _is_sane(worker)]
     totals.heard = len(newest)
-    totals.unheard = len(rounds[0].stale) + len(rounds[0].workers) - len(newest)
+    silent = len(rounds[0].stale) + len(rounds[0].workers) - len(newest)
+    totals.unheard = max(silent, facts.ready - totals.heard)  # a worker that has never answered is in no round
     before = {worker.pod for worker in _earlier(window, rounds[0]).workers}
     totals.settled = sum(worker.pod in before for worker in newest)
     ratios: dict[str, list[tuple[float, float]]] = {}

@@ -1,0 +1,55 @@
+"""`pdctl autoscale replay`: a trace through the autoscaler, figures to the screen, a table and a picture to a folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.cli.why import record_lines
+from pdcluster_operator.replay.plot import draw, require_matplotlib
+from pdcluster_operator.replay.run import Moment, replay
+from pdcluster_operator.replay.speeds import Speeds
+from pdcluster_operator.replay.summary import said, summarize
+from pdcluster_operator.replay.table import write_table
+from pdcluster_operator.replay.trace import read_trace
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """What to replay.  out: a folder for the files; None = figures only"""
+
+    trace: Path
+    cluster: PDCluster
+    speeds: Speeds
+    out: Path | None
+    with_plot: bool
+
+
+def run_replay(request: ReplayRequest) -> list[str]:
+    """Replay, write the files, and return what to print.  Raises InvalidTraceError, InvalidObjectError, StartError."""
+    if request.out is not None and request.with_plot:
+        require_matplotlib()
+    spec = request.cluster.spec
+    moments = list(replay(spec, read_trace(request.trace), request.speeds))
+    lines = said(summarize(moments, float(spec.autoscale.interval_seconds)))
+    if request.out is None:
+        return lines
+    try:
+        return [*lines, *_written(request, moments, request.out)]
+    except OSError as e:
+        raise StartError(f"{request.out}: cannot be written: {e.strerror or e}; give another folder with --out", exit_code=1) from e
+
+
+def _written(request: ReplayRequest, moments: list[Moment], folder: Path) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = request.trace.stem
+    written = [folder / f"{stem}.csv", folder / f"{stem}-decisions.txt"]
+    with written[0].open("w", newline="", encoding="utf-8") as file:
+        write_table(moments, file)
+    name = request.cluster.metadata.name
+    blocks = ["\n".join(record_lines(name, None, moment.record)) for moment in moments if moment.record is not None]
+    written[1].write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    if request.with_plot:
+        written.append(folder / f"{stem}.png")
+        draw(moments, request.cluster.spec.autoscale, f"{name}: {stem}", written[-1])
+    return [f"written              {path}" for path in written]

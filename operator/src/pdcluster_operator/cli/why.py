@@ -1,0 +1,89 @@
+"""`pdctl why`: the autoscaler's decisions, from metric values over rules to replicas."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.cli.live import Place, read_object
+from pdcluster_operator.cli.source import read_text
+from pdcluster_operator.cli.table import table
+from pdcluster_operator.plan.autoscale.explain import COLUMNS, Record, explained, read_record, summary
+
+Body = Mapping[str, Any]
+
+
+class _TextTimes(yaml.SafeLoader):
+    """SafeLoader that leaves times as they are written, quoted or not."""
+
+
+_TextTimes.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def object_of_cluster(place: Place, name: str) -> Body:
+    """The PDCluster of a name.  Raises StartError when there is none."""
+    body = read_object(place, name)
+    if body is None:
+        namespace = place.in_namespace()
+        message = f"no PDCluster {name} in namespace {namespace}; `kubectl get pdc -A` lists all, -n names another namespace"
+        raise StartError(message, exit_code=1)
+    return body
+
+
+def object_of_file(path: Path, name: str | None) -> Body:
+    """A PDCluster, or its status alone, from a file of YAML or JSON (- = stdin).  Raises StartError (exit code 2)."""
+    try:
+        found = yaml.load(read_text(path), _TextTimes)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        raise StartError(f"{path}: not YAML: {e}; write it by `kubectl get pdc NAME -o yaml`", exit_code=2) from e
+    if not isinstance(found, dict) or not ({"status", "autoscaling", "spec"} & set(found)):
+        raise StartError(f"{path}: is no PDCluster and no status of one; write it by `kubectl get pdc NAME -o yaml`", exit_code=2)
+    body = found if {"status", "spec"} & set(found) else {"status": found}
+    metadata = body.get("metadata")
+    is_called = metadata.get("name") if isinstance(metadata, dict) else None
+    if name is not None and is_called not in (None, name):
+        raise StartError(f"{path}: holds {is_called}, not {name}; leave the name out, or give its file", exit_code=2)
+    return body
+
+
+def render_why(body: Body, last: int) -> str:
+    """The newest decisions.  Raises StartError when there are none, with what to do about it."""
+    written = _section(body, "status", "autoscaling")
+    mode = _section(body, "spec", "autoscale").get("mode") or written.get("mode")
+    entries = written.get("lastDecisions")
+    records = [record for entry in (entries if isinstance(entries, list) else []) if (record := read_record(entry)) is not None]
+    name = _section(body, "metadata").get("name", "this cluster")
+    if not records:
+        raise StartError(_nothing(str(name), mode), exit_code=1)
+    blocks = ["\n".join(record_lines(str(name), mode, record)) for record in records[:last]]
+    more = len(records) - last
+    hint = [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(records)}"] if more > 0 else []
+    return "\n\n".join([*blocks, *hint])
+
+
+def _section(body: Body, *path: str) -> Body:
+    found: Any = body
+    for part in path:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _nothing(name: str, mode: object) -> str:
+    if mode in ("On", "Advise"):
+        return f"{name} has no decision yet: the first comes within a few intervals; look at the conditions in `kubectl describe pdc`"
+    if mode is None:
+        return f"{name} has no decision: autoscaling is off; set spec.autoscale.mode to Advise (only shown) or On (carried out)"
+    return f"{name} has no decision: spec.autoscale.mode is {mode}; set it to Advise (only shown) or On (carried out)"
+
+
+def record_lines(name: str, mode: object, record: Record) -> Iterator[str]:
+    """One decision: a line with its time and what changed, and the table.  mode: of the cluster, None = not said"""
+    manner = {"On": "carried out", "Advise": "advice only"}.get(str(mode), "")
+    changed = summary(record.decision) or "no pool changes"
+    yield f"{name}, {record.at:%Y-%m-%d %H:%M:%S} UTC{f', {manner}' if manner else ''}: {changed}"
+    yield from table(COLUMNS, explained(record.decision, record.problems), right=(2, 3))

@@ -1,0 +1,123 @@
+"""The autoscaler's record in the status: what it decides sizes the pools, and a decision is written before anything follows it.
+
+Pure.  With mode On the replicas in `status.autoscaling` count, and nothing else:
+scalers follow them.  An operator that restarts goes on from them.  With Advise
+they only say what would be.  Without a record the present sizes count.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pdcluster_operator.api import conditions as words
+from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.plan.autoscale.explain import read_record, remembered, summary
+from pdcluster_operator.plan.autoscale.values import PoolKey
+from pdcluster_operator.plan.conditions import Condition
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.scalers import PoolSize
+from pdcluster_operator.plan.state import Happening, Observed, ScalerState
+
+FIELD = "autoscaling"
+ON, OFF = "On", "Off"
+
+
+def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
+    """The replicas of the last decision in a mode; None = there is none that can be read."""
+    found = status.get(FIELD)
+    if not isinstance(found, Mapping) or found.get("mode") != mode:
+        return None
+    try:
+        return {(str(each["role"]), str(each["pool"])): max(0, int(each["replicas"])) for each in found["replicas"]}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
+    """Whether the decision of this pass says something else than the record."""
+    decided = observed.decided
+    return decided is not None and spec.mode != OFF and dict(decided.decision.replicas) != recorded(observed.status, spec.mode)
+
+
+def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observed) -> tuple[PoolSize, ...]:
+    """The size of every pool: of this pass's decision, else of the record; as it was where neither knows the pool."""
+    if spec.mode != ON:
+        return tuple(sizes)
+    known = recorded(observed.status, ON) or {}
+    if observed.decided is not None:
+        known = dict(observed.decided.decision.replicas)
+    scalers = _by_pool(observed.scalers)
+    return tuple(size if size.key not in known else _following(size, known[size.key], scalers.get(size.key)) for size in sizes)
+
+
+def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> PoolSize:
+    is_written = scaler is not None and scaler.replicas == replicas and scaler.seen == size.pool.replicas
+    return replace(size, wanted=replicas, asked=replicas, request=None if is_written else replicas)
+
+
+def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any]:
+    """The field of the status: empty with mode Off; as it was without a decision that changes something."""
+    before = observed.status.get(FIELD)
+    if spec.mode == OFF:
+        return {}
+    decided = observed.decided
+    if decided is None or not is_new(spec, observed):
+        return {FIELD: before} if before else {}
+    entries = before.get("lastDecisions") if isinstance(before, Mapping) else None
+    sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decided.decision.replicas.items()]
+    return {FIELD: {"mode": spec.mode, "replicas": sizes, "lastDecisions": remembered(entries, decided)}}
+
+
+def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Condition]:
+    """What stands in the autoscaler's way, as long as it does; without a decision in this pass, what stood there before."""
+    if spec.mode == OFF:
+        return
+    previous, decided = Previous(observed.status), observed.decided
+    for kind in words.AUTOSCALING:
+        if decided is None:
+            messages = [str(previous.condition(kind).get("message", ""))] if previous.is_true(kind) else []
+        else:
+            messages = [problem.message for problem in decided.problems if problem.reason == kind]
+        if messages:
+            yield Condition(kind, is_true=True, reason=kind, message="; ".join(messages))
+
+
+def decision_news(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Happening]:
+    """An event for a decision that is new in the status."""
+    old, new = _newest(before), _newest(after)
+    record = None if new is None or new == old else read_record(new)
+    if record is None or not (text := summary(record.decision)):
+        return
+    if after[FIELD].get("mode") == ON:
+        yield Happening(words.AUTOSCALED, text)
+    else:
+        yield Happening(words.ADVISED, f"{text} is recommended; mode Advise changes nothing")
+
+
+def _newest(status: Mapping[str, Any]) -> Any:
+    found = status.get(FIELD)
+    entries = found.get("lastDecisions") if isinstance(found, Mapping) else None
+    return entries[0] if isinstance(entries, Sequence) and entries else None
+
+
+def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed) -> Iterator[Happening]:
+    """An event for each scale that somebody else asked for, and that does not count."""
+    known = recorded(observed.status, ON) if spec.mode == ON else None
+    if known is None or is_new(spec, observed):
+        return  # the next pass, which follows the record, tells it
+    scalers = _by_pool(observed.scalers)
+    fix = "change its bounds or schedules, or set spec.autoscale.mode to Off"
+    for size in sizes:
+        scaler, name = scalers.get(size.key), "/".join(size.key)
+        if scaler is None or size.key not in known:
+            continue
+        if scaler.replicas != size.wanted and scaler.writer is not None:
+            text = f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler alone decides, and keeps {size.wanted}"
+            yield Happening(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+        elif scaler.seen not in (None, size.pool.replicas):
+            text = f"{name}: replicas is now {size.pool.replicas} in the spec; the autoscaler alone decides, and keeps {size.wanted}"
+            yield Happening(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+
+
+def _by_pool(scalers: Iterable[ScalerState]) -> dict[PoolKey, ScalerState]:
+    return {(scaler.role, scaler.pool): scaler for scaler in scalers}

@@ -1,0 +1,192 @@
+"""How far a StatefulSet may shrink now, and who has to be told to drain before: no worker goes while it holds a request.
+
+Pure, and without memory: all follows from the size that is wanted, the pods that
+are there, and what etcd says of them.  All workers that are too many drain at
+the same time; a StatefulSet removes its highest ordinal first, so it shrinks to
+the highest one that is still needed, and never below what is wanted.  When more
+are wanted again, who has drained is told to serve.
+
+A size that was written by hand is put back by the same rule: where it was too
+small at once, where it was too large at once as far as the new pods do not
+serve yet.  What is removed as a whole because another revision has taken over
+is not shrunk: its pods drain by SIGTERM, once the Service leads elsewhere.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from pdcluster_operator.api.workload import Workload, WorkloadId
+from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
+
+NO_RECORD_SECONDS = 30.0
+"""Three leases: a ready worker that has no record for so long does not hear commands either, and SIGTERM has to do."""
+
+DRAINED = "drained"
+STARTING = "starting"
+LOOK_AGAIN_SECONDS = 1.0
+"""While workers drain, for etcd's watches end at the workers."""
+
+HELD_SECONDS = 5.0
+"""While etcd does not answer."""
+
+
+class Fate(Enum):
+    """What a pod that is too many waits for.
+
+    FREE:    nothing: it is drained, or has nothing to drain
+    DRAINS:  its drain
+    UNKNOWN: an answer of etcd
+    """
+
+    FREE = "free"
+    DRAINS = "drains"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """What becomes of one StatefulSet.
+
+    replicas: that it should have now
+    commands: pods that are to be told to drain, or to stay told
+    draining: pods that are waited for
+    unknown:  pods of which etcd would have to say whether they are waited for
+    cut:      pods that go though they have not drained
+    """
+
+    replicas: int
+    commands: frozenset[str] = frozenset()
+    draining: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Drain:
+    """What becomes of all StatefulSets of a cluster.
+
+    messages: who drains or is held, by role
+    needs_registry: etcd has to be asked, for the answer decides on a size or on a command
+    """
+
+    workloads: tuple[Workload, ...]
+    commands: frozenset[str]
+    cut: tuple[str, ...]
+    messages: Mapping[str, tuple[str, ...]]
+    needs_registry: bool
+    look_again_seconds: float | None
+
+
+def plan_drain(
+    wanted: Iterable[Workload],
+    leaving: Iterable[WorkloadState],
+    there: Iterable[WorkloadState],
+    registry: Registry | None,
+    timeout: int | None,
+) -> Drain:
+    """All StatefulSets as they should be now.
+
+    wanted:   every workload that should exist, at its full size
+    leaving:  workloads that are to go, but not before they have drained
+    there:    what is observed
+    registry: None = not known yet, and nothing that serves may go
+    timeout:  seconds after which a pod that drains goes all the same; None = never
+    """
+    states = {state.id: state for state in there}
+    going = [Workload(state.id, 0) for state in leaving]
+    workloads = [*wanted, *going]
+    shrinks = {each.id: plan_shrink(each.replicas, states.get(each.id), registry, timeout) for each in workloads}
+    ending = [pod.name for state in states.values() if state.id not in shrinks for pod in state.pods]
+    told = frozenset() if registry is None else registry.commands
+    commands = told.intersection(ending).union(*(shrink.commands for shrink in shrinks.values()))
+    waits = any(shrink.draining or shrink.unknown for shrink in shrinks.values())
+    stale = registry is not None and registry.error is None and registry.commands != commands
+    error = None if registry is None else registry.error
+    return Drain(
+        workloads=tuple(
+            Workload(each.id, shrinks[each.id].replicas) for each in workloads if each not in going or shrinks[each.id].replicas
+        ),
+        commands=commands,
+        cut=tuple(sorted(pod for shrink in shrinks.values() for pod in shrink.cut)),
+        messages=_messages({each: shrink for each, shrink in shrinks.items() if shrink.draining or shrink.unknown}, error),
+        needs_registry=waits or stale or any(shrink.cut for shrink in shrinks.values()),
+        look_again_seconds=None if not (waits or stale) else LOOK_AGAIN_SECONDS if error is None else HELD_SECONDS,
+    )
+
+
+def plan_shrink(wanted: int, state: WorkloadState | None, registry: Registry | None, timeout: int | None) -> Shrink:
+    """One StatefulSet on its way to the wanted size."""
+    if state is None:
+        return Shrink(wanted)
+    surplus = [(pod, ordinal) for pod in state.pods if (ordinal := ordinal_of(pod)) >= wanted]
+    told = frozenset() if registry is None else registry.commands
+    # Who was told stays told until it has ended: it would serve again before it hears SIGTERM.
+    kept = frozenset(pod.name for pod, _ in surplus if pod.name in told)
+    if state.gone or state.desired <= wanted:
+        return Shrink(wanted, commands=kept)
+    living = [(pod, ordinal) for pod, ordinal in surplus if ordinal < state.desired and not pod.terminating]
+    waiting = [
+        (ordinal, pod, fate) for pod, ordinal in sorted(living, key=_highest_first) if (fate := _fate(pod, registry)) is not Fate.FREE
+    ]
+    holding = [(ordinal, pod, fate) for ordinal, pod, fate in waiting if not _is_over(pod, registry, timeout)]
+    replicas = max((ordinal + 1 for ordinal, _, _ in holding), default=wanted)
+    return Shrink(
+        replicas=replicas,
+        commands=kept | {pod.name for _, pod, _ in waiting},
+        draining=tuple(pod.name for _, pod, fate in holding if fate is Fate.DRAINS),
+        unknown=tuple(pod.name for _, pod, fate in holding if fate is Fate.UNKNOWN),
+        cut=tuple(pod.name for ordinal, pod, _ in waiting if ordinal >= replicas),
+    )
+
+
+def _highest_first(pod: tuple[PodState, int]) -> int:
+    return -pod[1]
+
+
+def ordinal_of(pod: PodState) -> int:
+    """Which of its StatefulSet's pods it is; one that is named otherwise is nobody's, and never too many."""
+    number = pod.name.removeprefix(f"{pod.workload.name}-")
+    return int(number) if number.isdecimal() else -1
+
+
+def _fate(pod: PodState, registry: Registry | None) -> Fate:
+    if registry is None or registry.error is not None:
+        never_ran = not pod.ready and (pod.problem is not None or not pod.node)
+        return Fate.FREE if never_ran else Fate.UNKNOWN
+    state = registry.states.get(pod.name)
+    if state is None:
+        # Etcd may have come back empty: a ready worker registers anew.
+        is_expected = pod.ready and registry.asked.get(pod.name, 0.0) < NO_RECORD_SECONDS
+        return Fate.DRAINS if is_expected else Fate.FREE
+    is_done = state == STARTING or (state == DRAINED and pod.name in registry.commands)
+    return Fate.FREE if is_done else Fate.DRAINS
+
+
+def _is_over(pod: PodState, registry: Registry | None, timeout: int | None) -> bool:
+    return timeout is not None and registry is not None and registry.asked.get(pod.name, 0.0) >= timeout
+
+
+def _messages(shrinks: Mapping[WorkloadId, Shrink], error: str | None) -> dict[str, tuple[str, ...]]:
+    """By role, in the order of the workloads."""
+    found: dict[str, tuple[str, ...]] = {}
+    for identity, shrink in shrinks.items():
+        role, pool = identity.role, identity.pool
+        found[role] = (*found.get(role, ()), *(f"pool {pool}: {said}" for said in _said(shrink, error)))
+    return found
+
+
+def _said(shrink: Shrink, error: str | None) -> Iterator[str]:
+    if shrink.draining:
+        yield f"{_workers(shrink.draining)} before the pool shrinks: {_names(shrink.draining)}"
+    if shrink.unknown and error is not None:
+        held = f"shrinking is held, for etcd does not say whether {_names(shrink.unknown)} still serves"
+        yield f"{held}; it goes on when etcd answers, or after rollout.drainTimeoutSeconds"
+
+
+def _workers(pods: tuple[str, ...]) -> str:
+    return "1 worker drains" if len(pods) == 1 else f"{len(pods)} workers drain"
+
+
+def _names(pods: tuple[str, ...]) -> str:
+    return f"pod {pods[0]}" + (f" (and {len(pods) - 1} more)" if len(pods) > 1 else "")

@@ -1,0 +1,78 @@
+"""Whether the records in etcd and the pods are the same workers: the condition DiscoveryInSync, and which records may be removed.
+
+Pure.  A ghost is a record without its pod: its worker is gone without having
+said so, or runs on a node that Kubernetes has given up.  An orphan is a ready
+pod without a record, which no peer finds.  Both are ordinary for the moment in
+which a worker comes or goes, so only those count that stay.  When most records
+are without a pod at once, the list of pods is more likely wrong than the
+records: then none is removed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pdcluster_operator.api import conditions as words
+from pdcluster_operator.plan.conditions import Condition
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.state import Registry, WorkloadState
+
+STAYS_SECONDS = 30.0
+"""Three leases: who ended or lost etcd has no record any more, and who came back has registered."""
+
+LOOK_AGAIN_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class InSync:
+    """condition: None = nothing has ever been known; ghosts: pods whose records may be removed."""
+
+    condition: Condition | None
+    ghosts: tuple[str, ...] = ()
+    look_again_seconds: float | None = None
+
+
+def ghosts_and_orphans(states: Mapping[str, str], workloads: Iterable[WorkloadState]) -> tuple[frozenset[str], frozenset[str]]:
+    """(records without a pod, ready pods without a record), by pod.  states: of the registered workers."""
+    pods = [pod for workload in workloads for pod in workload.pods]
+    ready = {pod.name for pod in pods if pod.ready and not pod.terminating}
+    return frozenset(states).difference(pod.name for pod in pods), frozenset(ready.difference(states))
+
+
+def in_sync(registry: Registry | None, workloads: Iterable[WorkloadState], previous: Previous) -> InSync:
+    """The condition; while etcd does not answer, as it was."""
+    if registry is None or registry.error is not None:
+        return InSync(_as_it_was(previous))
+    ghosts, orphans = (sorted(found) for found in ghosts_and_orphans(registry.states, workloads))
+    look_again = LOOK_AGAIN_SECONDS if ghosts or orphans else None
+    ghosts, orphans = ([pod for pod in found if registry.odd.get(pod, 0.0) >= STAYS_SECONDS] for found in (ghosts, orphans))
+    if not ghosts and not orphans:
+        message = "the records in etcd are those of the pods"
+        return InSync(Condition(words.DISCOVERY_IN_SYNC, is_true=True, reason=words.AS_DECLARED, message=message), (), look_again)
+    is_mass = 2 * len(ghosts) > len(registry.states)
+    reason, said = (words.GHOSTS, _of_ghosts(ghosts, len(registry.states), is_mass=is_mass)) if ghosts else (words.ORPHANS, [])
+    message = "; ".join([*said, *_of_orphans(orphans)])
+    condition = Condition(words.DISCOVERY_IN_SYNC, is_true=False, reason=reason, message=message)
+    return InSync(condition, () if is_mass else tuple(ghosts), look_again)
+
+
+def _as_it_was(previous: Previous) -> Condition | None:
+    before = previous.condition(words.DISCOVERY_IN_SYNC)
+    reason, message = before.get("reason"), before.get("message")
+    if not isinstance(reason, str) or not isinstance(message, str):
+        return None
+    return Condition(words.DISCOVERY_IN_SYNC, previous.is_true(words.DISCOVERY_IN_SYNC), reason, message)
+
+
+def _of_ghosts(ghosts: list[str], num_records: int, *, is_mass: bool) -> list[str]:
+    if is_mass:
+        fix = "none is removed, for so many do not vanish at once: see whether the pods are there"
+        return [f"{len(ghosts)} of {num_records} records in etcd have no pod ({_names(ghosts)}); {fix}"]
+    return [f"records in etcd without a pod are removed: {_names(ghosts)}"]
+
+
+def _of_orphans(orphans: list[str]) -> list[str]:
+    return [f"ready pods without a record in etcd, which no other worker finds: {_names(orphans)}"] if orphans else []
+
+
+def _names(pods: list[str]) -> str:
+    return ", ".join(pods[:3]) + (f" and {len(pods) - 3} more" if len(pods) > 3 else "")

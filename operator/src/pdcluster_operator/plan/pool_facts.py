@@ -1,0 +1,94 @@
+"""From what is observed to what the autoscaler reads of each pool.  Pure.
+
+The numbers of a pool are those of the revision that serves; its accelerators
+are held by the pods of all revisions.  Pods above the size that is asked for
+are on their way out: they hold their accelerators and are ready for nothing.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pdcluster_operator.api import conditions
+from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey
+from pdcluster_operator.plan.pools import Workloads
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.scalers import PoolSize
+from pdcluster_operator.plan.state import Observed, PodState, WorkloadState
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What only the process remembers.
+
+    scraped: pods that were asked for their metrics in the last round; a pod that became ready since says nothing yet
+    waits:   seconds for which each pod has been unschedulable, by name
+    """
+
+    scraped: Collection[str] = ()
+    waits: Mapping[str, float] = field(default_factory=dict)
+
+
+def is_unschedulable(pod: PodState) -> bool:
+    """Whether no node takes a pod."""
+    return pod.problem is not None and pod.problem[0] == conditions.UNSCHEDULABLE and not pod.terminating
+
+
+def pool_facts(sizes: Sequence[PoolSize], observed: Observed, revision: str, seen: Seen) -> list[PoolFacts]:
+    """Facts of every declared pool, then of those that are no longer declared and still have pods.
+
+    sizes:    of the declared pools, as they are asked for now
+    revision: the declared one; its workloads are looked at where none of the revision that serves is there
+    """
+    there = Workloads(observed)
+    found = []
+    for size in sizes:
+        state = there.of(*size.key, observed.service_revision) or there.of(*size.key, revision)
+        found.append(_facts(size, state, _num_held(observed.workloads, size.key), seen))
+    return [*found, *_undeclared(observed, {size.key for size in sizes})]
+
+
+def _facts(size: PoolSize, state: WorkloadState | None, num_held: int, seen: Seen) -> PoolFacts:
+    role, pool = size.key
+    if state is None:
+        return PoolFacts(role, pool, size.pool.gpu, size.wanted, num_held, 0, ending=num_held)
+    leaving = [pod for pod in state.pods if pod.terminating or ordinal(pod) >= size.wanted]
+    staying = [pod for pod in state.pods if pod not in leaving]
+    waiting = [pod for pod in staying if is_unschedulable(pod)]
+    return PoolFacts(
+        role=role,
+        pool=pool,
+        gpu=size.pool.gpu,
+        replicas=size.wanted,
+        current=num_held,
+        ready=sum(pod.ready and pod.name in seen.scraped for pod in staying),
+        ending=num_held - len(staying),
+        unschedulable=len(waiting),
+        unschedulable_top=_num_top(staying, size.wanted),
+        unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
+        fault=None if state.fault is None or state.current >= state.desired else state.fault[1],
+    )
+
+
+def ordinal(pod: PodState) -> int:
+    """The number at the end of a pod's name, which a StatefulSet gives; one without counts as the lowest."""
+    text = pod.name.rpartition("-")[2]
+    return int(text) if text.isdecimal() else 0
+
+
+def _num_top(pods: Iterable[PodState], replicas: int) -> int:
+    """How many of the highest ordinals no node takes, without a gap."""
+    waiting = {ordinal(pod) for pod in pods if is_unschedulable(pod)}
+    return next((number for number in range(replicas) if replicas - 1 - number not in waiting), replicas)
+
+
+def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
+    """Pods of a pool, of all revisions; the StatefulSet's own count may run ahead of the pods that are known, or behind."""
+    return sum(max(state.current, len(state.pods)) for state in workloads if (state.id.role, state.id.pool) == key)
+
+
+def _undeclared(observed: Observed, declared: Collection[PoolKey]) -> Iterable[PoolFacts]:
+    types = {key: gpu for key, (gpu, _) in Previous(observed.status).pools().items()}
+    for role, pool in sorted({(state.id.role, state.id.pool) for state in observed.workloads}.difference(declared)):
+        number = _num_held(observed.workloads, (role, pool))
+        if number:
+            yield PoolFacts(role, pool, types.get((role, pool), ""), 0, number, 0, ending=number)

@@ -1,0 +1,175 @@
+"""Rounds of scrapes of every PDCluster that is scaled by metrics, and the decision that a pass takes from each.
+
+A pass tells whom to follow.  A round ends by making its PDCluster due; the pass
+that follows decides once, on those numbers.  A pass in between decides nothing,
+and goes on from the record in the status.  What is remembered here is lost with
+the process, which only makes the autoscaler wait longer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry
+
+from pdcluster_operator.api import labels
+from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.cluster.cache import Cache, Key
+from pdcluster_operator.cluster.kinds import PDCLUSTER
+from pdcluster_operator.cluster.observe import Live, ready_workers
+from pdcluster_operator.manifests.objects import HTTP_PORT
+from pdcluster_operator.plan.autoscale.decide import decide
+from pdcluster_operator.plan.autoscale.explain import Record
+from pdcluster_operator.plan.autoscale.values import Clock, Memory
+from pdcluster_operator.plan.cluster import sizes_of
+from pdcluster_operator.plan.pool_facts import Seen, is_unschedulable, pool_facts
+from pdcluster_operator.plan.state import Observed
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
+from pdcluster_operator.scrape.rounds import Rounds
+from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.values import Target
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Followed:
+    """One PDCluster.
+
+    next_at:  when its next round begins
+    in_round: whether one is under way
+    seen:     of the newest round that no pass has decided on; None = there is none
+    waiting:  since when each pod has been unschedulable, by name
+    """
+
+    spec: AutoscaleSpec
+    next_at: float
+    in_round: bool = False
+    seen: tuple[str, ...] | None = None
+    memory: Memory = field(default_factory=Memory)
+    waiting: dict[str, float] = field(default_factory=dict)
+
+
+class Autoscaling:
+    """All PDClusters of the process.
+
+    add:   makes a key due
+    port:  of the workers' HTTP listeners
+    clock: seconds that never jump
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        add: Callable[[Key], None],
+        registry: CollectorRegistry,
+        *,
+        port: int = HTTP_PORT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache, self._add, self._port, self._clock = cache, add, port, clock
+        self._scraper = Scraper(clock=clock)
+        self._rounds = Rounds(self._scraper, registry, clock)
+        self._metrics = AutoscaleMetrics(registry)
+        self._followed: dict[Key, _Followed] = {}
+        self._wake = asyncio.Event()
+
+    def follow(self, key: Key, spec: AutoscaleSpec) -> None:
+        """Scrape a PDCluster from now on, as its spec says; with mode Off no longer."""
+        known = self._followed.get(key)
+        if spec.mode == "Off":
+            self.forget(key)
+        elif known is None:
+            self._followed[key] = _Followed(spec, self._clock())
+            self._wake.set()
+        elif known.spec != spec:
+            known.spec, known.next_at = spec, min(known.next_at, self._clock() + spec.interval_seconds)
+            self._wake.set()
+
+    def forget(self, key: Key) -> None:
+        """A PDCluster is gone, refused, or no longer scaled by metrics."""
+        if self._followed.pop(key, None) is not None:
+            self._rounds.forget(key)
+            self._metrics.forget(key)
+
+    def decide(self, key: Key, cluster: PDCluster, observed: Observed, wall: datetime) -> Record | None:
+        """The decision on the numbers of the newest round; None = there has been none since the last decision."""
+        followed = self._followed.get(key)
+        if followed is None or followed.seen is None:
+            return None
+        scraped, followed.seen = followed.seen, None
+        now = self._clock()
+        seen = Seen(frozenset(scraped), self._waits(followed, observed, now))
+        facts = pool_facts(sizes_of(cluster, observed), observed, revision_of(cluster.spec), seen)
+        outcome = decide(cluster.spec, facts, self._rounds.windows(key), followed.memory, Clock(now, wall))
+        followed.memory = outcome.memory
+        self._metrics.show(key, outcome)
+        return Record(wall, outcome.decision, outcome.problems)
+
+    async def run(self) -> None:
+        """Begin every round when it is due; one of a PDCluster at a time."""
+        async with self._scraper, asyncio.TaskGroup() as group:
+            while True:
+                self._wake.clear()
+                now = self._clock()
+                for key, followed in self._followed.items():
+                    if not followed.in_round and followed.next_at <= now:
+                        followed.in_round = True
+                        followed.next_at = max(followed.next_at + followed.spec.interval_seconds, now)
+                        group.create_task(self._round(key, followed))
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        times = [each.next_at for each in self._followed.values() if not each.in_round]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(times) - self._clock() if times else None):
+                await self._wake.wait()
+
+    async def _round(self, key: Key, followed: _Followed) -> None:
+        try:
+            targets = self._targets(key)
+            await self._rounds.run(key, targets, followed.spec.stale_after)
+            if self._followed.get(key) is followed:
+                followed.seen = tuple(target.pod for target in targets)
+                self._add(key)
+        except Exception:  # of one cluster: the others go on, and so does its next round
+            logger.exception("round of scrapes failed key=%s", key)
+        finally:
+            followed.in_round = False
+            if key not in self._followed:  # forgotten before its first round began
+                self._rounds.forget(key)
+            self._wake.set()
+
+    def _targets(self, key: Key) -> Sequence[Target]:
+        body = self._cache.get(PDCLUSTER.name, *key)
+        if body is None:
+            return ()
+        live = Live(body, self._cache.children(key))
+        service = live.own("Service").get(key.name)
+        revision = None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)
+        return [
+            Target(key, workload.role, workload.pool, pod["metadata"]["name"], address_of(str(pod["status"]["podIP"]), self._port))
+            for workload, pod in ready_workers(live, revision)
+            if pod["status"].get("podIP")
+        ]
+
+    @staticmethod
+    def _waits(followed: _Followed, observed: Observed, now: float) -> Mapping[str, float]:
+        pods = {pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)}
+        followed.waiting = {name: followed.waiting.get(name, now) for name in pods}
+        return {name: now - since for name, since in followed.waiting.items()}
+
+
+def address_of(host: str, port: int) -> str:
+    """`host:port`, as an address is written.
+
+    >>> address_of("10.0.0.1", 8000), address_of("fd00::1", 8000)
+    ('10.0.0.1:8000', '[fd00::1]:8000')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

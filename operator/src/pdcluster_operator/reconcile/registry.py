@@ -1,0 +1,241 @@
+"""What etcd says of each cluster's workers, and the commands for them: asked seldom, in the background, unless a worker drains.
+
+A cluster that is as it should be costs one read in a while, which no pass waits
+for; its key is made due when the answer says something new.  While workers
+drain, each pass reads anew, with a time limit; once an etcd has not answered no
+pass waits for it any more until it does.  What is remembered is since when each drain and
+each oddity lasts; the commands themselves say so too, for an operator that
+starts anew.  All times but those are measured by a clock that nobody sets.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from pdcluster_operator.api.errors import EtcdUnreachableError
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.cluster.errors import ClusterError
+from pdcluster_operator.discovery.commands import Registered, StoredRecord
+from pdcluster_operator.manifests.engine_config import etcd_endpoints
+from pdcluster_operator.plan.insync import ghosts_and_orphans
+from pdcluster_operator.plan.state import Registry, WorkloadState
+from pdcluster_operator.reconcile.discovery import Question
+
+logger = logging.getLogger(__name__)
+SELDOM_SECONDS = 60.0
+"""Between two looks at workers of which nothing is odd."""
+
+SOON_SECONDS = 10.0
+"""Between two looks while something is odd, or etcd has not answered."""
+
+DEAD_SECONDS = 5.0
+"""For so long an etcd that has not answered is not asked again, though a shrink is held."""
+
+MAX_LOOKS = 8
+"""That nobody waits for, at a time: an operator that starts has to look at all clusters."""
+
+ASK_SECONDS = 8.0
+"""Of one look, or of writing; sixteen dead endpoints would take longer."""
+
+
+def workers_question(cluster: PDCluster) -> Question:
+    """Where a cluster's workers are registered: the given etcd, or the one that is run for it."""
+    etcd, namespace = cluster.spec.discovery.etcd, cluster.metadata.namespace
+    return Question(etcd_endpoints(cluster), namespace if etcd.tls_secret else "", etcd.tls_secret)
+
+
+class Talk(Protocol):
+    """How etcd is talked to.  Each raises EtcdUnreachableError, or ClusterError where its Secret cannot be read."""
+
+    async def registered(self, question: Question, key: Key) -> Registered:
+        """Records and commands of a cluster."""
+
+    async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
+        """Tell pods to drain, and others to serve."""
+
+    async def remove(self, question: Question, key: Key, records: Iterable[StoredRecord]) -> list[str]:
+        """Remove the records of pods that do not exist, and have not changed; returns those pods."""
+
+
+@dataclass
+class _Known:
+    """What is remembered of one cluster.
+
+    at:    when etcd last answered or should have; None = it was never asked
+    error: why it did not
+    asked: since when pods drain, or should
+    odd:   since when a record has no pod or a pod no record
+    turn:  counts looks and commands; told: the turn of what `last` says, which no look that began before it may overwrite
+    """
+
+    question: Question
+    at: float | None = None
+    last: Registered | None = None
+    error: str | None = None
+    asked: dict[str, float] = field(default_factory=dict)
+    odd: dict[str, float] = field(default_factory=dict)
+    turn: int = 0
+    told: int = 0
+
+    def next_turn(self) -> int:
+        self.turn += 1
+        return self.turn
+
+
+@dataclass
+class Registrations:
+    """Of all clusters.
+
+    add:   makes a key due
+    clock: seconds that only go forward
+    now:   wall-clock time, in UTC, for what is written down for the next operator
+    """
+
+    talk: Talk
+    add: Callable[[Key], None]
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _known: dict[Key, _Known] = field(default_factory=dict)
+    _looking: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKS))
+
+    def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> Registry | None:
+        """What was last known; a look that is due is begun, and makes the key due when it finds something new."""
+        known = self._of(key, question)
+        seldom = SOON_SECONDS if known.odd or known.error else SELDOM_SECONDS
+        self._look_if_due(key, known, seldom)
+        return self._registry(known, workloads)
+
+    async def fresh(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> Registry | None:
+        """What is so now.  An etcd that did not answer is waited for once; its answer makes the key due."""
+        known = self._of(key, question)
+        if known.error is None:
+            await self._look(key, known)
+        else:
+            self._look_if_due(key, known, DEAD_SECONDS)
+        return self._registry(known, workloads)
+
+    async def command(self, key: Key, question: Question, drain: Collection[str]) -> None:
+        """Let exactly these pods be told to drain.  What etcd does not take now is missing at the next look, and written then."""
+        known, now = self._of(key, question), self.clock()
+        known.asked = {pod: known.asked.get(pod, now) for pod in drain}
+        if known.last is None or known.error is not None:
+            return
+        told = {pod: self.now() - timedelta(seconds=now - known.asked[pod]) for pod in drain if pod not in known.last.commands}
+        serve = set(known.last.commands).difference(drain)
+        if not told and not serve:
+            return
+        logger.info("commands key=%s drain=%s serve=%s", key, ",".join(sorted(told)), ",".join(sorted(serve)))
+        error = await _error(self.talk.command(question, key, told, serve))
+        if error is None:
+            commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **told}
+            known.last, known.told = Registered(known.last.records, commands), known.next_turn()
+        else:
+            known.error, known.at = error, now
+
+    async def remove(self, key: Key, question: Question, pods: Collection[str]) -> None:
+        """Remove the records of pods that do not exist, as they were last read."""
+        known = self._of(key, question)
+        if not pods or known.last is None or known.error is not None:
+            return
+        records = [stored for pod, stored in known.last.records.items() if pod in pods]
+        error = await _error(self.talk.remove(question, key, records))
+        if error is not None:
+            logger.warning("records not removed key=%s error=%s", key, error)
+        known.at = None  # look again
+
+    def forget(self, key: Key) -> None:
+        """A PDCluster is gone."""
+        self._known.pop(key, None)
+        task = self._looking.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    async def run(self) -> None:
+        """Keep the looks that passes begin; none outlives it."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tasks = list(self._looking.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _of(self, key: Key, question: Question) -> _Known:
+        known = self._known.get(key)
+        if known is None or known.question != question:
+            self.forget(key)
+            known = self._known[key] = _Known(question)
+        return known
+
+    def _look_if_due(self, key: Key, known: _Known, seconds: float) -> None:
+        is_due = known.at is None or self.clock() - known.at >= seconds
+        if is_due and key not in self._looking:
+            self._looking[key] = asyncio.create_task(self._look_behind(key, known), name=f"records of {key}")
+
+    async def _look_behind(self, key: Key, known: _Known) -> None:
+        before, error = _content(known), known.error
+        try:
+            async with self._slots:
+                await self._look(key, known)
+        finally:
+            if self._looking.get(key) is asyncio.current_task():
+                del self._looking[key]
+        if known.error is None and (error is not None or _content(known) != before):
+            self.add(key)
+
+    async def _look(self, key: Key, known: _Known) -> None:
+        turn = known.next_turn()
+
+        async def read() -> None:
+            found = await self.talk.registered(known.question, key)
+            if turn > known.told:
+                known.last, known.told = found, turn
+
+        known.error = await _error(read())
+        known.at = self.clock()
+        if known.error is not None or known.last is None:
+            logger.info("records not read key=%s error=%s", key, known.error)
+            return
+        for pod, since in known.last.commands.items():
+            if since is not None:
+                known.asked.setdefault(pod, self.clock() - max(0.0, (self.now() - since).total_seconds()))
+
+    def _registry(self, known: _Known, workloads: Iterable[WorkloadState]) -> Registry | None:
+        now = self.clock()
+        asked = {pod: now - since for pod, since in known.asked.items()}
+        if known.error is not None:
+            return Registry(asked=asked, error=known.error)
+        if known.last is None:
+            return None
+        states = {pod: stored.record.state for pod, stored in known.last.records.items()}
+        odd = frozenset[str]().union(*ghosts_and_orphans(states, workloads))
+        known.odd = {pod: known.odd.get(pod, now) for pod in odd}
+        return Registry(states, frozenset(known.last.commands), asked, {pod: now - since for pod, since in known.odd.items()})
+
+
+def _content(known: _Known) -> tuple[object, ...]:
+    """What a plan could make something of."""
+    if known.last is None:
+        return ()
+    return {pod: stored.record.state for pod, stored in known.last.records.items()}, frozenset(known.last.commands)
+
+
+async def _error(talking: Awaitable[object]) -> str | None:
+    """Why it went wrong, in a sentence; None = it did not."""
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            await talking
+    except TimeoutError:
+        return f"etcd has not answered within {ASK_SECONDS:.0f} s"
+    except (EtcdUnreachableError, ClusterError) as e:
+        return str(e)
+    except Exception as e:
+        logger.exception("etcd not asked")
+        return f"etcd cannot be asked ({type(e).__name__}); the operator's log says more"
+    return None

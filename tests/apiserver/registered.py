@@ -1,0 +1,85 @@
+"""Stands in for workers in etcd: pods that are ready are registered there, and drain when they are told to."""
+
+import contextlib
+import json
+import threading
+import time
+from http.client import HTTPException
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from pdcluster_operator.api.labels import CLUSTER, POOL, REVISION, ROLE
+from pdcluster_operator.discovery import keys
+from tests.apiserver.plain_api import Body, PlainApi
+from tests.system.etcd_server import EtcdServer
+
+TICK_SECONDS = 0.05
+
+
+class Registered:
+    """Keeps the records of a namespace's ready pods, while it is entered.
+
+    busy: pods that have requests, and so stay draining; may be changed at any time
+    """
+
+    def __init__(self, api: PlainApi, namespace: str, etcd: EtcdServer) -> None:
+        self.busy: set[str] = set()
+        self._api, self._etcd, self._namespace = api, etcd, namespace
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def states(self, name: str) -> dict[str, str]:
+        """What the workers of a cluster say of themselves, by pod."""
+        prefix = f"{keys.cluster_prefix(self._namespace, name)}workers/"
+        return {key.rpartition("/")[2]: json.loads(value)["state"] for key, value in self._etcd.values(prefix).items()}
+
+    def commands(self, name: str) -> set[str]:
+        """Pods of a cluster that are told to drain."""
+        prefix = f"{keys.cluster_prefix(self._namespace, name)}commands/"
+        return {key.removeprefix(prefix) for key in self._etcd.values(prefix)}
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            with contextlib.suppress(AssertionError, OSError, HTTPException, httpx.HTTPError):  # one of the servers is away: look again
+                self._tick()
+            time.sleep(TICK_SECONDS)
+
+    def _tick(self) -> None:
+        stored = self._etcd.values(f"/pdcluster/{self._namespace}/")
+        pods = self._api.items(f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={REVISION}")
+        found = {record_key(self._namespace, pod["metadata"]): pod for pod in pods}
+        for key in {key for key in stored if "/workers/" in key} - set(found):
+            self._etcd.delete(key)
+        for key, pod in found.items():
+            record = self._record(pod, stored)
+            if record is not None and stored.get(key) != record.encode():
+                self._etcd.put(key, record)
+
+    def _record(self, pod: Body, stored: dict[str, bytes]) -> str | None:
+        if not any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ())):
+            return None
+        metadata = pod["metadata"]
+        is_told = keys.command_key(self._namespace, metadata["labels"][CLUSTER], metadata["name"]) in stored
+        return record_of("ready" if not is_told else "draining" if metadata["name"] in self.busy else "drained")
+
+
+def record_key(namespace: str, metadata: dict[str, Any]) -> str:
+    """Where the worker of a pod is registered."""
+    marks = metadata["labels"]
+    prefix = keys.workers_prefix(namespace, marks[CLUSTER], marks[REVISION])
+    return keys.worker_key(prefix, marks[ROLE], marks[POOL], metadata["name"])
+
+
+def record_of(state: str) -> str:
+    """A record as far as the operator reads it."""
+    return json.dumps({"engine_id": "e1", "state": state, **{f"{kind}_address": "h:1" for kind in ("http", "grpc", "kv")}})

@@ -1,0 +1,237 @@
+"""The autoscaler from real HTTP scrapes to StatefulSets: grows and shrinks, advises, goes on after a restart, and holds without numbers."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.fake_workers import FakeWorkers
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.passes import Passes, passes_over
+from tests.apiserver.plain_api import PlainApi
+
+QUICK = {"mode": "On", "intervalSeconds": 1, "scaleDown": {"windowSeconds": 2, "maxStep": None}}
+ROLES = {
+    "prefill": {"pools": [{"name": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 3}]},
+    "decode": {"pools": [{"name": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 4}]},
+}
+
+
+class Work:
+    """A cluster with workers, and the operator's passes over it."""
+
+    def __init__(self, scene: Scene, passes: Passes, workers: FakeWorkers, nodes: Nodes) -> None:
+        self.scene, self.passes, self.workers, self.nodes = scene, passes, workers, nodes
+
+    async def look(self) -> None:
+        """What watches would tell, and the passes that follow from it."""
+        for role in self.workers.num:
+            found = self.scene.api.get(self.scene.path("StatefulSet", self.scene.workload(role)))
+            self.workers.num[role] = 0 if found is None else found["status"].get("readyReplicas", 0)
+        await self.passes.loop.fill()
+        await self.passes.until_written()
+
+    async def until(self, holds: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> None:
+        """Look until it holds."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, self.scene.status
+            await self.look()
+            await asyncio.sleep(0.1)
+
+    async def rounds(self, number: int) -> int:
+        """So many rounds of scrapes, each with its decision; returns how many passes wrote something."""
+        wrote, seen = 0, 0
+        while seen < number:
+            await self.passes.loop.fill()
+            (followed,) = self.passes.loop._autoscaling._followed.values()
+            seen += followed.seen is not None
+            wrote += sum(done.wrote for done in await self.passes.until_written())
+            await asyncio.sleep(0.1)
+        return wrote
+
+    def decided(self, role: str) -> int | None:
+        """Workers by the record."""
+        found = self.scene.status.get("autoscaling", {}).get("replicas", [])
+        return next((each["replicas"] for each in found if each["role"] == role), None)
+
+    def scaled(self, role: str) -> int:
+        """What the pool's scaler asks for."""
+        found = self.scene.api.get(self.scene.path("PDPoolScaler", f"chat-{role}-cpu"))
+        assert found is not None
+        replicas: int = found["spec"]["replicas"]
+        return replicas
+
+    def events(self, reason: str) -> list[str]:
+        """Messages of the events with a reason."""
+        items = self.scene.api.items(f"/api/v1/namespaces/{self.scene.namespace}/events")
+        return [event["message"] for event in items if event["reason"] == reason]
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.scene.status.get("autoscaling", {}).get("lastDecisions", [])
+        return found
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[FakeWorkers]:
+    async with FakeWorkers() as found:
+        yield found
+
+
+@asynccontextmanager
+async def at_work(plane: ControlPlane, namespace: str, workers: FakeWorkers, **autoscale: Any) -> AsyncIterator[Work]:
+    """A ready cluster with one worker of each role; its passes come as the test asks for them, and scrapes by themselves."""
+    scene = Scene(PlainApi(plane.kubeconfig), namespace)
+    scene.create(roles=ROLES, autoscale={**QUICK, **autoscale}, rollout={"drainTimeoutSeconds": 1})
+    with Nodes(scene.api, namespace, workers.rule) as nodes:
+        async with passes_over(plane.kubeconfig, namespace, worker_port=workers.port) as passes:
+            scrapes = asyncio.create_task(passes.loop._autoscaling.run())
+            try:
+                work = Work(scene, passes, workers, nodes)
+                await work.until(lambda: scene.condition("Ready").get("status") == "True")
+                yield work
+            finally:
+                scrapes.cancel()
+                await asyncio.gather(scrapes, return_exceptions=True)
+
+
+async def test_load_grows_decode_and_when_it_stops_it_shrinks(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+    async with at_work(control_plane, namespace, workers) as work:
+        await work.until(lambda: work.decided("decode") == 1)
+        workers.load["decode"] = 2.2  # 0.75 each is the line: three workers
+        await work.until(lambda: work.scene.replicas("decode") == 3)
+        assert (work.decided("decode"), work.decided("prefill"), work.scene.replicas("prefill")) == (3, 1, 1)
+        assert work.scaled("decode") == 3
+        newest = work.decisions[0]
+        assert {step["rule"] for step in newest["steps"]} >= {"need", "pool"}
+        assert any(read["name"] == "kv_cache_usage_ratio" for read in newest["inputs"])
+        assert any("decode/cpu" in message for message in work.events("Autoscaled"))
+
+        workers.load["decode"] = 0.1
+        await work.until(lambda: work.scene.replicas("decode") == 1)
+        assert work.decided("decode") == 1
+        await work.until(lambda: work.scene.condition("Ready").get("status") == "True")
+        assert work.scene.condition("MetricsMissing") == {}
+
+
+async def test_a_steady_load_writes_nothing(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+    async with at_work(control_plane, namespace, workers) as work:
+        await work.until(lambda: work.decided("decode") == 1)
+        await work.rounds(2)
+        before = work.scene.versions()
+        assert await work.rounds(3) == 0
+        assert work.scene.versions() == before
+        assert len(work.decisions) == 1
+
+
+async def test_advise_writes_the_status_alone(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+    async with at_work(control_plane, namespace, workers, mode="Advise") as work:
+        workers.load["decode"] = 1.4
+        await work.until(lambda: (work.decided("decode") or 0) >= 2)
+        await work.rounds(2)
+        assert work.scene.status["autoscaling"]["mode"] == "Advise"
+        assert work.scene.replicas("decode") == 1
+        assert work.scaled("decode") == 1
+        assert any("is recommended" in message for message in work.events("Advised"))
+        assert work.events("Autoscaled") == []
+
+        work.scene.change(autoscale={"mode": "Off"})
+        await work.until(lambda: "autoscaling" not in work.scene.status)
+
+
+async def test_an_operator_that_starts_in_the_middle_goes_on_from_the_record(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
+    async with at_work(control_plane, namespace, workers) as work:
+        scene = work.scene
+        workers.load["decode"] = 2.2
+        while (work.decided("decode") or 0) < 2:  # one pass at a time: the one that decides only records
+            await work.passes.loop.fill()
+            await work.passes.one()
+            await asyncio.sleep(0.1)
+        recorded = work.decided("decode")
+        assert scene.replicas("decode") == 1
+        async with passes_over(control_plane.kubeconfig, namespace, worker_port=workers.port) as passes:  # has seen no metrics
+            await passes.until_written()
+            assert scene.replicas("decode") == recorded
+            assert work.decided("decode") == recorded
+
+
+async def test_a_scale_by_hand_does_not_count_and_is_said(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+    async with at_work(control_plane, namespace, workers) as work:
+        await work.until(lambda: work.decided("decode") == 1)
+        control_plane.kubectl("scale", "--namespace", namespace, "pdps/chat-decode-cpu", "--replicas=3")
+        await work.until(lambda: work.events("ScalersOverridden"))
+        assert work.scaled("decode") == 1
+        assert work.scene.replicas("decode") == 1
+        (message,) = work.events("ScalersOverridden")
+        assert message.startswith("decode/cpu: kubectl asked for 3 workers; the autoscaler alone decides, and keeps 1")
+
+
+async def test_without_numbers_everything_holds_and_that_is_said(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+    async with at_work(control_plane, namespace, workers, staleAfter=1) as work:
+        workers.load["decode"] = 1.4
+        await work.until(lambda: work.scene.replicas("decode") == 2 and work.scene.condition("Ready").get("status") == "True")
+        workers.is_well, workers.load["decode"] = False, 0.0
+        await work.until(lambda: work.scene.condition("MetricsMissing"))
+        await work.rounds(4)
+        assert work.scene.replicas("decode") == work.decided("decode") == 2
+        assert "ready workers give no numbers" in work.scene.condition("MetricsMissing")["message"]
+        workers.is_well = True
+        await work.until(lambda: not work.scene.condition("MetricsMissing"))
+
+
+async def test_a_type_without_room_gives_back_and_the_next_pool_grows(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
+    async with at_work(control_plane, namespace, workers, capacitySeconds=1) as work:
+        scene = work.scene
+        scene.change(roles={"decode": {"pools": [*ROLES["decode"]["pools"], {"name": "spare", "gpu": "H100", "replicas": 0}]}})
+        await work.until(lambda: len(scene.status["autoscaling"]["replicas"]) == 3)
+        let_nodes_be_full(work)
+        workers.load["decode"] = 1.0
+        await work.until(lambda: scene.condition("CapacityShort"))
+        assert scene.condition("CapacityShort")["message"].startswith("cpu is short of 1 worker that no node takes")
+        spare = scene.path("StatefulSet", scene.workload("decode", "spare"))
+        await work.until(lambda: (found := scene.api.get(spare)) is not None and found["spec"]["replicas"] >= 1)
+        await work.until(lambda: scene.replicas("decode") == 1)
+        assert any(step["rule"] == "capacity" for entry in work.decisions for step in entry["steps"])
+
+
+def let_nodes_be_full(work: Work) -> None:
+    """From now on no node takes a second decode worker of pool cpu."""
+    rule = work.nodes.rule
+
+    def crowded(pod: dict[str, Any]) -> dict[str, Any] | None:
+        if not re.search(r"-decode-cpu-\w+-[1-9]$", pod["metadata"]["name"]):
+            return rule(pod)
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: Insufficient cpu"}
+        return {"phase": "Pending", "conditions": [condition]}
+
+    work.nodes.rule = crowded
+
+
+async def test_the_running_loop_scrapes_decides_and_scales(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
+    scene = Scene(PlainApi(control_plane.kubeconfig), namespace)
+    scene.create(roles=ROLES, autoscale=QUICK)
+    workers.load["decode"] = 2.2
+    async with passes_over(control_plane.kubeconfig, namespace, worker_port=workers.port, resync_seconds=1.0) as passes:
+        running = asyncio.create_task(passes.loop.run())
+        with Nodes(scene.api, namespace, workers.rule):
+            for key in passes.loop.cache.clusters():
+                passes.loop.add(key)
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while scene.replicas("decode") != 4:  # nobody tells the workers how many they are, so all stay full
+                assert time.monotonic() < deadline, scene.status
+                assert not running.done()
+                await asyncio.sleep(0.2)
+        passes.loop.stop()
+        await running
+    assert scene.status["autoscaling"]["replicas"][1]["replicas"] == 4

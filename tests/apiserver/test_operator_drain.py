@@ -1,0 +1,203 @@
+"""No worker is scaled away while it holds a request: commands in a real etcd first, replicas when they are obeyed."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_fixtures import operator_in
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
+from tests.apiserver.plain_api import PlainApi
+from tests.apiserver.registered import Registered
+from tests.system.etcd_server import EtcdServer
+from tests.system.waiting import wait_for
+
+_numbers = itertools.count(1)
+NAMESPACE = "operator-drain"
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE) as process:
+        yield process
+
+
+class Drained:
+    """A ready cluster of three decode workers that register in an etcd of their own."""
+
+    def __init__(self, scene: Scene, etcd: EtcdServer, workers: Registered, operator: OperatorProcess) -> None:
+        self.scene, self.etcd, self.workers, self.operator = scene, etcd, workers, operator
+
+    def pod(self, ordinal: int) -> str:
+        return f"{self.scene.workload('decode')}-{ordinal}"
+
+    def scale(self, replicas: int) -> None:
+        """`kubectl scale` on the scaler."""
+        path = self.scene.path("PDPoolScaler", f"{self.scene.name}-decode-cpu")
+        assert self.scene.api.merge(path, {"spec": {"replicas": replicas}}) is not None
+
+    def await_replicas(self, replicas: int) -> None:
+        wait_for(lambda: self.scene.replicas("decode") == replicas, DEADLINE_SECONDS, self.describe)
+
+    def await_commands(self, *ordinals: int) -> None:
+        wanted = {self.pod(ordinal) for ordinal in ordinals}
+        wait_for(lambda: self.workers.commands(self.scene.name) == wanted, DEADLINE_SECONDS, self.describe)
+
+    def await_states(self, *states: str) -> None:
+        """Of the decode workers, in their order."""
+
+        def holds() -> bool:
+            found = self.workers.states(self.scene.name)
+            return [state for pod, state in sorted(found.items()) if "-decode-" in pod] == [*states]
+
+        wait_for(holds, DEADLINE_SECONDS, self.describe)
+
+    def await_words(self, words: str, kind: str = "DecodeReady") -> None:
+        wait_for(lambda: words in self.scene.condition(kind).get("message", ""), DEADLINE_SECONDS, self.describe)
+
+    def await_looks(self) -> None:
+        """The operator has looked at the cluster again and again."""
+        before = self.operator.metric("pdcluster_operator_reconcile_seconds_count")
+        wait_for(lambda: self.operator.metric("pdcluster_operator_reconcile_seconds_count") >= before + 3, DEADLINE_SECONDS, self.describe)
+
+    def describe(self) -> str:
+        return f"replicas {self.scene.replicas('decode')}; {self.scene.status}; {self.operator.log_end}"
+
+
+@pytest.fixture
+def drained(control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path) -> Iterator[Drained]:
+    api, etcd = PlainApi(control_plane.kubeconfig), EtcdServer(tmp_path)
+    etcd.start()
+    scene = Scene(api, NAMESPACE, f"chat-{next(_numbers)}")
+    decode = {"pools": [{"name": "cpu", "replicas": 3, "minReplicas": 0, "maxReplicas": 5}]}
+    with Nodes(api, NAMESPACE), Registered(api, NAMESPACE, etcd) as workers:
+        scene.create(roles={**SPEC["roles"], "decode": decode}, discovery={"etcd": {"endpoints": [etcd.endpoint]}})
+        scene.await_condition("Ready", "True")
+        found = Drained(scene, etcd, workers, operator)
+        found.await_states("ready", "ready", "ready")
+        yield found
+        scene.delete()
+        wait_for(lambda: not scene.pods(), DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    etcd.close()
+
+
+def test_replicas_go_down_when_the_highest_have_drained_and_the_commands_go_with_the_pods(drained: Drained):
+    drained.workers.busy = {drained.pod(1)}
+    drained.scale(1)
+    drained.await_replicas(2)  # the highest had nothing to finish
+    drained.await_commands(1)
+    drained.await_states("ready", "draining")
+    drained.await_words(f"1 worker drains before the pool shrinks: pod {drained.pod(1)}")
+    drained.await_looks()
+    assert drained.scene.replicas("decode") == 2
+    assert drained.scene.condition("DecodeReady")["reason"] == "Scaling"
+    drained.workers.busy = set()
+    drained.await_replicas(1)
+    drained.await_commands()
+    drained.scene.await_condition("DecodeReady", "True", "AsDeclared")
+    drained.scale(2)
+    drained.await_states("ready", "ready")  # the new pod of the name is told nothing
+
+
+def test_a_scale_up_takes_back_who_has_drained(drained: Drained):
+    drained.workers.busy = {drained.pod(2)}
+    pods = drained.scene.pods()
+    drained.scale(1)
+    drained.await_states("ready", "drained", "draining")
+    drained.scale(3)
+    drained.await_commands()
+    drained.await_states("ready", "ready", "ready")
+    assert drained.scene.pods() == pods
+    assert drained.scene.replicas("decode") == 3
+
+
+def test_a_stateful_set_that_is_scaled_by_hand_is_put_back_and_nobody_drains(drained: Drained):
+    path, pods = drained.scene.path("StatefulSet", drained.scene.workload("decode")), drained.scene.pods()
+    for replicas in (5, 1):
+        assert drained.scene.api.merge(path, {"spec": {"replicas": replicas}}) is not None
+        drained.await_replicas(3)
+    wait_for(lambda: len(drained.scene.pods()) == len(pods), DEADLINE_SECONDS, drained.describe)
+    drained.await_commands()
+    drained.await_states("ready", "ready", "ready")
+
+
+def test_an_operator_that_is_killed_in_the_middle_goes_on(drained: Drained):
+    drained.workers.busy = {drained.pod(2)}
+    drained.scale(2)
+    drained.await_commands(2)
+    key = f"/pdcluster/{NAMESPACE}/{drained.scene.name}/commands/{drained.pod(2)}"
+    since = json.loads(drained.etcd.values(key.rpartition("/")[0] + "/")[key])["since"]
+    drained.operator.kill()
+    drained.operator.start()
+    drained.await_looks()
+    assert drained.scene.replicas("decode") == 3
+    assert json.loads(drained.etcd.values(key.rpartition("/")[0] + "/")[key])["since"] == since
+    drained.workers.busy = set()
+    drained.await_replicas(2)
+
+
+def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_is_told_again(drained: Drained):
+    drained.etcd.kill()
+    drained.scale(2)
+    drained.await_words("shrinking is held, for etcd does not say whether pod")
+    drained.await_looks()
+    assert drained.scene.replicas("decode") == 3
+    drained.workers.busy = {drained.pod(2)}
+    drained.etcd.start(empty=True)
+    drained.await_commands(2)
+    drained.await_states("ready", "ready", "draining")
+    drained.await_looks()
+    assert drained.scene.replicas("decode") == 3
+    drained.workers.busy = set()
+    drained.await_replicas(2)
+
+
+def test_what_a_time_limit_cuts_is_counted_and_said(drained: Drained):
+    before = drained.operator.metric("pdcluster_operator_drains_cut_total")
+    drained.workers.busy = {drained.pod(2)}
+    drained.scene.change(rollout={"drainTimeoutSeconds": 2})
+    drained.scale(2)
+    drained.await_states("ready", "ready", "draining")
+    drained.await_replicas(2)
+    wait_for(lambda: drained.operator.metric("pdcluster_operator_drains_cut_total") == before + 1, DEADLINE_SECONDS, drained.describe)
+    path = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
+
+    def notes() -> list[str]:
+        return [event["note"] for event in drained.scene.api.items(path) if event["reason"] == "DrainCut"]
+
+    wait_for(lambda: any(f"pod {drained.pod(2)} had not drained" in note for note in notes()), DEADLINE_SECONDS, lambda: f"{notes()}")
+
+
+def test_a_time_limit_counts_while_etcd_is_away_too(drained: Drained):
+    drained.scene.change(rollout={"drainTimeoutSeconds": 2})
+    drained.etcd.kill()
+    drained.scale(2)
+    drained.await_replicas(2)
+
+
+def test_a_pool_that_is_no_longer_declared_drains_before_it_goes(drained: Drained):
+    scene = drained.scene
+    drained.workers.busy = {drained.pod(ordinal) for ordinal in range(3)}
+    scene.change(roles={"decode": {"pools": [{"name": "new", "replicas": 1}]}})
+    drained.await_commands(0, 1, 2)
+    drained.await_words("pool cpu: 3 workers drain before the pool shrinks")
+    drained.await_looks()
+    assert scene.replicas("decode") == 3
+    drained.workers.busy = {drained.pod(0)}
+    drained.await_replicas(1)
+    drained.workers.busy = set()
+    wait_for(lambda: scene.workload("decode") not in scene.children("StatefulSet"), DEADLINE_SECONDS, drained.describe)
+    drained.await_commands()
+
+
+def test_a_command_for_nobody_is_taken_back_and_the_status_says_that_records_and_pods_agree(drained: Drained):
+    drained.scene.await_condition("DiscoveryInSync", "True", "AsDeclared")
+    drained.etcd.put(f"/pdcluster/{NAMESPACE}/{drained.scene.name}/commands/nobody", "{}")
+    drained.operator.kill()
+    drained.operator.start()  # it looks anew
+    drained.await_commands()

@@ -1,0 +1,144 @@
+"""`pdctl why` and `pdctl plan` ask the real API server, as the user of a kubeconfig."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pdcluster_operator.api import labels
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.cli.main import app
+from pdcluster_operator.plan.autoscale.explain import Record, remembered
+from pdcluster_operator.plan.autoscale.values import Decision, Input, Step
+from tests.apiserver.cluster_objects import ingress_service, scaler, stateful_set
+from tests.apiserver.control_plane import ControlPlane, binary
+from tests.apiserver.objects import Objects
+from tests.operator.object_cases import Change, at, minimal
+
+DECISION = Decision(
+    {("prefill", "cpu"): 1, ("decode", "cpu"): 2},
+    (Input("decode", "num_requests_waiting", 20.0, 16.0),),
+    (Step("pool", "decode/cpu", 1, 2, "the cheapest pool that has capacity"),),
+)
+
+
+@pytest.fixture
+def pdctl(control_plane: ControlPlane, namespace: str) -> Callable[..., Any]:
+    """Run it as the administrator, in this test's namespace."""
+    options = ("--kubeconfig", str(control_plane.kubeconfig), "--namespace", namespace)
+    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments), *options])
+
+
+def written(folder: Path, *changes: Change) -> Path:
+    document = minimal()
+    for change in changes:
+        change(document)
+    path = folder / "new.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def running(plane: ControlPlane, clusters: Objects, namespace: str) -> None:
+    """A PDCluster with the decode pool's StatefulSet and its scaler, which was scaled to 3."""
+    owner = clusters.create(minimal()).content
+    revision = revision_of(parse(owner).spec)
+    name = WorkloadId("chat", "decode", "cpu", revision).name
+    body = stateful_set(owner, replicas=3)
+    body["metadata"] = {**body["metadata"], "name": name, "labels": labels.workload_labels("chat", "decode", "cpu", revision)}
+    for each in (body, ingress_service(owner, revision), scaler(owner, replicas=3)):
+        plane.kubectl("create", "--namespace", namespace, "-f", "-", input=yaml.safe_dump(each))
+
+
+def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], clusters: Objects):
+    document = minimal()
+    at("spec.autoscale.mode", "On")(document)
+    clusters.create(document)
+    none = pdctl("why", "chat")
+    entries = remembered(None, Record(datetime(2026, 3, 4, tzinfo=UTC), DECISION))
+    sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in DECISION.replicas.items()]
+    status = {"autoscaling": {"mode": "On", "replicas": sizes, "lastDecisions": entries}}
+    answer = clusters.merge("chat", {"status": status}, "status")
+    assert answer.accepted, answer.content
+
+    shown = pdctl("why", "chat")
+
+    assert (none.exit_code, "chat has no decision yet" in none.stderr) == (1, True)
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.output.splitlines()[0] == "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2"
+    assert "num_requests_waiting 20, line 16" in shown.output
+
+
+def test_an_object_that_is_not_there_is_named_with_its_namespace(pdctl: Callable[..., Any], namespace: str):
+    result = pdctl("why", "talk")
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: no PDCluster talk in namespace {namespace}; `kubectl get pdc -A` lists all, -n names another namespace\n"
+    )
+
+
+def test_a_missing_right_is_said(control_plane: ControlPlane, namespace: str):
+    kubeconfig = control_plane.kubeconfig_for("nobody-in-particular")
+    result = CliRunner().invoke(app, ["why", "chat", "--kubeconfig", str(kubeconfig), "-n", namespace])
+
+    assert result.exit_code == 1
+    assert "nobody-in-particular" in result.stderr
+    assert result.stderr.endswith("; ask for the right, or read a file instead\n")
+
+
+def test_the_namespace_is_the_contexts_unless_one_is_given(control_plane: ControlPlane):
+    result = CliRunner().invoke(app, ["why", "chat"], env={"KUBECONFIG": str(control_plane.kubeconfig)})
+
+    assert (result.exit_code, "no PDCluster chat in namespace default;" in result.stderr) == (1, True)
+
+
+def test_plan_of_a_new_object_makes_everything(pdctl: Callable[..., Any], namespace: str, tmp_path: Path):
+    result = pdctl("plan", "-f", written(tmp_path))
+
+    assert result.exit_code == 0, result.stderr
+    assert result.output.startswith(f"chat (namespace {namespace}) would be made, with revision ")
+
+
+def test_plan_counts_what_really_runs(
+    pdctl: Callable[..., Any], control_plane: ControlPlane, clusters: Objects, namespace: str, tmp_path: Path
+):
+    running(control_plane, clusters, namespace)
+    same = pdctl("plan", "-f", written(tmp_path))
+    rolled = pdctl("plan", "-f", written(tmp_path, at("spec.engine.maxSequences", 32)))
+
+    assert "nothing would change" in same.output, same.stderr
+    rows = [line.split() for line in rolled.output.splitlines()]
+    assert ["decode/cpu", "cpu", "3", "3"] in [row[:4] for row in rows]
+    assert ["cpu", "3", "7", "4", "4"] in rows
+
+
+def test_plan_of_a_file_that_the_api_server_would_refuse_says_the_same(pdctl: Callable[..., Any], clusters: Objects, tmp_path: Path):
+    clusters.create(minimal())
+    change = at("spec.roles.decode.pools.0.gpu", "B300")
+    result = pdctl("plan", "-f", written(tmp_path, change))
+    document = minimal()
+    change(document)
+
+    assert (result.exit_code, "gpu: of the pool cpu cannot change from cpu to B300" in result.stderr) == (2, True)
+    assert not clusters.apply(document, force=True).accepted
+
+
+def test_kubectl_finds_it_as_a_plugin(control_plane: ControlPlane, namespace: str, tmp_path: Path):
+    plugin = tmp_path / "kubectl-pd"
+    plugin.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pdcluster_operator "$@"\n')
+    plugin.chmod(0o755)
+    command = [str(binary("kubectl")), "pd", "why", "talk", "-n", namespace, "--kubeconfig", str(control_plane.kubeconfig)]
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: no PDCluster talk in namespace {namespace};")

@@ -1,0 +1,117 @@
+"""Records of workers that do not exist, on a real etcd and a real API server, pass by pass and by a clock that a test sets."""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pdcluster_operator.discovery import keys
+from pdcluster_operator.reconcile.registry import SELDOM_SECONDS
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.passes import Passes, passes_over
+from tests.apiserver.plain_api import PlainApi
+from tests.apiserver.registered import record_key, record_of
+from tests.system.etcd_server import EtcdServer
+from tests.system.waiting import wait_for
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path)
+    server.start()
+    yield server
+    server.close()
+
+
+class Recorded:
+    """A cluster whose pods are ready and registered, and the passes over it."""
+
+    def __init__(self, scene: Scene, etcd: EtcdServer, passes: Passes) -> None:
+        self.scene, self.etcd, self.passes = scene, etcd, passes
+        self._seconds = 0.0
+        passes.loop._registrations.clock = lambda: time.monotonic() + self._seconds
+
+    def put(self, pod: str) -> str:
+        """Register a decode worker; returns its key."""
+        prefix = keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
+        key = keys.worker_key(prefix, "decode", "cpu", pod)
+        self.etcd.put(key, record_of("ready"))
+        return key
+
+    def records(self) -> set[str]:
+        return set(self.etcd.values(keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)))
+
+    async def look(self) -> str:
+        """Passes until all is known and told that is so now; returns the message of the condition."""
+        for _ in ("etcd is asked", "what it says is odd", "and stays so"):
+            self._seconds += SELDOM_SECONDS
+            await self.passes.loop.fill()
+            await self.passes.until_written()
+            for task in list(self.passes.loop._registrations._looking.values()):
+                await task
+        await self.passes.until_written()
+        return str(self.scene.condition("DiscoveryInSync").get("message"))
+
+
+@asynccontextmanager
+async def recorded(plane: ControlPlane, namespace: str, etcd: EtcdServer) -> AsyncIterator[Recorded]:
+    scene = Scene(PlainApi(plane.kubeconfig), namespace)
+    scene.create(discovery={"etcd": {"endpoints": [etcd.endpoint]}})
+    async with passes_over(plane.kubeconfig, namespace) as passes:
+        await passes.until_written()
+        wait_for(lambda: len(scene.pods()) == 3, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+        for pod in scene.api.items(f"/api/v1/namespaces/{namespace}/pods"):
+            etcd.put(record_key(namespace, pod["metadata"]), record_of("ready"))
+        yield Recorded(scene, etcd, passes)
+
+
+async def test_the_record_of_a_pod_that_does_not_exist_is_removed_and_those_of_pods_stay(
+    control_plane: ControlPlane, namespace: str, etcd: EtcdServer
+):
+    with Nodes(PlainApi(control_plane.kubeconfig), namespace):
+        async with recorded(control_plane, namespace, etcd) as there:
+            assert await there.look() == "the records in etcd are those of the pods"
+            kept, ghost = there.records(), there.put("ghost")
+            assert "ghost" in await there.look()
+            wait_for(lambda: there.records() == kept, DEADLINE_SECONDS, lambda: f"{there.records()}")
+            assert ghost not in kept
+            await there.look()
+            assert await there.look() == "the records in etcd are those of the pods"
+            assert not (await there.passes.one()).wrote
+
+
+async def test_a_pod_that_only_the_api_server_knows_keeps_its_record(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+    """The cache may be behind, and a pod may have lost the labels by which it is found."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "stranger"},
+        "spec": {"containers": [{"name": "worker", "image": "example/worker:1"}]},
+    }
+    async with recorded(control_plane, namespace, etcd) as there:
+        there.scene.api.create(f"/api/v1/namespaces/{namespace}/pods", pod)
+        key = there.put("stranger")
+        assert "stranger" in await there.look()
+        await there.look()
+        assert key in there.records()
+
+
+async def test_when_most_have_no_pod_none_is_removed(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+    async with recorded(control_plane, namespace, etcd) as there:
+        ghosts = {there.put(f"ghost-{number}") for number in range(4)}
+        assert "4 of 7 records in etcd have no pod" in await there.look()
+        await there.look()
+        assert ghosts <= there.records()
+
+
+async def test_while_etcd_is_away_nothing_is_said_anew(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+    with Nodes(PlainApi(control_plane.kubeconfig), namespace):
+        async with recorded(control_plane, namespace, etcd) as there:
+            before = await there.look()
+            etcd.kill()
+            assert await there.look() == before
+            assert there.scene.condition("DiscoveryInSync")["status"] == "True"

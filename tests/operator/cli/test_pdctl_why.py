@@ -1,0 +1,187 @@
+"""`pdctl why`: decisions from a file; every way in which there is none."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pdcluster_operator.cli.main import app
+from pdcluster_operator.plan.autoscale.explain import Record, remembered
+from pdcluster_operator.plan.autoscale.values import Problem
+from tests.operator.autoscale.worlds import CALM, facts_of, make_spec, pool, see
+
+AT = datetime(2026, 3, 4, 12, 0, 5, tzinfo=UTC)
+SHORT = Problem("CapacityShort", "B200 is short of 2 workers: no node takes them, and the type is left alone for ten minutes")
+
+
+@pytest.fixture
+def why() -> Callable[..., Any]:
+    return lambda *arguments, stdin=None: CliRunner().invoke(app, ["why", *map(str, arguments)], input=stdin)
+
+
+def status(number: int = 1) -> dict[str, Any]:
+    spec = make_spec(prefill=[pool(2)], ratio={"min": 0.5}, budget={"total": 8})
+    decision = see(spec, facts_of(spec), decode=replace(CALM, num_waiting=20.0)).decision
+    entries: list[dict[str, Any]] = []
+    for minute in range(number):
+        entries = remembered(entries, Record(AT.replace(minute=minute), decision, (SHORT,)))
+    return {"autoscaling": {"mode": "On", "lastDecisions": entries}}
+
+
+def body(number: int = 1, mode: str = "On") -> dict[str, Any]:
+    return {"metadata": {"name": "chat"}, "spec": {"autoscale": {"mode": mode}}, "status": status(number)}
+
+
+def written(folder: Path, content: Any) -> Path:
+    path = folder / "status.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def test_table_leads_from_metric_values_to_replicas(tmp_path: Path, why: Callable[..., Any]):
+    result = why("chat", "-f", written(tmp_path, body()))
+    lines = result.output.splitlines()
+
+    assert result.exit_code == 0
+    assert lines[0] == "chat, 2026-03-04 12:00:05 UTC, carried out: prefill/x 2 to 3, decode/x 4 to 5"
+    assert lines[1].split() == ["ROLE", "RULE", "FROM", "TO", "WHY"]
+    words = [" ".join(line.split()) for line in lines]
+    assert "decode sees num_requests_waiting 80, line 16" in words
+    assert "decode need 4 8 num_requests_waiting 80 over 16: needs 8" in words
+    assert max(map(len, lines)) <= 100
+    assert words[-2].startswith("- problem CapacityShort: B200 is short of 2 workers: no node takes them")
+    assert words[-1].endswith("for ten minutes")
+
+
+def test_status_alone_and_json_from_stdin_will_do(why: Callable[..., Any]):
+    for content in (status(), {"status": status()}):
+        result = why("-f", "-", stdin=json.dumps(content))
+
+        assert (result.exit_code, result.output.splitlines()[0].partition(",")[0]) == (0, "this cluster")
+
+
+def test_a_time_without_quotes_is_read_too(tmp_path: Path, why: Callable[..., Any]):
+    text = yaml.safe_dump(body()).replace("'2026-03-04T12:00:05Z'", "2026-03-04T12:00:05Z")
+
+    assert "2026-03-04 12:00:05 UTC" in why("-f", written(tmp_path, text)).output
+
+
+def test_advice_is_called_so(tmp_path: Path, why: Callable[..., Any]):
+    assert "UTC, advice only: " in why("-f", written(tmp_path, body(mode="Advise"))).output
+
+
+def test_earlier_decisions_are_offered_and_shown(tmp_path: Path, why: Callable[..., Any]):
+    path = written(tmp_path, body(3))
+
+    assert why("-f", path).output.splitlines()[-1] == "2 earlier decisions: --last 3"
+    shown = why("-f", path, "--last", 2).output
+    assert [line.split()[2] for line in shown.splitlines() if line.startswith("chat,")] == ["12:02:05", "12:01:05"]
+    assert shown.splitlines()[-1] == "1 earlier decision: --last 3"
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (
+            {"metadata": {"name": "chat"}, "spec": {}},
+            1,
+            "chat has no decision: autoscaling is off; set spec.autoscale.mode to Advise (only shown) or On",
+        ),
+        ({"spec": {"autoscale": {"mode": "Off"}}}, 1, "this cluster has no decision: spec.autoscale.mode is Off; set it to Advise"),
+        (
+            {"spec": {"autoscale": {"mode": "On"}}, "status": {}},
+            1,
+            "this cluster has no decision yet: the first comes within a few intervals",
+        ),
+        ({"status": {"autoscaling": {"lastDecisions": [{"at": "?"}]}}}, 1, "this cluster has no decision: autoscaling is off"),
+        ("a: [", 2, "not YAML: "),
+        ("[" * 5000, 2, "not YAML: "),
+        ("[1, 2]", 2, "is no PDCluster and no status of one; write it by `kubectl get pdc NAME -o yaml`"),
+        ("kind: Pod\n", 2, "is no PDCluster and no status of one"),
+    ],
+)
+def test_no_decision_says_what_to_do(content: Any, code: int, message: str, tmp_path: Path, why: Callable[..., Any]):
+    result = why("-f", written(tmp_path, content))
+
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+
+
+def test_another_clusters_file_is_refused(tmp_path: Path, why: Callable[..., Any]):
+    result = why("talk", "-f", written(tmp_path, body()))
+
+    assert (result.exit_code, "holds chat, not talk" in result.stderr) == (2, True)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, why: Callable[..., Any]):
+    missing = why("-f", tmp_path / "none.yaml")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+
+    assert (missing.exit_code, "cannot be read: No such file or directory; give the path of a file, or - for stdin" in missing.stderr) == (
+        2,
+        True,
+    )
+    assert "is not UTF-8 text; save it as UTF-8" in why("-f", binary).stderr
+
+
+def test_a_name_or_a_file_is_needed(why: Callable[..., Any]):
+    result = why()
+
+    assert (result.exit_code, result.stderr) == (2, "error: which cluster? give its NAME, or a file with -f\n")
+
+
+def test_without_a_kubeconfig_the_places_are_named(tmp_path: Path, why: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = why("chat")
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: no kubeconfig: there is no file {tmp_path}/.kube/config; set KUBECONFIG, give --kubeconfig, or read a file instead\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["a: [", "{}", "contexts: 3\ncurrent-context: x\n"])
+def test_a_kubeconfig_that_cannot_be_used_is_named(text: str, tmp_path: Path, why: Callable[..., Any]):
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    result = why("chat", "--kubeconfig", path)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: kubeconfig {path} cannot be used: ")
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: here
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {}}]
+contexts: [{name: here, context: {cluster: c, user: u}}]
+"""
+
+
+def test_a_context_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, why: Callable[..., Any]):
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG)
+    result = why("chat", "--kubeconfig", path, "--context", "there")
+
+    assert (result.exit_code, result.stderr) == (2, f"error: kubeconfig {path} has no context 'there'; use one of here\n")
+
+
+def test_an_api_server_that_does_not_answer_is_said(tmp_path: Path, why: Callable[..., Any]):
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG)
+    result = why("chat", "--kubeconfig", path)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: the API server does not answer (")
+    assert result.stderr.endswith("; is the context the right one?\n")

@@ -1,0 +1,215 @@
+"""How far a StatefulSet may shrink: pods, etcd's word on each of them, the time limit."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_operator.api.workload import Workload
+from pdcluster_operator.plan.cluster import plan_cluster
+from pdcluster_operator.plan.drain import NO_RECORD_SECONDS, Shrink, ordinal_of, plan_drain, plan_shrink
+from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
+from tests.operator.plan.clusters import NOW, condition_of, identity, make_cluster, pool, running, workload
+
+OF = identity("r1")
+NAMES = [f"{OF.name}-{ordinal}" for ordinal in range(12)]
+
+
+def pod(ordinal: int, **fields: Any) -> PodState:
+    return PodState(**{"name": NAMES[ordinal], "workload": OF, "ready": True, "terminating": False, "node": "n1", **fields})
+
+
+def there(*pods: PodState, desired: int | None = None) -> WorkloadState:
+    return workload(OF, len(pods) if desired is None else desired, pods=pods)
+
+
+def four(**last: Any) -> WorkloadState:
+    """Four ready pods.  last: what is different of the highest."""
+    return there(pod(0), pod(1), pod(2), pod(3, **last))
+
+
+def registry(*states: str | None, told: tuple[int, ...] = (), asked: float = 0.0, error: str | None = None) -> Registry:
+    """states: by ordinal, None = no record; told: ordinals with a command."""
+    known = {NAMES[ordinal]: state for ordinal, state in enumerate(states) if state is not None}
+    return Registry(known, frozenset(NAMES[each] for each in told), asked=dict.fromkeys(NAMES, asked), error=error)
+
+
+ALL_READY = registry("ready", "ready", "ready", "ready")
+AWAY = registry(error="etcd does not answer")
+
+
+def test_all_that_are_too_many_are_told_first_and_none_goes():
+    found = plan_shrink(2, four(), ALL_READY, None)
+    assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
+
+
+@pytest.mark.parametrize(
+    ("states", "replicas"),
+    [
+        (("ready", "ready", "draining", "drained"), 3),
+        (("ready", "ready", "drained", "draining"), 4),  # a StatefulSet removes its highest first
+        (("ready", "ready", "drained", "drained"), 2),
+        (("ready", "drained", "drained", "drained"), 2),  # never below what is wanted
+    ],
+)
+def test_replicas_follow_the_highest_that_still_drains(states: tuple[str, ...], replicas: int):
+    found = plan_shrink(2, four(), registry(*states, told=(2, 3)), None)
+    assert (found.replicas, found.commands) == (replicas, frozenset(NAMES[2:4]))
+
+
+def test_a_drained_worker_that_nobody_told_now_is_told_before_it_is_believed():
+    found = plan_shrink(3, four(), registry("ready", "ready", "ready", "drained"), None)
+    assert (found.replicas, found.commands) == (4, {NAMES[3]})
+
+
+@pytest.mark.parametrize(
+    ("state", "last"),
+    [(None, {"ready": False}), (None, {"ready": False, "node": ""}), ("starting", {"ready": False}), ("ready", {"terminating": True})],
+    ids=["not-ready", "pending", "starting", "ending"],
+)
+def test_what_serves_nobody_goes_at_once(state: str | None, last: dict[str, Any]):
+    found = plan_shrink(3, four(**last), registry("ready", "ready", "ready", state), None)
+    assert found == Shrink(3)
+
+
+def test_a_pod_that_is_missing_is_not_waited_for():
+    assert plan_shrink(2, there(pod(0), pod(1), desired=4), ALL_READY, None) == Shrink(2)
+
+
+def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
+    assert plan_shrink(3, four(ready=False), registry("ready", "ready", "ready", "draining", told=(3,)), None).replicas == 4
+
+
+def test_a_ready_pod_without_a_record_is_waited_for_until_it_should_have_registered_again():
+    for asked, replicas in ((0.0, 4), (NO_RECORD_SECONDS, 3)):
+        assert plan_shrink(3, four(), registry("ready", "ready", "ready", None, asked=asked), None).replicas == replicas
+
+
+@pytest.mark.parametrize("known", [None, AWAY], ids=["not-asked", "away"])
+def test_without_an_answer_nobody_goes_who_may_serve(known: Registry | None):
+    assert plan_shrink(2, four(), known, None) == Shrink(4, frozenset(NAMES[2:4]), unknown=(NAMES[3], NAMES[2]))
+    assert plan_shrink(3, four(ready=False), known, None).replicas == 4
+    for last in ({"node": ""}, {"problem": ("ImageNotPulled", "it fails")}):
+        assert plan_shrink(3, four(ready=False, **last), known, None) == Shrink(3)
+
+
+@pytest.mark.parametrize("known", [ALL_READY, AWAY], ids=["answers", "away"])
+def test_a_time_limit_cuts_and_says_whom(known: Registry):
+    late = replace(known, asked=dict.fromkeys(NAMES, 60.0))
+    assert plan_shrink(2, four(), late, 61).cut == ()
+    assert plan_shrink(2, four(), late, 60) == Shrink(2, frozenset(NAMES[2:4]), cut=(NAMES[3], NAMES[2]))
+
+
+def test_only_who_goes_is_cut():
+    known = replace(ALL_READY, asked={NAMES[2]: 60.0})
+    assert plan_shrink(2, four(), known, 60) == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3],))
+
+
+def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
+    known = registry("ready", "ready", "drained", "drained", told=(2, 3))
+    assert plan_shrink(4, four(), known, None) == Shrink(4)
+    assert plan_shrink(3, four(), known, None) == Shrink(3, frozenset(NAMES[3:4]))
+    ending = there(pod(0), pod(1), pod(2), pod(3, terminating=True), desired=3)
+    assert plan_shrink(3, ending, known, None) == Shrink(3, frozenset(NAMES[3:4]))
+
+
+@pytest.mark.parametrize("desired", [0, 2, 3])
+def test_a_size_that_was_lowered_by_hand_is_put_back_at_once(desired: int):
+    assert plan_shrink(4, there(pod(0), pod(1), desired=desired), None, None) == Shrink(4)
+
+
+def test_a_size_that_was_raised_by_hand_is_put_back_while_the_new_pods_are_not_ready():
+    assert plan_shrink(4, there(*four().pods, pod(4, ready=False), desired=6), ALL_READY, None) == Shrink(4)
+
+
+def test_pods_of_other_names_are_nobodys():
+    strange = pod(0, name="chat-decode-cpu-r1-x")
+    assert ordinal_of(strange) == -1
+    assert plan_shrink(0, there(strange), ALL_READY, None) == Shrink(0)
+
+
+def test_a_workload_that_leaves_stays_until_all_have_drained():
+    leaving = [four()]
+    held = plan_drain((), leaving, leaving, ALL_READY, None)
+    assert (held.workloads, held.needs_registry) == ((Workload(OF, 4),), True)
+    gone = plan_drain((), leaving, leaving, registry(*["drained"] * 4, told=(0, 1, 2, 3)), None)
+    assert (gone.workloads, gone.commands) == ((), frozenset(NAMES[:4]))
+    ending = [replace(four(), gone=True)]
+    assert plan_drain((), (), ending, registry(*["drained"] * 4, told=(0, 1, 2, 3)), None).commands == frozenset(NAMES[:4])
+
+
+def test_a_command_for_nobody_is_to_be_taken_back():
+    found = plan_drain([Workload(OF, 4)], (), [four()], replace(ALL_READY, commands=frozenset({"nobody"})), None)
+    assert (found.commands, found.needs_registry, found.look_again_seconds) == (frozenset(), True, 1.0)
+    at_rest = plan_drain([Workload(OF, 4)], (), [four()], ALL_READY, None)
+    assert (at_rest.needs_registry, at_rest.look_again_seconds, at_rest.messages) == (False, None, {})
+
+
+GROWN = make_cluster(decode=(pool(4),))
+
+
+def decode_of(known: Registry | None) -> tuple[int, dict[str, Any]]:
+    """Replicas and condition of decode when a cluster of four is to have two."""
+    cluster, before = make_cluster(decode=(pool(2),)), running(GROWN)
+    of = before.workloads[1].id
+    pods = tuple(PodState(f"{of.name}-{ordinal}", of, ready=True, terminating=False, node="n1") for ordinal in range(4))
+    if known is not None:
+        known = replace(known, states={each.name: "ready" for each in pods}, asked=dict.fromkeys((each.name for each in pods), 90.0))
+    observed = replace(before, workloads=(before.workloads[0], replace(before.workloads[1], pods=pods)), registry=known)
+    plan = plan_cluster(cluster, observed, NOW)
+    assert plan.needs_registry
+    assert len(plan.commands) == 2
+    sizes = {workload.id.role: workload.replicas for workload in plan.workloads}
+    return sizes["decode"], dict(condition_of(plan.status, "DecodeReady"))
+
+
+def test_the_condition_names_who_drains_and_what_holds():
+    replicas, condition = decode_of(Registry())
+    assert (replicas, condition["status"], condition["reason"]) == (4, "True", "Scaling")
+    assert "pool cpu: 2 workers drain before the pool shrinks: pod chat-decode-cpu-" in condition["message"]
+    assert "(and 1 more)" in condition["message"]
+    replicas, condition = decode_of(Registry(error="etcd does not answer at x:1 (UNAVAILABLE)"))
+    assert replicas == 4
+    assert "shrinking is held, for etcd does not say whether pod" in condition["message"]
+    assert decode_of(None)[0] == 4
+
+
+def test_what_a_limit_cuts_is_a_warning():
+    cluster = GROWN.model_copy(deep=True)
+    rollout = cluster.spec.rollout.model_copy(update={"drain_timeout_seconds": 60})
+    cluster = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"rollout": rollout})})
+    observed = running(cluster, scalers=[replace(each, replicas=min(each.replicas, 3)) for each in running(cluster).scalers])
+    of = observed.workloads[1].id
+    last = PodState(f"{of.name}-3", of, ready=True, terminating=False)
+    known = Registry({last.name: "draining"}, frozenset({last.name}), {last.name: 60.0})
+    observed = replace(observed, workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(last,))), registry=known)
+    plan = plan_cluster(cluster, observed, NOW)
+    assert plan.cut == (last.name,)
+    assert [(each.reason, each.warning) for each in plan.happenings if each.reason == "DrainCut"] == [("DrainCut", True)]
+
+
+STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
+
+
+@given(
+    wanted=st.integers(0, 6),
+    desired=st.integers(0, 6),
+    states=st.lists(STATES, min_size=6, max_size=6),
+    told=st.sets(st.integers(0, 5)),
+    ready=st.lists(st.booleans(), min_size=6, max_size=6),
+    error=st.sampled_from([None, "away"]),
+)
+def test_nobody_who_may_hold_a_request_is_ever_cut_without_a_limit(
+    wanted: int, desired: int, states: list[str | None], told: set[int], ready: list[bool], error: str | None
+):
+    pods = [pod(ordinal, ready=ready[ordinal]) for ordinal in range(desired)]
+    found = plan_shrink(wanted, there(*pods, desired=desired), registry(*states, told=tuple(told), error=error), None)
+    assert found.cut == ()
+    assert wanted <= found.replicas <= max(wanted, desired)
+    for ordinal in range(found.replicas, desired):
+        assert error is None
+        is_done = states[ordinal] == "drained" and ordinal in told
+        assert is_done or states[ordinal] == "starting" or (states[ordinal] is None and not ready[ordinal])
+    assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(wanted, 6)))

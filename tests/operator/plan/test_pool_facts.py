@@ -1,0 +1,98 @@
+"""What the autoscaler is told of each pool."""
+
+from dataclasses import replace
+
+import pytest
+
+from pdcluster_operator.api import conditions
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.plan.autoscale.values import PoolFacts
+from pdcluster_operator.plan.cluster import sizes_of
+from pdcluster_operator.plan.pool_facts import Seen, pool_facts
+from pdcluster_operator.plan.state import Observed, PodState
+from tests.operator.plan.clusters import failing_pod, identity, make_cluster, pool, running, workload
+
+CLUSTER = make_cluster(decode=(pool(4),))
+REVISION = revision_of(CLUSTER.spec)
+DECODE = identity(REVISION)
+
+
+def pods(of: WorkloadId, number: int) -> tuple[PodState, ...]:
+    return tuple(PodState(f"{of.name}-{ordinal}", of, ready=True, terminating=False) for ordinal in range(number))
+
+
+def waiting(ordinal: int) -> PodState:
+    return failing_pod(DECODE, ordinal, conditions.UNSCHEDULABLE)
+
+
+def facts(observed: Observed, seen: Seen) -> PoolFacts:
+    """Of decode."""
+    (found,) = [each for each in pool_facts(sizes_of(CLUSTER, observed), observed, REVISION, seen) if each.role == "decode"]
+    return found
+
+
+def with_pods(*states: PodState, **fields: object) -> Observed:
+    made = workload(DECODE, 4, pods=states, **{"current": len(states), **fields})
+    return running(CLUSTER, workloads=[made])
+
+
+def scraped(observed: Observed) -> Seen:
+    return Seen([pod.name for state in observed.workloads for pod in state.pods if pod.ready])
+
+
+def test_workers_that_are_ready_and_were_scraped_count() -> None:
+    observed = with_pods(*pods(DECODE, 4))
+
+    found = facts(observed, Seen([f"{DECODE.name}-{ordinal}" for ordinal in range(3)]))
+    assert found == PoolFacts("decode", "cpu", "cpu", replicas=4, current=4, ready=3)
+
+
+def test_pods_above_the_size_and_those_that_terminate_are_on_their_way_out() -> None:
+    four = pods(DECODE, 6)
+    observed = with_pods(*four[:3], replace(four[3], terminating=True), *four[4:])
+    found = facts(observed, scraped(observed))
+
+    assert (found.replicas, found.current, found.ready, found.ending) == (4, 6, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("ordinals", "top"), [((), 0), ((3,), 1), ((2, 3), 2), ((1, 3), 1), ((0, 1), 0), ((0, 1, 2, 3), 4)], ids=lambda value: str(value)
+)
+def test_only_the_highest_without_a_gap_are_top(ordinals: tuple[int, ...], top: int) -> None:
+    observed = with_pods(*(waiting(each) if each in ordinals else pod for each, pod in enumerate(pods(DECODE, 4))))
+    found = facts(observed, Seen(waits={f"{DECODE.name}-{each}": 10.0 + each for each in ordinals}))
+
+    assert (found.unschedulable, found.unschedulable_top) == (len(ordinals), top)
+    assert found.unschedulable_seconds == max((10.0 + each for each in ordinals), default=0.0)
+
+
+@pytest.mark.parametrize(("number", "fault"), [(3, "quota: no room"), (4, None)])
+def test_a_fault_counts_while_pods_are_missing(number: int, fault: str | None) -> None:
+    observed = with_pods(*pods(DECODE, number), fault=(conditions.QUOTA_EXCEEDED, "quota: no room"))
+
+    assert facts(observed, Seen()).fault == fault
+
+
+def test_pods_of_another_revision_hold_accelerators_and_serve_no_load() -> None:
+    old = identity("0123abcd")
+    observed = running(CLUSTER, workloads=[workload(DECODE, 4, pods=pods(DECODE, 4)), workload(old, 2, pods=pods(old, 2))])
+
+    found = facts(observed, scraped(observed))
+    assert (found.current, found.ready, found.ending) == (6, 4, 2)
+
+
+def test_a_pool_without_a_workload_has_what_ends() -> None:
+    left = workload(DECODE, 0, gone=True, current=2)
+    found = facts(running(CLUSTER, workloads=[left]), Seen())
+
+    assert (found.replicas, found.current, found.ready, found.ending) == (4, 2, 0, 2)
+
+
+def test_a_pool_that_is_no_longer_declared_counts_with_its_type() -> None:
+    other = identity(REVISION, name="b200")
+    status = {"roles": [{"name": "decode", "pools": [{"name": "b200", "gpu": "B200", "desired": 3}]}]}
+    observed = running(CLUSTER, workloads=[workload(other, 3, pods=pods(other, 3))], status=status)
+    found = pool_facts(sizes_of(CLUSTER, observed), observed, REVISION, Seen())
+
+    assert found[-1] == PoolFacts("decode", "b200", "B200", replicas=0, current=3, ready=0, ending=3)

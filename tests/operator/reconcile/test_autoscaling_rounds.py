@@ -1,0 +1,176 @@
+"""Rounds of scrapes over real HTTP: who is scraped, when, and that each round is decided on once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.api.labels import REVISION, workload_labels
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.cluster.cache import Cache, Key
+from pdcluster_operator.cluster.observe import Live, observe
+from pdcluster_operator.plan.state import Observed
+from pdcluster_operator.reconcile.autoscaling import Autoscaling
+from tests.operator.plan.clusters import ETCD_READY, make_cluster
+from tests.operator.reconcile.bodies import NAME, NAMESPACE, child, cluster, pod
+from tests.operator.scrape.pages import WorkerPages
+from tests.operator.scrape.worker_servers import WorkerServer, http, serves
+
+KEY = Key(NAMESPACE, NAME)
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+DEADLINE_SECONDS = 20.0
+WORKED = make_cluster()
+ON = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 1})
+
+
+def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
+    """A pod of a worker, at loopback."""
+    identity = WorkloadId(NAME, role, "cpu", revision)
+    owner = [{"kind": "StatefulSet", "name": identity.name, "uid": "x", "controller": True}]
+    marks = workload_labels(NAME, role, "cpu", revision)
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    metadata = {"labels": marks, "ownerReferences": owner, **metadata}
+    return pod(f"{identity.name}-{ordinal}", metadata=metadata, status={"podIP": "127.0.0.1", "conditions": conditions})
+
+
+class Scene:
+    """An Autoscaling at work, and what it made due."""
+
+    def __init__(self, port: int) -> None:
+        self.cache, self.registry, self.due = Cache(), CollectorRegistry(), list[Key]()
+        self.autoscaling = Autoscaling(self.cache, self.due.append, self.registry, port=port)
+        self.revision = revision_of(WORKED.spec)
+        self.cache.put("PDCluster", cluster(spec={}))
+        self.put(child("Service", NAME, spec={"selector": {REVISION: self.revision}}))
+
+    def put(self, *bodies: dict[str, Any]) -> None:
+        for body in bodies:
+            self.cache.put(body["kind"], body)
+
+    def observed(self) -> Observed:
+        body = self.cache.get("PDCluster", *KEY)
+        assert body is not None
+        return observe(Live(body, self.cache.children(KEY)), discovery=ETCD_READY, faults={})
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, {"namespace": NAMESPACE, "pdcluster": NAME, **labels})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[WorkerServer]:
+    async with WorkerServer(serves(lambda: http(WorkerPages().text()))) as found:
+        yield found
+
+
+@pytest.fixture
+async def scene(server: WorkerServer) -> AsyncIterator[Scene]:
+    found = Scene(server.port)
+    task = asyncio.create_task(found.autoscaling.run())
+    yield found
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def decide(scene: Scene, spec: PDCluster = WORKED) -> Any:
+    return scene.autoscaling.decide(KEY, spec, scene.observed(), NOW)
+
+
+async def test_every_round_makes_its_cluster_due_and_is_decided_on_once(scene: Scene) -> None:
+    scene.put(worker("decode", scene.revision))
+    assert decide(scene) is None
+    scene.autoscaling.follow(KEY, ON)
+    await scene.until(lambda: scene.due)
+    record = decide(scene)
+    assert dict(record.decision.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
+    assert record.at == NOW
+    assert decide(scene) is None
+    await scene.until(lambda: len(scene.due) == 2)
+    assert decide(scene) is not None
+
+
+async def test_ready_workers_of_the_revision_that_serves_are_scraped(scene: Scene, server: WorkerServer) -> None:
+    ending = worker("decode", scene.revision, 2, deletionTimestamp="2026-01-02T03:04:05Z")
+    scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1, ready=False), ending, worker("decode", "0123abcd"))
+    scene.autoscaling.follow(KEY, ON)
+    await scene.until(lambda: scene.due)
+
+    assert len(server.requests) == 1
+    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 1
+
+
+async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) -> None:
+    scene.put(worker("decode", scene.revision))
+    scene.autoscaling.follow(KEY, ON)
+    await scene.until(lambda: scene.due)
+    decide(scene)
+    assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2
+    scene.autoscaling.follow(KEY, AutoscaleSpec())
+
+    assert decide(scene) is None
+    assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") is None
+    assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") is None
+
+
+async def test_a_shorter_interval_counts_at_once(scene: Scene) -> None:
+    scene.autoscaling.follow(KEY, AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600}))
+    await scene.until(lambda: scene.due)
+    scene.autoscaling.follow(KEY, ON)
+    await scene.until(lambda: len(scene.due) > 1)
+
+
+async def test_one_cluster_whose_round_fails_takes_no_other_with_it(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    broken = cluster(version=2)
+    scene.cache.put("PDCluster", {**broken, "metadata": {**broken["metadata"], "name": "broken", "uid": "b"}})
+    service = child("Service", "broken", owner="b")
+    scene.put(
+        {**service, "metadata": {**service["metadata"], "labels": {**service["metadata"]["labels"], "pdcluster.io/cluster": "broken"}}}
+    )
+    scene.autoscaling.follow(Key(NAMESPACE, "broken"), ON)  # its Service has no spec
+    scene.autoscaling.follow(KEY, ON)
+    await scene.until(lambda: KEY in scene.due)
+
+    assert "round of scrapes failed key=default/broken" in caplog.text
+    assert set(scene.due) == {KEY}
+
+
+async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_seen(server: WorkerServer) -> None:
+    times = [100.0]
+    scene = Scene(server.port)
+    scene.autoscaling = Autoscaling(scene.cache, scene.due.append, CollectorRegistry(), port=server.port, clock=lambda: times[0])
+    task = asyncio.create_task(scene.autoscaling.run())
+    stuck = worker("decode", scene.revision, 1, ready=False)
+    stuck["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}]
+    identity = WorkloadId(NAME, "decode", "cpu", scene.revision)
+    marks = {"labels": workload_labels(NAME, "decode", "cpu", scene.revision)}
+    scene.put(
+        child("StatefulSet", identity.name, metadata=marks, spec={"replicas": 2}, status={"replicas": 2, "readyReplicas": 1}),
+        worker("decode", scene.revision),
+        stuck,
+    )
+    spec = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 1, "capacitySeconds": 60})
+    worked = WORKED.model_copy(update={"spec": WORKED.spec.model_copy(update={"autoscale": spec})})
+    try:
+        scene.autoscaling.follow(KEY, spec)
+        await scene.until(lambda: scene.due)
+        assert dict(decide(scene, worked).decision.replicas)["decode", "cpu"] == 2
+        times[0] += 61.0
+        scene.autoscaling.follow(KEY, spec.model_copy(update={"stale_after": 4}))
+        await scene.until(lambda: len(scene.due) > 1)
+        record = decide(scene, worked)
+        assert dict(record.decision.replicas)["decode", "cpu"] == 1
+        assert [problem.reason for problem in record.problems] == ["CapacityShort"]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,297 @@
+"""When etcd is asked about workers, what is remembered, and what is told to whom."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pdcluster_operator.api.errors import EtcdUnreachableError
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.cluster.errors import UnavailableError
+from pdcluster_operator.discovery.commands import Registered, StoredRecord
+from pdcluster_operator.discovery.etcd import WorkerRecord
+from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
+from pdcluster_operator.reconcile import registry as room
+from pdcluster_operator.reconcile.discovery import Question
+from pdcluster_operator.reconcile.registry import DEAD_SECONDS, MAX_LOOKS, SELDOM_SECONDS, SOON_SECONDS, Registrations, workers_question
+from tests.operator.object_cases import minimal
+from tests.operator.plan.clusters import identity, workload
+
+KEY, QUESTION = Key("default", "chat"), Question(("etcd:2379",))
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+OF = identity("r1")
+
+
+def pods(*names: str) -> list[WorkloadState]:
+    return [workload(OF, len(names), pods=tuple(PodState(name, OF, ready=True, terminating=False) for name in names))]
+
+
+class Etcd:
+    """Answers as it is told, and counts."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.commands: dict[str, datetime | None] = {}
+        self.error: Exception | None = None
+        self.num_reads, self.removed = 0, list[str]()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def registered(self, question: Question, key: Key) -> Registered:
+        self.num_reads += 1
+        await self._answer()
+        records = {pod: StoredRecord(pod, 1, WorkerRecord(pod, "decode", "cpu", "e", state, {})) for pod, state in self.states.items()}
+        return Registered(records, dict(self.commands))
+
+    async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
+        await self._answer()
+        self.commands = {**{pod: since for pod, since in self.commands.items() if pod not in serve}, **drain}
+
+    async def remove(self, question: Question, key: Key, records: Iterable[StoredRecord]) -> list[str]:
+        await self._answer()
+        self.removed += [stored.record.pod for stored in records]
+        return self.removed
+
+    async def _answer(self) -> None:
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class World:
+    """etcd, a clock, and the keys that were made due."""
+
+    def __init__(self) -> None:
+        self.etcd, self.due, self.now, self.seconds = Etcd(), list[Key](), START, 1000.0
+        self.registrations = Registrations(self.etcd, self.due.append, lambda: self.seconds, lambda: self.now)
+
+    def pass_by(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.now += timedelta(seconds=seconds)
+
+    async def last(self, *names: str) -> Registry | None:
+        """What a pass is told, and then whatever it began has ended."""
+        found = self.registrations.last(KEY, QUESTION, pods(*names))
+        await asyncio.gather(*self.registrations._looking.values())
+        return found
+
+    async def fresh(self, *names: str) -> Registry:
+        """What a pass is told while a worker drains, and then whatever it began has ended."""
+        found = await self.registrations.fresh(KEY, QUESTION, pods(*names))
+        await asyncio.gather(*self.registrations._looking.values())
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is_there(world: World):
+    world.etcd.states = {"a": "ready"}
+    assert await world.last("a") is None
+    assert world.due == [KEY]
+    assert await world.last("a") == Registry({"a": "ready"})
+
+
+async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_same(world: World):
+    world.etcd.states = {"a": "ready"}
+    for _ in range(5):
+        await world.last("a")
+    assert (world.etcd.num_reads, len(world.due)) == (1, 1)
+    world.pass_by(SELDOM_SECONDS)
+    await world.last("a")
+    assert (world.etcd.num_reads, len(world.due)) == (2, 1)
+    world.pass_by(SELDOM_SECONDS)
+    world.etcd.states = {"a": "ready", "b": "ready"}
+    await world.last("a")
+    assert (world.etcd.num_reads, len(world.due)) == (3, 2)
+
+
+async def test_what_is_odd_is_looked_at_sooner_and_how_long_it_lasts_is_known(world: World):
+    world.etcd.states = {"ghost": "ready"}
+    await world.last("orphan")
+    found = await world.last("orphan")
+    assert found is not None
+    assert found.odd == {"ghost": 0.0, "orphan": 0.0}
+    world.pass_by(SOON_SECONDS)
+    world.etcd.states = {"ghost": "ready", "orphan": "ready"}
+    await world.last("orphan")
+    found = await world.last("orphan")
+    assert (world.etcd.num_reads, found and found.odd) == (2, {"ghost": SOON_SECONDS})
+
+
+async def test_whoever_drains_is_asked_for_anew_each_time(world: World):
+    for state in ("ready", "draining", "drained"):
+        world.etcd.states = {"a": state}
+        assert (await world.fresh("a")).states == {"a": state}
+    assert world.etcd.num_reads == 3
+
+
+@pytest.mark.parametrize("error", [EtcdUnreachableError("etcd is away"), UnavailableError("the API server is away")])
+async def test_an_etcd_that_does_not_answer_is_waited_for_once_and_says_when_it_is_back(world: World, error: Exception):
+    await world.fresh("a")
+    world.etcd.error = error
+    for _ in range(3):
+        found = await world.fresh("a")
+        assert (found.error, found.states, found.odd) == (str(error), {}, {})
+    assert world.etcd.num_reads == 2
+    world.pass_by(DEAD_SECONDS)
+    assert (await world.fresh("a")).error == str(error)
+    assert (world.etcd.num_reads, world.due) == (3, [])
+    world.pass_by(DEAD_SECONDS)
+    world.etcd.error = None
+    assert (await world.fresh("a")).error == str(error)  # as the pass found it
+    assert world.due == [KEY]
+    assert (await world.fresh("a")).error is None
+
+
+async def test_an_etcd_that_takes_too_long_or_goes_wrong_is_an_error_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(room, "ASK_SECONDS", 0.01)
+    world.etcd.answers.clear()
+    assert (await world.fresh("a")).error == "etcd has not answered within 0 s"
+    world.etcd.answers.set()
+    world.pass_by(DEAD_SECONDS)
+    world.etcd.error = KeyError("unforeseen")
+    await world.fresh("a")
+    assert (await world.fresh("a")).error == "etcd cannot be asked (KeyError); the operator's log says more"
+    assert "etcd not asked" in caplog.text
+
+
+async def test_commands_are_written_once_and_taken_back(world: World):
+    await world.fresh("a", "b")
+    await world.registrations.command(KEY, QUESTION, {"a", "b"})
+    assert world.etcd.commands == {"a": START, "b": START}
+    world.pass_by(7)
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    assert world.etcd.commands == {"a": START}
+    found = await world.fresh("a", "b")
+    assert (found.commands, found.asked) == ({"a"}, {"a": 7.0})
+    await world.registrations.command(KEY, QUESTION, ())
+    assert ((await world.fresh("a")).asked, world.etcd.commands) == ({}, {})
+
+
+async def test_the_next_operator_learns_since_when_from_the_command_itself(world: World):
+    world.etcd.commands = {"a": START - timedelta(seconds=50), "b": None, "c": START + timedelta(hours=1)}
+    assert (await world.fresh("a")).asked == {"a": 50.0, "c": 0.0}  # a clock of another went ahead
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    assert (await world.fresh("a")).asked == {"a": 50.0}
+
+
+async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
+    await world.fresh("a")
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    world.now += timedelta(days=1)
+    assert (await world.fresh("a")).asked == {"a": 0.0}
+    assert world.etcd.commands == {"a": START}
+
+
+async def test_time_counts_while_etcd_is_away_and_an_empty_one_is_told_again(world: World):
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.fresh("a")
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    world.pass_by(30)
+    assert (await world.fresh("a")).asked == {"a": 30.0}
+    world.etcd.error = None
+    world.pass_by(DEAD_SECONDS)
+    await world.fresh("a")
+    await world.fresh("a")
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    assert world.etcd.commands == {"a": START}
+
+
+async def test_a_command_that_etcd_does_not_take_is_written_at_the_next_look(world: World):
+    await world.fresh("a")
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    world.etcd.error = None
+    assert (await world.fresh("a")).error == "etcd is away"
+    world.pass_by(DEAD_SECONDS)
+    await world.fresh("a")
+    await world.fresh("a")
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    assert world.etcd.commands == {"a": START}
+
+
+async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World):
+    world.etcd.states, world.etcd.commands = {"a": "drained"}, {"a": START}
+    await world.fresh("a")
+    world.pass_by(SELDOM_SECONDS)
+    old, world.etcd.answers = world.etcd.answers, asyncio.Event()
+    before = dict(world.etcd.commands)
+    world.registrations.last(KEY, QUESTION, pods("a"))
+    await asyncio.sleep(0)
+    slow, world.etcd.answers = world.etcd.answers, old
+    await world.registrations.command(KEY, QUESTION, ())
+    world.etcd.commands = before  # what the slow answer was made of
+    slow.set()
+    found = await world.last("a")
+    assert found is not None
+    assert found.commands == frozenset()
+
+
+async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(world: World, caplog: pytest.LogCaptureFixture):
+    await world.registrations.remove(KEY, QUESTION, ["ghost"])  # nothing is known yet
+    world.etcd.states = {"ghost": "ready", "a": "ready"}
+    await world.fresh("a")
+    await world.registrations.remove(KEY, QUESTION, ["ghost", "stranger"])
+    assert world.etcd.removed == ["ghost"]
+    await world.fresh("a")
+    world.etcd.error = UnavailableError("the API server is away")
+    await world.registrations.remove(KEY, QUESTION, ["ghost"])
+    assert world.etcd.removed == ["ghost"]
+    assert "records not removed" in caplog.text
+
+
+async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: World):
+    world.etcd.answers.clear()
+    assert world.registrations.last(KEY, QUESTION, pods("a")) is None
+    (task,) = world.registrations._looking.values()
+    world.registrations.forget(KEY)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    world.etcd.answers.set()
+    await world.fresh("a")
+    await world.registrations.command(KEY, QUESTION, {"a"})
+    other = await world.registrations.fresh(KEY, Question(("other:2379",)), pods("a"))
+    assert other is not None
+    assert other.asked == {"a": 0.0}  # only what that etcd itself says
+    assert world.due == []
+
+
+async def test_an_operator_that_starts_looks_at_a_few_clusters_at_a_time(world: World):
+    world.etcd.answers.clear()
+    keys = [Key("default", f"chat-{number}") for number in range(3 * MAX_LOOKS)]
+    for key in keys:
+        world.registrations.last(key, QUESTION, ())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert world.etcd.num_reads == MAX_LOOKS
+    world.etcd.answers.set()
+    await asyncio.gather(*world.registrations._looking.values())
+    assert sorted(world.due) == sorted(keys)
+
+
+async def test_no_look_outlives_the_loop(world: World):
+    running = asyncio.create_task(world.registrations.run())
+    await asyncio.sleep(0)
+    world.etcd.answers.clear()
+    world.registrations.last(KEY, QUESTION, pods("a"))
+    (task,) = world.registrations._looking.values()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert task.cancelled()
+
+
+def test_the_etcd_that_is_run_for_a_cluster_is_asked_at_its_service():
+    document = minimal()
+    assert workers_question(parse(document)) == Question((f"{document['metadata']['name']}-etcd.default.svc:2379",))
+    document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "etcd"}}
+    assert workers_question(parse(document)) == Question(("etcd:2379",), "default", "etcd")
