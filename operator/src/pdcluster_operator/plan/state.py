@@ -93,7 +93,8 @@ class Observed:
     service_revision: the revision whose pods the ingress Service selects; None = there is no such Service yet
     records:          workloads that have a record (a ControllerRevision), from which a lost StatefulSet can be made again
     failures:         what the API server refused when the last plan was carried out
-    key_fault:        why no client can have an API key, where keys are asked for; None = some can, or none is asked for
+    key_fault:        why no client can have an API key, where keys are asked for, or nobody can say, as (reason, message);
+                      None = some can, or none is asked for
     """
 
     generation: int
@@ -104,7 +105,7 @@ class Observed:
     service_revision: str | None = None
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
-    key_fault: str | None = None
+    key_fault: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,6 @@ class ClusterPlan:
     workloads:  every StatefulSet that should exist, of all revisions
     status:     the whole status of the PDCluster, conditions with their transition times included
     happenings: what changed against the status before
-    look_again_seconds: when something is expected to change without an event; None = no sooner than the resync
     """
 
     serving: str
@@ -149,4 +149,3 @@ class ClusterPlan:
     scalers: tuple[ScalerPlan, ...]
     status: Mapping[str, Any]
     happenings: tuple[Happening, ...] = ()
-    look_again_seconds: float | None = None
