@@ -43,15 +43,21 @@ def fetch(request, read) -> dict[str, object]:  # type: ignore[no-untyped-def]
         return {"status": 0, "prefill": None, "text": f"{type(e).__name__}: {e}"}
 
 
+def tell(answer: dict[str, object]) -> None:
+    """One line, in one write: print() would let another thread in before the line's end."""
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    sys.stdout.flush()
+
+
 def main(arguments: list[str]) -> None:
     match arguments:
         case ["ask", url, prefill]:
-            print(json.dumps(ask(url, prefill)), flush=True)
+            tell(ask(url, prefill))
         case ["get", url]:
-            print(json.dumps(fetch(urllib.request.Request(url), str)), flush=True)
+            tell(fetch(urllib.request.Request(url), str))
         case ["load", url, count, clients]:
             with ThreadPoolExecutor(int(clients)) as threads:
-                list(threads.map(lambda _: print(json.dumps(ask(url, "auto")), flush=True), range(int(count))))
+                list(threads.map(lambda _: tell(ask(url, "auto")), range(int(count))))
 
 
 if __name__ == "__main__":

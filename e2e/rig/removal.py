@@ -6,12 +6,14 @@ cluster's folder removed under it (`git clean -dfx`), a cluster still ends.
 What is then left to remove is read from its mounts.
 """
 
+import errno
 import os
 import re
 import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from e2e.rig.own_root import with_own_root
@@ -19,6 +21,9 @@ from e2e.rig.paths import CACHE, Cluster
 from e2e.rig.shell import CommandError, environment, run
 
 END_SECONDS = 30.0
+_ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
+"""What the files of a process say that is gone, going, or not collected by its parent."""
+
 _STORE = re.compile(r"/of-(pdcluster-\d+) ")
 
 
@@ -71,7 +76,8 @@ def save_logs(cluster: Cluster, folder: Path) -> None:
 
 def _end(cluster: Cluster, holder: int) -> None:
     for first in _children(holder):
-        os.kill(first, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(first, signal.SIGKILL)
     deadline = time.monotonic() + END_SECONDS
     while is_running(cluster):
         if time.monotonic() > deadline:
@@ -81,9 +87,19 @@ def _end(cluster: Cluster, holder: int) -> None:
 
 def _groups_of(holder: int) -> set[str]:
     """The control group of a running cluster, by the store that it has mounted, whose name is the group's."""
-    mounts = "".join(Path(f"/proc/{child}/mountinfo").read_text() for child in _children(holder))
+    mounts = "".join(_text_of(child, "mountinfo") for child in _children(holder))
     return set(_STORE.findall(mounts))
 
 
 def _children(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [int(child) for child in _text_of(process, f"task/{process}/children").split()]
+
+
+def _text_of(process: int, file: str) -> str:
+    """A file about a process; empty once it has ended."""
+    try:
+        return Path(f"/proc/{process}/{file}").read_text()
+    except OSError as e:
+        if e.errno not in _ENDED:
+            raise
+        return ""

@@ -82,16 +82,16 @@ def _load(address: Path, image: str) -> None:
         manifest["annotations"] = {"io.containerd.image.name": image, "org.opencontainers.image.ref.name": image}
     (LAYOUT / "index.json").write_text(json.dumps(index))
     command = ["ctr", "--address", str(address), "--namespace", "k8s.io", "images", "import", "-"]
-    importing = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert importing.stdin is not None
-    assert importing.stderr is not None
-    with importing.stdin, tarfile.open(mode="w|", fileobj=importing.stdin, bufsize=1 << 20) as archive:
-        for name in ("oci-layout", "index.json"):
-            archive.add(LAYOUT / name, name)
-        for path in sorted(set((LAYOUT / "blobs/sha256").iterdir()) - present):
-            archive.add(path, f"blobs/sha256/{path.name}")
-    message = importing.stderr.read().decode()
-    if importing.wait():
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as importing:
+        assert importing.stdin is not None
+        assert importing.stderr is not None
+        with importing.stdin, tarfile.open(mode="w|", fileobj=importing.stdin, bufsize=1 << 20) as archive:
+            for name in ("oci-layout", "index.json"):
+                archive.add(LAYOUT / name, name)
+            for path in sorted(set((LAYOUT / "blobs/sha256").iterdir()) - present):
+                archive.add(path, f"blobs/sha256/{path.name}")
+        message = importing.stderr.read().decode()
+    if importing.returncode:
         raise CommandError(f"importing {image}: {message}")
 
 

@@ -323,6 +323,21 @@ RULES = [
         only("mixed"),
         at("spec.roles.mixed", {"pools": [CPU]}),
     ),
+    *(
+        Rule(
+            "spec.accelerators{}",
+            "the definition of an accelerator cannot change: add a type under another name, and pools of it",
+            right,
+            wrong,
+            before=at("spec.accelerators", {"X1": {"resource": "x.io/gpu", "nodeLabels": {"a": "b"}}, "X2": {"resource": None}}),
+        )
+        for right, wrong in (
+            (at("spec.accelerators.X3", {"resource": "x.io/three"}), at("spec.accelerators.X1.resource", "x.io/other")),
+            (without("spec.accelerators.X1"), at("spec.accelerators.X1.nodeLabels", {"a": "c"})),
+            (at("spec.accelerators.X2", {"nodeLabels": {}}), at("spec.accelerators.X2", {"resource": "x.io/gpu"})),
+            (without("spec.accelerators"), without("spec.accelerators.X1.nodeLabels")),
+        )
+    ),
     Rule("spec.engine.kvCacheMemory", MEMORY, at("spec.engine.kvCacheMemory", "1k"), at("spec.engine.kvCacheMemory", -1)),
     name_rule("spec.service.apiKeySecret"),
 ]

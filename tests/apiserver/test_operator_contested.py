@@ -1,7 +1,7 @@
 """Controllers of others that write into our objects: what is theirs is left to them, and a fight over the rest ends."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,13 +40,25 @@ def scene(control_plane: ControlPlane, operator: OperatorProcess, request: pytes
 @contextmanager
 def rival(scene: Scene, **spec: Any) -> Iterator[None]:
     """Another controller, which insists on fields of the Service."""
-    end, path = threading.Event(), scene.path("Service", scene.name)
+    path = scene.path("Service", scene.name)
+
+    def insist() -> None:
+        service = scene.api.get(path)
+        if service is not None and any(service["spec"].get(name) != value for name, value in spec.items()):
+            scene.api.merge(f"{path}?fieldManager={RIVAL}", {"spec": spec})
+
+    with again_and_again(insist):
+        yield
+
+
+@contextmanager
+def again_and_again(work: Callable[[], None]) -> Iterator[None]:
+    """Work in the background, as often as it goes."""
+    end = threading.Event()
 
     def insist() -> None:
         while not end.wait(0.005):
-            service = scene.api.get(path)
-            if service is not None and any(service["spec"].get(name) != value for name, value in spec.items()):
-                scene.api.merge(f"{path}?fieldManager={RIVAL}", {"spec": spec})
+            work()
 
     thread = threading.Thread(target=insist, daemon=True)
     thread.start()
@@ -81,3 +93,19 @@ def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(scene: S
         operator.await_resyncs(3)
         assert operator.metric("pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply") == writes
     assert writes <= 10 * MAX_WRITES
+
+
+def test_a_fight_by_deletion_ends_in_a_failure_too(scene: Scene, operator: OperatorProcess):
+    path = scene.path("ConfigMap", f"{scene.name}-dashboard")
+
+    def delete() -> None:
+        if scene.api.get(path) is not None:
+            scene.api.delete(path)
+
+    with again_and_again(delete):
+        message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
+        assert "another writer deletes what the operator has to put back" in message
+        assert f"leave ConfigMap {scene.name}-dashboard alone" in message
+        writes = operator.metric("pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply")
+        operator.await_resyncs(3)
+        assert operator.metric("pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply") == writes

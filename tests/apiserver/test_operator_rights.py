@@ -96,10 +96,16 @@ def test_without_the_right_to_a_scalers_status_the_status_says_so(control_plane:
         scene.await_condition("Ready", "True")
 
 
-def test_an_optional_kind_without_a_right_is_as_absent(control_plane: ControlPlane, tmp_path: Path, namespace: str, pod_monitors: str):
+def test_an_optional_kind_without_a_right_is_not_made_and_said_where_it_is_asked_for(
+    control_plane: ControlPlane, tmp_path: Path, namespace: str, pod_monitors: str
+):
     rules = [all_of(*GROUPS, OURS, "")]
     with operator_with(control_plane, tmp_path, namespace, rules) as (operator, _, scene):
         scene.create()
+        message = scene.await_condition("Ready", "False", "Forbidden")["message"]
+        assert message.startswith("PodMonitor chat: the operator may not list objects of this kind, so it makes none")
+        scene.await_condition("Serving", "True")
+        scene.change(monitoring={"podMonitor": False})
         scene.await_condition("Ready", "True")
         operator.await_resyncs(2)
         assert scene.api.items(pod_monitors) == []

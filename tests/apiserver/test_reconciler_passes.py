@@ -1,8 +1,14 @@
 """What one pass learns from the answers to its own writes, which no event will tell again."""
 
+from typing import Any
+
 import pytest
 
 from pdcluster_operator.cluster.cache import name_of
+from pdcluster_operator.cluster.errors import UnsettledError
+from pdcluster_operator.plan.state import Failure
+from pdcluster_operator.reconcile import reconciler
+from pdcluster_operator.reconcile.contested import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import passes_over
@@ -64,6 +70,26 @@ async def test_a_cluster_that_was_deleted_unseen_is_forgotten(control_plane: Con
         assert (done.look_again_seconds, passes.uid) == (0.0, None)
         assert (await passes.one()).look_again_seconds is None
         assert passes.loop.metrics.pdclusters.labels("False")._value.get() == 0
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["something-refused", "nothing-refused"])
+async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_and_counts(
+    control_plane: ControlPlane, scene: Scene, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+):
+    refused = [Failure("Service chat", "NameTaken", "exists")] if is_refused else []
+
+    async def unsettled(*_: Any) -> list[Failure]:
+        raise UnsettledError("ConfigMap chat-policy was changed by others again and again", refused)
+
+    monkeypatch.setattr(reconciler, "carry_out", unsettled)  # nobody can be so fast and so regular
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        done = await passes.one()
+        assert (done.try_again, done.wrote, done.look_again_seconds) == (True, True, None)
+        assert scene.condition("Ready")["reason"] == ("NameTaken" if is_refused else "Starting")
+        for _ in range(MAX_WRITES):
+            await passes.one()
+        assert scene.condition("Ready")["reason"] == ("NameTaken" if is_refused else "ApplyFailed")
+        assert is_refused or "deletes what the operator has to put back (10 times" in scene.condition("Ready")["message"]
 
 
 async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to_do(control_plane: ControlPlane, scene: Scene):

@@ -30,6 +30,7 @@ REFUSED = {
     "a digest that is cut off": ({"workerImage": {"digest": "sha256:12ab"}}, "workerImage.digest: Does not match pattern"),
     "enabled as text": ({"enabled": "true"}, "enabled: Invalid type. Expected: boolean"),
     "a domain that is none": ({"clusterDomain": "cluster_local"}, "clusterDomain: Does not match pattern"),
+    "a domain with a label that is too long": ({"clusterDomain": f"{'a' * 64}.local"}, "clusterDomain: Does not match pattern"),
     "no etcd image": ({"etcdImage": ""}, "etcdImage: String length must be greater than or equal to 1"),
     "resync too often": ({"resyncSeconds": 1}, "resyncSeconds: Must be greater than or equal to 10"),
     "too many at a time": ({"concurrency": 1000}, "concurrency: Must be less than or equal to 64"),

@@ -14,7 +14,10 @@ from pdcluster_operator.api.sections import EngineSpec, ModelSpec
 from pdcluster_operator.discovery import etcd, keys
 from pdcluster_operator.local.certificates import WORKER_NAME
 from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
+from pdcluster_operator.reconcile.key_secret import is_key
 from pdcluster_worker import config
+from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
 from tests.operator.manifests.test_every_field_counts import ENGINE_VALUES
@@ -71,6 +74,29 @@ def nothing_by_default() -> tuple[dict[str, Any], dict[str, Any]]:
     site = replace(SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys")
     pool = cluster.spec.roles.present()["decode"].pools[0]
     return engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site), policy_file(cluster)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("a", b"sk-alice"),
+        ("a", b" sk-alice\r\n"),
+        ("a", b"!~"),
+        (".a", b"sk-alice"),
+        ("a", b""),
+        ("a", b" \n"),
+        ("a", b"two words"),
+        ("a", b"\x7f"),
+        ("a", b"\xc3\xbc"),
+    ],
+)
+def test_both_know_the_same_api_keys(entry: str, value: bytes, tmp_path: Path) -> None:
+    (tmp_path / entry).write_bytes(value)
+    try:
+        takes = ApiKeys(tmp_path).accepts(value.strip().decode())
+    except ConfigError:
+        takes = False
+    assert is_key(entry, value) == takes
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,11 @@ BAD = [
         "spec.accelerators",
     ),
     Wrong(
+        at("spec.accelerators", {"X": {"resource": "x" * 318}}),
+        "spec.accelerators.X.resource: must have at most 317 characters, not ",
+        "spec.accelerators.X.resource",
+    ),
+    Wrong(
         at("spec.accelerators", {"X": {"resorce": "x"}}),
         "spec.accelerators.X.resorce: unknown field; did you mean resource?",
         "spec.accelerators.X.resorce",

@@ -26,7 +26,8 @@ it makes what is missing.  A right that is not in this list is one that the code
   resources: [services, configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
 # The cluster's certificate authority and certificate, and reading the TLS Secret of an etcd of your own
-# and whether that of API keys holds any.  Kubernetes cannot limit this to labelled Secrets: watchNamespaces limits it to namespaces.  Owner references delete them.
+# and whether that of API keys holds any.  Kubernetes cannot limit this to labelled Secrets: watchNamespaces
+# limits it to namespaces.  Owner references delete them.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, watch, create, patch]

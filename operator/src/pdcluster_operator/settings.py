@@ -34,7 +34,7 @@ class Settings:
     cluster_domain:   in which the members of a managed etcd have their names
     watch_namespaces: where PDClusters are served; empty = everywhere
     resync_seconds:   how often everything is listed and looked at again
-    concurrency:      PDClusters worked on at once
+    concurrency:      PDClusters worked on at once at most: another is begun only beside one that waits
     http_port:        of probes and metrics; 0 = any, for tests
     kubeconfig:       how to reach the API server from outside of a pod; None = as this pod's ServiceAccount
     """

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pdcluster_operator.cluster.carry_out import MAX_AT_ONCE, NO_VERSION, carry_out
+from pdcluster_operator.cluster.carry_out import MAX_AT_ONCE, MAX_DECISIONS, NO_VERSION, carry_out
 from pdcluster_operator.cluster.client import Limits
 from pdcluster_operator.cluster.converge import Action, converge
-from pdcluster_operator.cluster.errors import UnavailableError
+from pdcluster_operator.cluster.errors import UnavailableError, UnsettledError
 from tests.apiserver import cluster_objects as objects
 from tests.operator.cluster.answering_server import AnsweringServer
 
@@ -34,6 +34,8 @@ class Store:
         self.arrived: asyncio.Queue[str] = asyncio.Queue()
 
     async def answer(self, request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"kind": "Status", "message": "there is none"}, status=404)
         body: dict[str, Any] = await request.json()
         name = f"{body['kind']} {body['metadata']['name']}"
         self.order.append(name)
@@ -121,6 +123,15 @@ async def test_each_refusal_is_told_in_the_order_of_the_actions_and_stops_nothin
         failures = await working
     assert [failure.object for failure in failures] == ["ConfigMap chat-00", "ConfigMap chat-02"]
     assert store.order[-1] == "Service chat"
+
+
+async def test_an_object_that_would_not_hold_still_is_told_at_the_end_with_what_was_refused():
+    store = Store(refused={"ConfigMap chat-00": 409, "ConfigMap chat-01": 422})
+    async with store.serve() as server:
+        with pytest.raises(UnsettledError, match="ConfigMap chat-00 was changed by others again and again") as caught:
+            await carry_out(server.client, making(*config_maps(3), objects.ingress_service(OWNER)))
+    assert [failure.object for failure in caught.value.failures] == ["ConfigMap chat-01"]
+    assert Counter(store.order) == {"ConfigMap chat-00": MAX_DECISIONS, "ConfigMap chat-01": 1, "ConfigMap chat-02": 1, "Service chat": 1}
 
 
 async def test_a_server_that_cannot_be_used_ends_the_pass_before_the_next_stage():

@@ -16,10 +16,13 @@ FORBIDDEN = ForbiddenError("User x cannot list resource")
 
 
 class Api:
-    """Has one object of every kind but those that it answers with an error."""
+    """Has one object of every kind but those that it answers with an error.  is_served: whether it says that it has the kinds at all."""
 
     def __init__(self, **errors: ClusterError) -> None:
-        self.errors, self.num_requests = errors, 0
+        self.errors, self.num_requests, self.is_served = errors, 0, True
+
+    async def serves(self, kind: Kind) -> bool:
+        return self.is_served
 
     async def list(self, kind: Kind, namespace: str | None, *, labels: str) -> AsyncIterator[dict[str, Any]]:
         yield await self.find(kind, namespace, "chat")
@@ -43,20 +46,34 @@ async def test_an_optional_kind_comes_and_goes_with_its_crd():
     assert (await names(listing, POD_MONITOR), listing.present) == (["PodMonitor"], {"PodMonitor"})
 
 
-async def test_a_forbidden_optional_kind_is_as_absent_not_watched_and_asked_for_once(caplog: pytest.LogCaptureFixture):
+async def test_a_forbidden_optional_kind_is_not_watched_nor_listed_and_it_is_known_whether_it_exists(caplog: pytest.LogCaptureFixture):
     api = Api(PodMonitor=FORBIDDEN)
-    listing = Listing(api, present={"PodMonitor"})  # type: ignore[arg-type]
+    listing = Listing(api)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
-        assert [await names(listing, POD_MONITOR) for _ in range(3)] == [[], [], []]
-        assert await listing.body(Name("PodMonitor", "default", "chat")) is None
-    assert (api.num_requests, caplog.text.count("User x cannot list resource"), listing.present) == (1, 1, set())
+        await listing.forbid("PodMonitor", FORBIDDEN)
+    assert listing.forbidden == {"PodMonitor": True}
+    api.is_served = False
+    assert [await names(listing, POD_MONITOR) for _ in range(3)] == [[], [], []]
+    assert listing.forbidden == {"PodMonitor": False}
+    assert (api.num_requests, caplog.text.count("User x cannot list resource"), listing.present) == (0, 1, set())
     assert set(WATCHED) - set(listing.watched()) == {POD_MONITOR}
 
 
-async def test_a_right_that_is_taken_away_later_is_seen_by_the_look_at_one_object():
+async def test_an_error_does_not_change_what_is_known_of_a_kind():
     listing = Listing(Api(PodMonitor=FORBIDDEN), present={"PodMonitor"})  # type: ignore[arg-type]
-    assert await listing.body(Name("PodMonitor", "default", "chat")) is None
-    assert (listing.present, listing.forbidden) == (set(), {"PodMonitor"})
+    with pytest.raises(ForbiddenError):
+        await names(listing, POD_MONITOR)
+    with pytest.raises(ForbiddenError):
+        await listing.body(Name("PodMonitor", "default", "chat"))
+    assert (listing.present, listing.forbidden, listing.watched()) == ({"PodMonitor"}, {}, WATCHED)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("Service", 403), ("PodMonitor", 401)])
+async def test_a_kind_that_is_needed_is_not_given_up_and_none_is_for_a_refused_login(kind: str, code: int):
+    listing = Listing(Api())  # type: ignore[arg-type]
+    with pytest.raises(ForbiddenError):
+        await listing.forbid(kind, ForbiddenError("no", code=code))
+    assert (listing.forbidden, listing.watched()) == ({}, WATCHED)
 
 
 @pytest.mark.parametrize("error", [FORBIDDEN, NotFoundError("no such kind")], ids=["forbidden", "missing"])
@@ -64,4 +81,4 @@ async def test_any_other_kind_has_to_be_there(error: ClusterError):
     listing = Listing(Api(Service=error))  # type: ignore[arg-type]
     with pytest.raises(type(error)):
         await names(listing, SERVICE)
-    assert listing.forbidden == set()
+    assert listing.forbidden == {}

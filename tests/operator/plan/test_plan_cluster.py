@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.state import DiscoveryState, Observed, ScalerState
@@ -90,6 +92,19 @@ def test_a_lower_replicas_that_comes_with_a_new_revision_takes_no_worker_from_wh
     assert sizes(there.settle(smaller)) == {("prefill", "cpu", B): 1, ("decode", "cpu", B): 1}
 
 
+@pytest.mark.parametrize("by_hand", [1, 9])
+def test_what_serves_on_is_put_back_when_it_is_scaled_by_hand(by_hand):
+    smaller = make_cluster(decode=[pool(1)], engine=65)
+    there = SimulatedCluster(broken={revision_of(smaller.spec)})
+    there.settle(CLUSTER)
+    plan = there.settle(smaller)
+    assert plan.status["kept"] == [{"name": identity(A).name, "replicas": 2}, {"name": identity(A, "prefill").name, "replicas": 1}]
+    there.sets[identity(A)] = by_hand
+    assert sizes(there.settle(smaller))[("decode", "cpu", A)] == 2
+    there.broken.clear()
+    assert "kept" not in there.settle(smaller).status
+
+
 RENAMED = make_cluster(decode=[pool(2, "new")])
 
 
@@ -112,6 +127,24 @@ def test_a_pool_that_is_replaced_stays_until_the_one_in_its_place_is_ready():
 def test_a_pool_that_is_replaced_keeps_the_size_that_it_has():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
     assert sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 5
+
+
+@pytest.mark.parametrize("by_hand", [1, 9])
+def test_a_pool_that_is_replaced_is_put_back_when_it_is_scaled_by_hand(by_hand):
+    there = SimulatedCluster()
+    there.settle(CLUSTER)
+    there.broken.add(A)
+    there.settle(RENAMED)
+    there.sets[identity(A)] = by_hand
+    assert sizes(there.plan(RENAMED))[("decode", "cpu", A)] == 2
+
+
+def test_a_pool_that_is_replaced_and_answers_nothing_goes_at_once():
+    live = [workload(identity(A, "prefill"), 1), workload(identity(A), 4, ready=0)]
+    plan = plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW)
+    assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
+    live[1] = workload(identity(A), 4, ready=1)
+    assert sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 4
 
 
 def test_with_recreate_a_pool_that_is_replaced_goes_at_once():

@@ -138,10 +138,25 @@ def test_a_lost_service_is_not_ready_and_not_serving():
 
 
 def test_keys_that_nobody_can_have_are_the_ingresss_fault():
-    status = status_of(replace(running(CLUSTER), key_fault="Secret keys does not exist"))
+    status = status_of(replace(running(CLUSTER), key_fault=(words.CONFIGURATION_REFUSED, "Secret keys does not exist")))
     assert words_of(status, words.INGRESS_READY) == ("False", words.CONFIGURATION_REFUSED, "Secret keys does not exist")
     assert words_of(status, words.READY) == ("False", words.CONFIGURATION_REFUSED, "ingress: Secret keys does not exist")
     assert words_of(status, words.STALLED)[0] == "True"
+
+
+def test_with_keys_that_nobody_can_have_no_request_is_answered():
+    missing = (words.CONFIGURATION_REFUSED, "Secret keys does not exist")
+    status = status_of(running(CLUSTER, key_fault=missing))
+    assert words_of(status, words.SERVING) == ("False", *missing)
+    # An older revision goes on with the keys that it asks for.
+    assert words_of(status_of(running(CLUSTER, key_fault=missing), NEXT), words.SERVING)[0] == "True"
+
+
+def test_a_secret_of_keys_that_cannot_be_read_is_a_missing_right_and_may_hold_some():
+    status = status_of(running(CLUSTER, key_fault=(words.FORBIDDEN, "Secret keys cannot be read")))
+    assert words_of(status, words.INGRESS_READY) == ("False", words.FORBIDDEN, "Secret keys cannot be read")
+    assert words_of(status, words.READY)[:2] == ("False", words.FORBIDDEN)
+    assert words_of(status, words.SERVING)[0] == "True"
 
 
 def test_ready_takes_the_worst_pods_words_and_says_how_many_share_its_reason():

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.errors import Fault
 from pdcluster_operator.api.revision import revision_of
@@ -54,6 +56,21 @@ def test_the_size_that_runs_counts_as_wanted():
 def test_an_etcd_that_was_not_asked_is_told_as_before():
     status = plan_invalid(FAULTS, refused(), LATER).status
     assert condition_of(status, words.DISCOVERY_READY) == {**condition_of(READY, words.DISCOVERY_READY), "observedGeneration": 2}
+
+
+@pytest.mark.parametrize(("reason", "serves"), [(words.CONFIGURATION_REFUSED, "False"), (words.FORBIDDEN, "True")])
+def test_what_was_wrong_with_the_api_keys_still_is(reason: str, serves: str):
+    before = plan_cluster(CLUSTER, running(CLUSTER, key_fault=(reason, "Secret keys: no key")), NOW).status
+    status = plan_invalid(FAULTS, replace(refused(), status=before), LATER).status
+    for kind in (words.INGRESS_READY, words.SERVING):
+        assert condition_of(status, kind) == {**condition_of(before, kind), "observedGeneration": 2}
+    assert (condition_of(status, words.INGRESS_READY)["status"], condition_of(status, words.SERVING)["status"]) == ("False", serves)
+
+
+def test_an_ingress_that_does_not_answer_is_told_as_it_is():
+    before = plan_cluster(CLUSTER, running(CLUSTER, service_revision=None), NOW).status
+    status = plan_invalid(FAULTS, replace(refused(), status=before), LATER).status
+    assert condition_of(status, words.INGRESS_READY)["status"] == "True"
 
 
 def test_it_is_told_once():

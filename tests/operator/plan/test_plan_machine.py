@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pdcluster_operator.api.conditions import NEEDS_A_PERSON
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.rollout import current_revision
 from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Observed
 from tests.operator.plan.clusters import ETCD_READY, LATER, condition_of, make_cluster, pool
@@ -177,7 +178,8 @@ def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> Non
     if current not in (None, target):
         if cluster.spec.rollout.strategy == "BlueGreen":
             kept = {workload: size for workload, size in live.items() if workload.revision == current}
-            assert all(planned.get(workload, -1) >= size for workload, size in kept.items()), "what serves lost workers before the switch"
+            sizes = {**{workload.name: size for workload, size in kept.items()}, **Previous(observed.status).kept()}
+            assert all(planned.get(workload, -1) >= sizes[workload.name] for workload in kept), "what serves lost workers before the switch"
             if kept and plan.serving == target:
                 check_switch(plan, observed, target)
         elif any(state.id.revision != target for state in observed.workloads):
@@ -191,12 +193,13 @@ def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> Non
 
 
 def check_leaving(plan: ClusterPlan, observed: Observed, cluster: PDCluster, leaving: set[tuple[str, str]] | None) -> None:
-    """Pools of what serves stay until those that are declared instead are ready.  leaving: places that are planned and not declared."""
+    """Pools that answer stay until those that are declared instead are ready.  leaving: places that are planned and not declared."""
     if leaving is None:
         return
     target, ready = revision_of(cluster.spec), plan.status["conditions"]
     unready = {each["type"].removesuffix("Ready").lower() for each in ready if each["status"] == "False"}
-    there = {(state.id.role, state.id.pool) for state in observed.workloads if state.id.revision == target and not state.gone}
+    answering = [state for state in observed.workloads if state.id.revision == target and state.ready and not state.gone]
+    there = {(state.id.role, state.id.pool) for state in answering}
     gone = {place for place in there if place not in declared_places(cluster)}
     is_kept = cluster.spec.rollout.strategy == "BlueGreen"
     assert leaving == {(role, pool) for role, pool in gone if role in unready and is_kept}

@@ -4,7 +4,9 @@ import base64
 
 import pytest
 
-from pdcluster_operator.cluster.errors import ForbiddenError, UnavailableError
+from pdcluster_operator.api.conditions import APPLY_FAILED, FORBIDDEN
+from pdcluster_operator.api.conditions import CONFIGURATION_REFUSED as REFUSED
+from pdcluster_operator.cluster.errors import ForbiddenError, RefusedError, UnavailableError
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from tests.operator.reconcile.bodies import Body
 
@@ -26,7 +28,7 @@ def holding(*keys: str) -> Body:
     return {"metadata": {}, "data": {f"key-{number}": base64.b64encode(key.encode()).decode() for number, key in enumerate(keys)}}
 
 
-async def fault(found: Body | Exception | None, name: str | None = "keys") -> str | None:
+async def fault(found: Body | Exception | None, name: str | None = "keys") -> tuple[str, str] | None:
     return await KeySecret(OneSecret(found)).fault("default", name)  # type: ignore[arg-type]
 
 
@@ -40,19 +42,27 @@ async def test_no_secret_is_read_where_no_key_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("found", "reason", "says"),
     [
-        (None, "does not exist: make it with a key in each of its values"),
-        ({"metadata": {}}, "holds no key"),
-        (holding("", " \n"), "holds no key: give it one in each of its values"),
-        (ForbiddenError("no right to get secrets", code=403), "cannot be read: no right to get secrets"),
+        (None, REFUSED, "does not exist: make it with a key in each of its values"),
+        ({"metadata": {}}, REFUSED, "holds no key"),
+        (holding("", " \n"), REFUSED, "holds no key: give it one word of printable ASCII in each of its values"),
+        (holding("two words", "sch\u00fcssel", "a\nb"), REFUSED, "holds no key"),
+        ({"metadata": {}, "data": {".hidden": base64.b64encode(b"sk-alice").decode()}}, REFUSED, "holds no key"),
+        (
+            ForbiddenError("no right to get secrets", code=403),
+            FORBIDDEN,
+            "cannot be read: no right to get secrets; give it to the operator",
+        ),
+        (RefusedError("no", code=400), APPLY_FAILED, "cannot be read: no"),
     ],
 )
-async def test_what_is_wrong_is_said_with_the_secrets_name(found: Body | Exception | None, says: str):
+async def test_what_is_wrong_is_said_with_the_secrets_name(found: Body | Exception | None, reason: str, says: str):
     said = await fault(found)
     assert said is not None
-    assert said.startswith("Secret keys of service.apiKeySecret ")
-    assert says in said
+    assert said[0] == reason
+    assert said[1].startswith("Secret keys of service.apiKeySecret ")
+    assert says in said[1]
 
 
 async def test_an_api_server_that_is_away_is_no_fault_of_the_secret():

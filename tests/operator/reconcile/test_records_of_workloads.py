@@ -71,6 +71,12 @@ def test_a_workload_of_an_old_revision_with_nothing_left_of_it_cannot_be_made():
     assert records().of(workload("decode", "0ddba110")) is None
 
 
+def test_a_workload_of_a_pool_or_role_that_is_no_longer_declared_cannot_be_made():
+    revision = revision_of(cluster().spec)
+    for role, pool in (("decode", "gone"), ("mixed", "cpu")):
+        assert records().of(WorkloadId(made.NAME, role, pool, revision)) is None
+
+
 def test_no_record_is_made_while_the_etcds_secret_is_not_known():
     unknown = records(has_client_certificate=None)
     assert unknown.of(workload("decode")) is None

@@ -1,6 +1,7 @@
 """Which of a workload's manifests are wanted while what is left of an earlier one of its name ends."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,9 +28,9 @@ SITE = Site("worker:1", "etcd:1", "system")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def cluster(gpu: str = "cpu") -> PDCluster:
+def cluster(gpu: str = "cpu", **sections: Any) -> PDCluster:
     pools = {"pools": [{"name": "first", "gpu": gpu, "replicas": 1}]}
-    return parse(made.cluster(spec={"model": {"name": "tiny", "path": "/models/tiny"}, "roles": {"mixed": pools}}))
+    return parse(made.cluster(spec={"model": {"name": "tiny", "path": "/models/tiny"}, "roles": {"mixed": pools}, **sections}))
 
 
 MIXED = WorkloadId(made.NAME, "mixed", "first", revision_of(cluster().spec))
@@ -117,8 +118,49 @@ def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
     assert stranded(stateful_set) == [MIXED]
     assert stranded(stateful_set, record) == stranded(stateful_set, engine) == []
     assert stranded() == []  # it does not run: it is made when the etcd's Secret is there
-    said = record_lost(MIXED)
+    said = record_lost(MIXED, cluster())
     assert (said.object, said.reason) == (f"StatefulSet {MIXED.name}", "ApplyFailed")
+
+
+OLDER, LEAVING = replace(MIXED, revision="0ddba110"), replace(MIXED, pool="gone")
+
+
+def named(workload: WorkloadId, body: made.Body) -> made.Body:
+    """What was made for MIXED as if for another workload."""
+    labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+    return {**body, "metadata": {**body["metadata"], "name": workload.name, "labels": labels}}
+
+
+def test_a_pool_that_is_no_longer_declared_and_has_lost_everything_is_left_alone():
+    _, stateful_set, _ = old()
+    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)))
+    assert stranded(named(LEAVING, stateful_set), plan=plan) == [LEAVING]
+
+
+@pytest.mark.parametrize(
+    ("workload", "fix"),
+    [
+        (OLDER, "let the roll out end, or change a setting, so that others take its place"),
+        (LEAVING, "it goes when all declared pools of its role are ready"),
+        (replace(LEAVING, role="decode"), "it goes when all declared pools of its role are ready"),
+        (MIXED, "make sure that Secret of-etcd of discovery.etcd.tlsSecret exists and that the operator may read it"),
+    ],
+)
+def test_what_is_said_of_a_lost_record_helps_in_its_case(workload: WorkloadId, fix: str):
+    etcd = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "of-etcd"}}
+    spec = cluster(discovery=etcd)
+    of_its_revision = workload if workload is OLDER else replace(workload, revision=revision_of(spec.spec))
+    assert record_lost(of_its_revision, spec).message.endswith(f"no new pod of it can start; {fix}")
+
+
+def test_a_pool_that_only_stays_for_now_keeps_its_disruption_budget():
+    record, stateful_set, engine = (named(LEAVING, body) for body in old())
+    found = live(record, stateful_set, engine)
+    records = Records(cluster(), found, OWNER, "worker:1", has_client_certificate=False)
+    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)))
+    made_of = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
+    budgets = [manifest["metadata"]["name"] for manifest in made_of if manifest["kind"] == "PodDisruptionBudget"]
+    assert budgets == [f"{made.NAME}-mixed-first", f"{made.NAME}-mixed-gone"]
 
 
 def test_what_is_left_alone_is_not_deleted():

@@ -2,10 +2,11 @@
 
 Workers of one revision may talk; those of another live under another etcd
 prefix and never meet.  Policy, the Service's port, replicas, and which pools
-there are do not count: a pool can come and go, and keeps its gpu for its life
-(the CRD holds that).  Nor do definitions of accelerators, which come and go
-with pools: the record of a workload knows its own.  Values that are the default do not count either, so that
-an operator that knows one more field gives every object the revision it had.
+there are do not count: a pool can come and go, and keeps its gpu for its life.
+Nor do definitions of accelerators, which come and go with pools, and which
+nobody changes (the CRD holds both).  Values that are the default do not count
+either, so that an operator that knows one more field gives every object the
+revision it had.
 """
 
 import hashlib

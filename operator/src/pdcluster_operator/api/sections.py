@@ -18,6 +18,8 @@ from pdcluster_operator.api.values import Amount, Endpoint, Name, Natural, Objec
 MAX_POOLS = 16
 MAX_ENDPOINTS = 16
 MAX_ACCELERATORS = 64
+MAX_RESOURCE = 317
+"""Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
 
 
 class PvcSpec(Section):
@@ -91,7 +93,7 @@ class AcceleratorSpec(Section):
     node_labels: labels of the nodes that carry it
     """
 
-    resource: Text | None = None
+    resource: Annotated[Text, Field(max_length=MAX_RESOURCE)] | None = None
     node_labels: dict[str, str] = Field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ import json
 import time
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -112,14 +112,9 @@ class Cache:
         """Every PDCluster."""
         return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
 
-    def versions(self, kind: str, namespaces: Iterable[str] | None = None) -> dict[Name, Version]:
-        """What is known of one kind; in some namespaces only, if given."""
-        wanted = None if namespaces is None else set(namespaces)
-        return {
-            name: entry.version
-            for name, entry in self._entries.items()
-            if name.kind == kind and (wanted is None or name.namespace in wanted)
-        }
+    def versions(self, kind: str) -> dict[Name, Version]:
+        """What is known of one kind."""
+        return {name: entry.version for name, entry in self._entries.items() if name.kind == kind}
 
     def forget(self, name: Name) -> Key | None:
         """Drop an entry, whatever its version; returns the PDCluster it belonged to."""

@@ -21,7 +21,15 @@ from typing import Any
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.converge import Action, Verb, decide, stages
 from pdcluster_operator.cluster.differences import Drift, drift, taken_over
-from pdcluster_operator.cluster.errors import ClusterError, ConflictError, NameTakenError, NotFoundError, UnavailableError, failure_of
+from pdcluster_operator.cluster.errors import (
+    ClusterError,
+    ConflictError,
+    NameTakenError,
+    NotFoundError,
+    UnavailableError,
+    UnsettledError,
+    failure_of,
+)
 from pdcluster_operator.cluster.kinds import SECRET, SERVICE, Kind, Manner
 from pdcluster_operator.plan.state import Failure
 
@@ -41,7 +49,7 @@ async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnA
     """Carry out all actions; returns what the API server refused, in the order of the actions.
 
     on_answer: told of every object as the API server returned it after a write, so that a cache need not wait for its watch
-    Raises UnavailableError when the server cannot be used, having begun nothing more, and ConflictError at the end when
+    Raises UnavailableError when the server cannot be used, having begun nothing more, and UnsettledError at the end when
     an object would not hold still: in both cases the pass is to be done again.
     """
     failures: list[Failure] = []
@@ -58,7 +66,7 @@ async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnA
                 failures.append(failure_of(error, str(action)))
                 logger.warning("refused verb=%s object=%s namespace=%s error=%s", action.verb.value, action, action.namespace, error)
     if conflict is not None:
-        raise conflict
+        raise UnsettledError(str(conflict), failures) from conflict
     return failures
 
 

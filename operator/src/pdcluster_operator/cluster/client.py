@@ -101,6 +101,15 @@ class ApiClient:
         except NotFoundError:
             return None
 
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server has a kind; to ask this takes no right to its objects."""
+        group = kind.path(None).rpartition("/")[0]
+        try:
+            found = await self._send(Request("get", "APIResourceList", "GET", group, {}))
+        except NotFoundError:
+            return False
+        return any(resource.get("name") == kind.plural for resource in found.get("resources") or ())
+
     async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> AsyncIterator[Body]:
         """Every object of a kind (in one namespace, or in all), with apiVersion and kind; read in pages.
 

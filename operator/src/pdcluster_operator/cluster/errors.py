@@ -4,6 +4,7 @@ ClusterError                 (an OperatorError); `code` is the HTTP status, 0 = 
 ├── NotFoundError            404: no such object, or no such kind
 ├── GoneError                410: a list's continuation, or a watch's start, is too old
 ├── ConflictError            409: the object was changed, exists already, or is another one of that name; look again
+│   └── UnsettledError   an object changes faster than it can be written (found by us)
 ├── UnavailableError         no answer, 429, 500 to 504 of the server itself: try again later
 ├── ForbiddenError           401, 403: the operator has no right to do it
 ├── QuotaExceededError       403 of a ResourceQuota
@@ -13,7 +14,7 @@ ClusterError                 (an OperatorError); `code` is the HTTP status, 0 = 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from pdcluster_operator.api import conditions
@@ -26,7 +27,6 @@ _REFUSALS = ("admission webhook", "failed calling webhook", "ValidatingAdmission
 
 _FAILED_TEST = "the server rejected our request due to an error in our request"
 """All that is said of a JSON patch whose `test` fails; what is wrong with an object is always named."""
-
 
 _IMMUTABLE = "field is immutable when `immutable` is set"
 
@@ -53,6 +53,14 @@ class GoneError(ClusterError):
 
 class ConflictError(ClusterError):
     """The object is not what we took it for; look again and decide anew."""
+
+
+class UnsettledError(ConflictError):
+    """Objects that would not hold still, after everything else was done.  failures: what was refused meanwhile."""
+
+    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
 
 
 class UnavailableError(ClusterError):

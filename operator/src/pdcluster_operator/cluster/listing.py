@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from pdcluster_operator.api import labels
 from pdcluster_operator.cluster.cache import Body, Name
@@ -23,17 +24,17 @@ _KIND_OF_NAME = {kind.name: kind for kind in WATCHED}
 
 @dataclass
 class Listing:
-    """Optional kinds that we have no right to are as those that do not exist, for the life of the process: no watch tells of them.
+    """Optional kinds that we had no right to at first are not looked at for the life of the process: no watch tells of them.
 
     namespaces: None in it = all
     present:    names of the kinds that existed when they were last listed
-    forbidden:  names of the optional kinds that may not be listed
+    forbidden:  names of the optional kinds that may not be listed, and whether the API server had them when last asked
     """
 
     client: ApiClient
     namespaces: Sequence[str | None] = (None,)
     present: set[str] = field(default_factory=set)
-    forbidden: set[str] = field(default_factory=set)
+    forbidden: dict[str, bool] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -41,9 +42,10 @@ class Listing:
         return tuple(_KIND_OF_NAME)
 
     async def bodies(self, kind: str) -> AsyncIterator[Body]:
-        """All objects of a kind; none when it is optional, and not there or forbidden."""
+        """All objects of a kind; none when it is optional, and not there or given up.  Raises ForbiddenError where it may not be listed."""
         found = _KIND_OF_NAME[kind]
         if kind in self.forbidden:
+            self.forbidden[kind] = await self.client.serves(found)
             return
         selector = "" if found == PDCLUSTER else SELECTOR
         try:
@@ -54,35 +56,27 @@ class Listing:
             self.present.discard(kind)
             if not found.optional:
                 raise
-        except ForbiddenError as e:
-            self._forbid(found, e)
         else:
             self.present.add(kind)
 
     async def body(self, name: Name) -> Body | None:
         """One object; None when there is none, or it is not ours any more."""
         kind = _KIND_OF_NAME[name.kind]
-        if kind.name in self.forbidden:
-            return None
-        try:
-            body = await self.client.find(kind, name.namespace, name.name)
-        except ForbiddenError as e:
-            self._forbid(kind, e)
-            return None
+        body = await self.client.find(kind, name.namespace, name.name)
         is_ours = body is not None and (name.kind == PDCLUSTER.name or _managed_by(body) == labels.FIELD_MANAGER)
         return body if is_ours else None
+
+    async def forbid(self, kind: str, error: ForbiddenError) -> None:
+        """Do without a kind.  Raises the error again where that cannot be: it is not optional, or the login itself was refused (401)."""
+        found = _KIND_OF_NAME[kind]
+        if not found.optional or error.code == HTTPStatus.UNAUTHORIZED:
+            raise error
+        self.forbidden[kind] = await self.client.serves(found)
+        logger.warning("not made, for the right is missing kind=%s error=%s; give it and restart the operator", kind, error)
 
     def watched(self) -> tuple[Kind, ...]:
         """The kinds to watch: a watch that is refused would end all of them."""
         return tuple(kind for kind in WATCHED if kind.name not in self.forbidden)
-
-    def _forbid(self, kind: Kind, error: ForbiddenError) -> None:
-        """Raises the error again for a kind that is not optional."""
-        self.present.discard(kind.name)
-        if not kind.optional:
-            raise error
-        self.forbidden.add(kind.name)
-        logger.warning("not made, for the right is missing kind=%s error=%s; give it and restart the operator", kind, error)
 
 
 def _managed_by(body: Body) -> str | None:

@@ -63,14 +63,14 @@ def observe(
     failures: Sequence[Failure] = (),
     faults: Mapping[str, tuple[str, str]],
     outdated: Collection[WorkloadId] = (),
-    key_fault: str | None = None,
+    key_fault: tuple[str, str] | None = None,
 ) -> Observed:
     """The cluster as it is.
 
     failures: what the API server refused in the last pass
     faults:   why a StatefulSet, by its name, gets no pods
     outdated: workloads of a pool that was declared otherwise when they were made: as good as gone
-    key_fault: why no client can have an API key; None = some can, or none is asked for
+    key_fault: why no client can have an API key, or nobody can say, as (reason, message); None = some can, or none is asked for
     """
     service = live.own("Service").get(live.key.name)
     return Observed(

@@ -1,4 +1,4 @@
-"""Write a status: once, as a whole, and only when it differs.
+"""Write a status: once, and as a whole; whoever calls has seen that it differs.
 
 No resourceVersion is needed, for we are the only writer; but a status is only
 ever written to the object that it was made for, not to another of its name.
@@ -15,10 +15,8 @@ from pdcluster_operator.cluster.kinds import Kind
 async def write_status(client: ApiClient, kind: Kind, live: Mapping[str, Any], status: Mapping[str, Any]) -> Body | None:
     """Make the status of a live body equal to the given one.
 
-    Returns the object as the API server has it now; None when nothing was to be written or the object is gone.
+    Returns the object as the API server has it now; None when it is gone, or is another one now.
     """
-    if status == (live.get("status") or {}):
-        return None
     metadata = live["metadata"]
     operations = [
         {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},

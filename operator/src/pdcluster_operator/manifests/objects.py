@@ -47,10 +47,11 @@ class Owner:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Kinds that not every API server has."""
+    """Kinds that not every API server has.  forbidden: names of those that it has, and that the operator has no right to."""
 
     pod_monitor: bool
     prometheus_rule: bool
+    forbidden: frozenset[str] = frozenset()
 
 
 def new_object(kind: str, name: str, owner: Owner, labels: Mapping[str, str], **parts: Any) -> Manifest:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.manifests.dashboard import dashboard_config
 from pdcluster_operator.manifests.disruption_budget import pool_budget
 from pdcluster_operator.manifests.etcd import etcd_record_name, render_etcd
@@ -48,24 +49,33 @@ def render_shared(
     *,
     serving_role: str | None = None,
     records: Iterable[Mapping[str, Any]] = (),
+    workloads: Iterable[WorkloadId] = (),
 ) -> tuple[Manifest, ...]:
     """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service comes last.
 
     serving: the revision whose workers answer
     serving_role: the role of those that do in that revision; None = as the spec has it, which a roll out may be about to change
     records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the result, is made from its own
+    workloads: those that there should be; pools that are no longer declared may be among them
     """
     role = serving_role or cluster.spec.ingress_role
     return (
         service_account(cluster, owner),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
-        *(pool_budget(owner, role, pool.name) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools),
+        *_budgets(cluster, owner, workloads),
         *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
         *_monitoring(cluster, owner, capabilities, role),
         workers_service(owner),
         ingress_service(cluster, owner, serving, role),
     )
+
+
+def _budgets(cluster: PDCluster, owner: Owner, workloads: Iterable[WorkloadId]) -> Iterator[Manifest]:
+    """Of every pool that is declared, and of those that are not and serve for now."""
+    declared = [(role, pool.name) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
+    for role, pool in dict.fromkeys([*declared, *((workload.role, workload.pool) for workload in workloads)]):
+        yield pool_budget(owner, role, pool)
 
 
 def _monitoring(cluster: PDCluster, owner: Owner, capabilities: Capabilities, serving_role: str) -> Iterator[Manifest]:

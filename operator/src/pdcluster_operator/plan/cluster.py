@@ -30,7 +30,7 @@ from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.rollout import Step, current_revision, next_step
 from pdcluster_operator.plan.scalers import PoolKey, PoolSize, plan_scaler, pool_sizes
 from pdcluster_operator.plan.state import ClusterPlan, Happening, Observed, ScalerPlan, WorkloadState
-from pdcluster_operator.plan.status import Status, dated, identity_fields, number_fields
+from pdcluster_operator.plan.status import Status, dated, identity_fields, kept_field, number_fields
 
 __all__ = ["plan_cluster", "plan_invalid", "sizes_of"]
 
@@ -61,10 +61,10 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     """Everything that should be.  now: RFC 3339 in UTC, for conditions that change in this pass."""
     scene = _scene(cluster, observed)
     step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=scene.is_target_ready)
-    leaving = _leaving(scene)
-    drain = _drain(scene, (*_of_target(scene, step), *_kept(scene, step), *leaving))
+    kept, leaving = tuple(_kept(scene, step)), _leaving(scene)
+    drain = _drain(scene, (*_of_target(scene, step), *kept, *leaving))
     registered = in_sync(observed.registry, observed.workloads, Previous(observed.status))
-    status = _status(scene, step, leaving, now, drain=drain, registered=registered)
+    status = {**_status(scene, step, leaving, now, drain=drain, registered=registered), **kept_field([*kept, *leaving])}
     is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
     looks = [seconds for seconds in (drain.look_again_seconds, registered.look_again_seconds) if seconds is not None]
     return ClusterPlan(
@@ -131,28 +131,35 @@ def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
 
 
 def _kept(scene: _Scene, step: Step) -> Iterator[Workload]:
-    """The older workloads that stay, at their pool's size; at the size that they have where that is more.
+    """The older workloads that stay, at their pool's size; at the size that they had where that is more.
 
-    So their scaler and edits by hand count as ever, while a lower `replicas` that came with a new revision takes no
-    worker from what serves.  One whose pool is no longer declared has the size that it has.
+    So their scaler counts as ever and edits by hand do not, while a lower `replicas` that came with a new revision takes
+    no worker from what serves.  One whose pool is no longer declared has the size that it had.
     """
     wanted = {size.key: size.wanted for size in scene.sizes}
     for workload in step.kept:
-        state = scene.there.of(workload.role, workload.pool, workload.revision)
-        size = wanted.get((workload.role, workload.pool), 1 if state is None else state.desired)
-        yield Workload(workload, size if state is None else max(size, state.desired))
+        sizes = (wanted.get((workload.role, workload.pool)), _size_before(scene, workload))
+        yield Workload(workload, max((size for size in sizes if size is not None), default=1))
+
+
+def _size_before(scene: _Scene, workload: WorkloadId) -> int | None:
+    """The size of a workload that stays, as the last pass planned it; when it only begins to stay, as it is; None = nobody knows."""
+    state = scene.there.of(workload.role, workload.pool, workload.revision)
+    return Previous(scene.observed.status).kept().get(workload.name, None if state is None else state.desired)
 
 
 def _leaving(scene: _Scene) -> tuple[Workload, ...]:
     """Pools of the revision that serves that are no longer declared: they answer until the others of their role are ready.
 
+    One that answers nothing goes: it would only keep others from what they wait for.
     Not with Recreate, whose point is that the old goes first.
     """
     if scene.current != scene.target or scene.cluster.spec.rollout.strategy == "Recreate":
         return ()
     declared, unready = {size.key for size in scene.sizes}, {view.name for view in _views(scene) if not view.is_ready}
-    states = [state for state in scene.there.of_revision(scene.target) if not state.gone and state.id.role in unready]
-    return tuple(Workload(state.id, state.desired) for state in states if (state.id.role, state.id.pool) not in declared)
+    states = [state for state in scene.there.of_revision(scene.target) if state.ready and not state.gone and state.id.role in unready]
+    left = [state for state in states if (state.id.role, state.id.pool) not in declared]
+    return tuple(Workload(state.id, _size_before(scene, state.id) or 0) for state in left)
 
 
 def _drain(scene: _Scene, wanted: tuple[Workload, ...]) -> Drain:

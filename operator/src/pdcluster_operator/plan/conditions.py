@@ -146,7 +146,8 @@ def _numbers(view: RoleView) -> str:
 def _ingress(facts: Facts) -> Condition:
     """Whether the Service leads to ready workers, where any are declared, and clients can have the key that they ask for."""
     if facts.observed.key_fault is not None:
-        return Condition(words.INGRESS_READY, is_true=False, reason=words.CONFIGURATION_REFUSED, message=facts.observed.key_fault)
+        reason, message = facts.observed.key_fault
+        return Condition(words.INGRESS_READY, is_true=False, reason=reason, message=message)
     selected = facts.observed.service_revision
     if selected is None:
         return Condition(words.INGRESS_READY, is_true=False, reason=words.STARTING, message="the Service is being made")
@@ -171,6 +172,10 @@ def _serving(facts: Facts) -> Condition:
     if not facts.num_answering:
         message = f"no {facts.ingress_role} worker behind the Service is ready: requests are not answered"
         return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
+    key_fault = facts.observed.key_fault
+    # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read may hold some.
+    if key_fault is not None and key_fault[0] == words.CONFIGURATION_REFUSED and facts.observed.service_revision == facts.target:
+        return Condition(words.SERVING, is_true=False, reason=key_fault[0], message=key_fault[1])
     alone = "" if facts.has_prefill or facts.ingress_role == "mixed" else "; no prefill worker is ready, so they prefill themselves"
     message = f"requests are answered by {_workers(facts)} of revision {facts.observed.service_revision}{alone}"
     return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)

@@ -5,7 +5,7 @@ when it last could.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from pdcluster_operator.api import conditions as words
@@ -50,10 +50,13 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refus
 
 
 def _still_true(previous: Previous, observed: Observed, there: Workloads, views: tuple[RoleView, ...]) -> Iterator[Condition]:
-    """The conditions below Ready that were there before, as they are now; etcd is not asked, for nobody can say which it is."""
+    """The conditions below Ready that were there before, as they are now.
+
+    Neither etcd nor the Secret of API keys is looked at, for nobody can say which it is: what was wrong with them still is.
+    """
     facts = Facts(
         roles=views,
-        observed=observed,
+        observed=replace(observed, key_fault=_key_fault(previous)),
         previous=previous,
         target=previous.text("revision"),
         current=current_revision(observed),
@@ -68,6 +71,13 @@ def _still_true(previous: Previous, observed: Observed, there: Workloads, views:
             yield _again(before)
         elif condition.type == words.SERVING or (before and condition.type not in (words.STALLED, words.RECONCILING)):
             yield condition
+
+
+def _key_fault(previous: Previous) -> tuple[str, str] | None:
+    """What was wrong with the Secret of API keys: the only fault of the ingress that needs a person."""
+    ingress = previous.condition(words.INGRESS_READY)
+    reason = str(ingress.get("reason", ""))
+    return (reason, str(ingress.get("message", ""))) if reason in words.NEEDS_A_PERSON else None
 
 
 def _again(before: Mapping[str, object]) -> Condition:

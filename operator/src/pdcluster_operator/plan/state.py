@@ -117,7 +117,8 @@ class Observed:
     service_revision: the revision whose pods the ingress Service selects; None = there is no such Service yet
     records:          workloads that have a record (a ControllerRevision), from which a lost StatefulSet can be made again
     failures:         what the API server refused when the last plan was carried out
-    key_fault:        why no client can have an API key, where keys are asked for; None = some can, or none is asked for
+    key_fault:        why no client can have an API key, where keys are asked for, or nobody can say, as (reason, message);
+                      None = some can, or none is asked for
     decided:          what the autoscaler decided in this pass; None = it has no new numbers, or is off
     registry:         of its workers; None = nobody has looked yet
     """
@@ -130,7 +131,7 @@ class Observed:
     service_revision: str | None = None
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
-    key_fault: str | None = None
+    key_fault: tuple[str, str] | None = None
     registry: Registry | None = None
     decided: Record | None = None
 

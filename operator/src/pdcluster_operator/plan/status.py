@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.workload import Workload
 from pdcluster_operator.plan.conditions import Condition
 from pdcluster_operator.plan.pools import PoolView, RoleView
 from pdcluster_operator.plan.previous import Previous
@@ -31,6 +32,12 @@ def number_fields(views: Sequence[RoleView]) -> Status:
     """Workers by role and pool, and the two columns of `kubectl get`; mixed workers stand in the one of decode."""
     columns = {("prefill" if view.name == "prefill" else "decode"): f"{view.ready}/{view.wanted}" for view in views}
     return {**columns, "roles": [_role(view) for view in views]}
+
+
+def kept_field(kept: Iterable[Workload]) -> Status:
+    """Workloads that stay until others take their place, with their sizes, which nothing else says; no field when there are none."""
+    entries = [{"name": workload.id.name, "replicas": workload.replicas} for workload in kept]
+    return {"kept": entries} if entries else {}
 
 
 def dated(found: Iterable[Condition], previous: Previous, *, generation: int, now: str) -> list[Status]:

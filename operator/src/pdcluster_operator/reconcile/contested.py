@@ -1,8 +1,10 @@
-"""Objects that somebody else writes as often as we put them back: after some times that is said instead, and left for the back-off.
+"""Objects that somebody else changes or deletes as often as we put them back: after some times that is said, and we insist seldom.
 
 Two writers who each insist would otherwise go on for ever, as fast as the API
-server lets them.  The same content, written again and again to the same object,
-is the sign of it: what we wish otherwise each time, as a size, counts anew.
+server lets them.  The same content, written again and again under the same
+name, is the sign of it, whether the object was changed, deleted or replaced:
+what we wish otherwise each time, as a size, counts anew.  A fight is over when
+the object has stayed as it should be for longer than a fight leaves it alone.
 """
 
 import hashlib
@@ -13,47 +15,93 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_operator.api import conditions
-from pdcluster_operator.cluster.cache import Body
-from pdcluster_operator.cluster.converge import Action, Verb
+from pdcluster_operator.cluster.cache import Body, Key
+from pdcluster_operator.cluster.converge import Action, ObjectName, Verb
 from pdcluster_operator.cluster.differences import writers
 from pdcluster_operator.cluster.kinds import SERVICE
 from pdcluster_operator.plan.state import Failure
 
 MAX_WRITES = 10
 WINDOW_SECONDS = 300.0
-"""More writes in this time than a person makes by hand, and few enough to be no load."""
+"""More writes in this time than a person makes by hand, and few enough to be no load; then one in this time."""
 
-_PUTS_BACK = frozenset({Verb.APPLY, Verb.TAKE_OVER, Verb.PATCH})
+SETTLED_SECONDS = WINDOW_SECONDS / MAX_WRITES
+"""Whoever fights comes again within this time, or there would not be so many writes."""
+
+_PUTS_BACK = frozenset({Verb.CREATE, Verb.APPLY, Verb.TAKE_OVER, Verb.PATCH, Verb.REPLACE})
+
+What = tuple[str, str, str, str]
+"""Kind, namespace and name of an object, and the digest of what is written to it."""
+
+
+@dataclass
+class _Fight:
+    """failure: what is told of it; tried: when it was last written, by what."""
+
+    failure: Failure
+    tried: dict[What, float] = field(default_factory=dict)
+
+    def is_over(self, now: float) -> bool:
+        """Whether the other one would have come again since."""
+        return all(now - when > SETTLED_SECONDS for when in self.tried.values())
 
 
 @dataclass
 class Contested:
-    """Remembers when the same was written to the same object."""
+    """Remembers when the same was written to the same object, and the objects that are fought over, by PDCluster."""
 
     clock: Callable[[], float] = time.monotonic
-    _written: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    _written: dict[What, list[float]] = field(default_factory=dict)
+    _fights: dict[Key, dict[ObjectName, _Fight]] = field(default_factory=dict)
 
-    def sift(self, actions: Iterable[Action], children: Iterable[Body]) -> tuple[list[Action], list[Failure]]:
-        """What is to be carried out now, and a failure for each object that was put back too often.
+    def sift(self, key: Key, actions: Iterable[Action], children: Iterable[Body]) -> tuple[list[Action], list[Failure]]:
+        """What is to be carried out now of what one pass wants, and a failure for each object that is fought over.
 
-        Nothing is deleted while a Service is not as it should be.
+        Such an object is written once in a window.  Nothing is deleted while a Service is among them.
         """
         self._forget_old()
         actions = list(actions)
-        fought = [action for action in actions if len(self._written.get(_what(action), ())) >= MAX_WRITES]
-        if not fought:
-            return actions, []
-        bodies = {str(body["metadata"]["uid"]): body for body in children}
-        hold_deletes = any(action.kind is SERVICE for action in fought)
-        left = [action for action in actions if action not in fought and not (hold_deletes and action.verb is Verb.DELETE)]
-        return left, [_failure(action, bodies.get(str(action.uid))) for action in fought]
+        fights = self._fights_of(key, [action for action in actions if action.verb in _PUTS_BACK], children)
+        hold_deletes = any(name.kind == SERVICE.name for name in fights)
+        left = [action for action in actions if not (hold_deletes and action.verb is Verb.DELETE) and self._may(action, fights)]
+        return left, [fight.failure for fight in fights.values()]
 
     def written(self, actions: Iterable[Action], refused: Collection[Failure]) -> None:
-        """These were carried out, but for what was refused."""
+        """These were carried out, or at least tried again and again, but for what was refused."""
         names = {failure.object for failure in refused}
         for action in actions:
             if action.verb in _PUTS_BACK and str(action) not in names:
                 self._written.setdefault(_what(action), []).append(self.clock())
+
+    def forget(self, key: Key) -> None:
+        """The PDCluster is gone."""
+        self._fights.pop(key, None)
+
+    def _fights_of(self, key: Key, wanted: Iterable[Action], children: Iterable[Body]) -> dict[ObjectName, _Fight]:
+        """Those that go on, and those that are found now."""
+        now, by_name = self.clock(), {_name(action): action for action in wanted}
+        fights = self._fights.pop(key, {})
+        fights = {name: fight for name, fight in fights.items() if name in by_name or not fight.is_over(now)}
+        bodies = {str(body["metadata"]["uid"]): body for body in children}
+        for name, action in by_name.items():
+            times = self._written.get(_what(action), [])
+            if name not in fights and len(times) >= MAX_WRITES:
+                fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {_what(action): times[-1]})
+        if fights:
+            self._fights[key] = fights
+        return fights
+
+    def _may(self, action: Action, fights: Mapping[ObjectName, _Fight]) -> bool:
+        """Whether an action may be carried out; over what is fought, it is then noted as tried."""
+        fight = fights.get(_name(action))
+        if fight is None or action.verb not in _PUTS_BACK:
+            return True
+        what, now = _what(action), self.clock()
+        fight.tried = {each: when for each, when in fight.tried.items() if now - when < WINDOW_SECONDS}
+        if what in fight.tried:
+            return False
+        fight.tried[what] = now
+        return True
 
     def _forget_old(self) -> None:
         least = self.clock() - WINDOW_SECONDS
@@ -61,15 +109,21 @@ class Contested:
         self._written = {what: times for what, times in kept if times}
 
 
-def _what(action: Action) -> tuple[str, str]:
+def _name(action: Action) -> ObjectName:
+    return ObjectName(action.kind.name, action.name)
+
+
+def _what(action: Action) -> What:
     content: Mapping[str, Any] = action.patch or action.desired
-    return str(action.uid), hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return action.kind.name, action.namespace, action.name, digest
 
 
 def _failure(action: Action, live: Body | None) -> Failure:
     names = ", ".join(writers(action.kind, live) if live else ()) or "another writer"
+    does = "deletes" if action.verb is Verb.CREATE else "writes"
     message = (
-        f"{names} writes what the operator has to put back ({MAX_WRITES} times within {WINDOW_SECONDS:.0f} s); "
+        f"{names} {does} what the operator has to put back ({MAX_WRITES} times within {WINDOW_SECONDS:.0f} s); "
         f"let {names} leave {action} alone"
     )
     return Failure(object=str(action), reason=conditions.APPLY_FAILED, message=message)

@@ -3,11 +3,14 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from pdcluster_operator.api.conditions import APPLY_FAILED
+from pdcluster_operator.api.conditions import APPLY_FAILED, FORBIDDEN
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cluster.converge import ObjectName
 from pdcluster_operator.cluster.differences import Manifest
+from pdcluster_operator.cluster.errors import ForbiddenError
+from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE
 from pdcluster_operator.manifests.render import Capabilities, Owner, Site, render_scaler, render_shared, render_workload
 from pdcluster_operator.plan.state import ClusterPlan, Failure, ScalerPlan
 from pdcluster_operator.reconcile.records import Records
@@ -37,6 +40,7 @@ class Rendering:
             plan.serving,
             serving_role=plan.serving_role,
             records=self.records.live.own("ControllerRevision").values(),
+            workloads=[workload.id for workload in plan.workloads],
         )
         return [*shared, *self._workloads(plan), *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers)]
 
@@ -45,6 +49,13 @@ class Rendering:
         outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
         found = [workload.id for workload in plan.workloads if workload.id not in outdated and workload.id.name in running]
         return [workload for workload in found if self.records.of(workload) is None]
+
+    def forbidden(self) -> list[Failure]:
+        """Kinds that are asked for, and that the API server has, but that the operator has no right to."""
+        wanted, missing = self.cluster.spec.monitoring, self.capabilities.forbidden
+        is_scraped = wanted.pod_monitor and (self.capabilities.pod_monitor or POD_MONITOR.name in missing)
+        asked = {POD_MONITOR.name: is_scraped, PROMETHEUS_RULE.name: is_scraped and wanted.alerts}
+        return [_no_right(kind, self.owner.name) for kind, is_asked in asked.items() if is_asked and kind in missing]
 
     def _workloads(self, plan: ClusterPlan) -> Iterable[Manifest]:
         outdated = self.records.outdated()
@@ -61,11 +72,26 @@ def objects_of(workload: WorkloadId) -> list[ObjectName]:
     return [ObjectName(kind, workload.name) for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")]
 
 
-def record_lost(workload: WorkloadId) -> Failure:
+def record_lost(workload: WorkloadId, cluster: PDCluster) -> Failure:
     """What the status says of a stranded workload."""
     message = "its record and its engine file are lost and cannot be made again now: it is left as it is, and no new pod of it can start"
-    fix = "let the roll out end, or change a setting, so that others take its place"
-    return Failure(f"StatefulSet {workload.name}", APPLY_FAILED, f"{message}; {fix}")
+    return Failure(f"StatefulSet {workload.name}", APPLY_FAILED, f"{message}; {_way_out(workload, cluster)}")
+
+
+def _way_out(workload: WorkloadId, cluster: PDCluster) -> str:
+    """What a person does about a stranded workload: a declared one only waits for the etcd's Secret, another for its successors."""
+    spec, tls_secret = cluster.spec.roles.present().get(workload.role), cluster.spec.discovery.etcd.tls_secret
+    if workload.revision != revision_of(cluster.spec):
+        return "let the roll out end, or change a setting, so that others take its place"
+    if spec is None or all(pool.name != workload.pool for pool in spec.pools):
+        return "it goes when all declared pools of its role are ready"
+    return f"make sure that Secret {tls_secret} of discovery.etcd.tlsSecret exists and that the operator may read it"
+
+
+def _no_right(kind: str, name: str) -> Failure:
+    field = {POD_MONITOR.name: "podMonitor", PROMETHEUS_RULE.name: "alerts"}[kind]
+    fix = f"{ForbiddenError.fix} and restart the operator, or set spec.monitoring.{field} to false"
+    return Failure(f"{kind} {name}", FORBIDDEN, f"the operator may not list objects of this kind, so it makes none; {fix}")
 
 
 def render_scaler_of(owner: Owner, scaler: ScalerPlan) -> Manifest:

@@ -6,9 +6,10 @@ cluster that names one, and again soon while something is wrong with it.
 
 from dataclasses import dataclass
 
+from pdcluster_operator.api import conditions
 from pdcluster_operator.certificates.reading import Stored
 from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.errors import ClusterError, UnavailableError
+from pdcluster_operator.cluster.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_operator.cluster.kinds import SECRET
 
 LOOK_AGAIN_SECONDS = 15.0
@@ -20,8 +21,11 @@ class KeySecret:
 
     client: ApiClient
 
-    async def fault(self, namespace: str, name: str | None) -> str | None:
-        """Why no client can have a key; None = some can, or no Secret is named.  Raises UnavailableError."""
+    async def fault(self, namespace: str, name: str | None) -> tuple[str, str] | None:
+        """Why no client can have a key, or nobody can say, as (reason of api.conditions, message).
+
+        None = some can, or no Secret is named.  Raises UnavailableError.
+        """
         if name is None:
             return None
         try:
@@ -29,11 +33,19 @@ class KeySecret:
         except UnavailableError:
             raise
         except ClusterError as e:
-            return f"Secret {name} of service.apiKeySecret cannot be read: {e}"
+            failure = failure_of(e, f"Secret {name}")
+            return failure.reason, f"{failure.object} of service.apiKeySecret cannot be read: {failure.message}"
         if secret is None:
             wrong = "does not exist: make it with a key in each of its values"
-        elif not any(value.strip() for value in secret.data.values()):
-            wrong = "holds no key: give it one in each of its values"
+        elif not any(is_key(entry, value) for entry, value in secret.data.items()):
+            wrong = "holds no key: give it one word of printable ASCII in each of its values"
         else:
             return None
-        return f"Secret {name} of service.apiKeySecret {wrong}, or leave apiKeySecret out; until then every request is refused"
+        message = f"Secret {name} of service.apiKeySecret {wrong}, or leave apiKeySecret out; until then every request is refused"
+        return conditions.CONFIGURATION_REFUSED, message
+
+
+def is_key(entry: str, value: bytes) -> bool:
+    """Whether workers take an entry of the Secret for a key: a visible file that holds one word of printable ASCII."""
+    key = value.strip()
+    return not entry.startswith(".") and bool(key) and all(33 <= byte <= 126 for byte in key)

@@ -133,7 +133,8 @@ class Loop:
 
     def _capabilities(self) -> Capabilities:
         present = self._listing.present
-        return Capabilities(pod_monitor=POD_MONITOR.name in present, prometheus_rule=PROMETHEUS_RULE.name in present)
+        forbidden = frozenset(kind for kind, exists in self._listing.forbidden.items() if exists)
+        return Capabilities(POD_MONITOR.name in present, PROMETHEUS_RULE.name in present, forbidden)
 
     def _count_ready(self, key: Key, ready: str | None) -> None:
         before = self._ready.pop(key, None)

@@ -23,8 +23,8 @@ from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.cluster.cache import Cache, Key, name_of
 from pdcluster_operator.cluster.carry_out import carry_out
 from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.converge import converge
-from pdcluster_operator.cluster.errors import ClusterError, ConflictError, UnavailableError, failure_of
+from pdcluster_operator.cluster.converge import Action, converge
+from pdcluster_operator.cluster.errors import ClusterError, ConflictError, UnavailableError, UnsettledError, failure_of
 from pdcluster_operator.cluster.events import Events
 from pdcluster_operator.cluster.kinds import PDCLUSTER, POOL_SCALER, Kind
 from pdcluster_operator.cluster.observe import Live, managed_etcd, observe, still_ending
@@ -55,14 +55,16 @@ class _Made:
 
     look_again_seconds: when the certificates are to be looked at
     news:               of the certificates
-    failures:           what was refused
+    failures:           what was refused, or is not as it should be
     wrote:              something was written, or tried to be
+    conflict:           what would not hold still: the pass is to be done again
     """
 
     look_again_seconds: float | None
     news: tuple[Happening, ...]
     failures: tuple[Failure, ...]
     wrote: bool
+    conflict: ConflictError | None
 
 
 @dataclass
@@ -149,6 +151,8 @@ class Reconciler:
             self._failures[live.key] = made.failures
             plan = plan_with(made.failures)
         told = await self._tell(live, plan.status, (*plan.happenings, *made.news))
+        if made.conflict is not None:
+            raise made.conflict
         asked_again = LOOK_AGAIN_SECONDS if key_fault else None
         found = (look_again, made.look_again_seconds, plan.look_again_seconds, asked_again)
         times = [seconds for seconds in found if seconds is not None]
@@ -164,14 +168,24 @@ class Reconciler:
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         found = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave)
-        actions, failures = self.contested.sift(found, live.children)
-        failures += await carry_out(self.client, actions, partial(self._learn, live.key))
-        self.contested.written(actions, failures)
-        news = (Happening(CERTIFICATES, tls.reason),) if tls.reason and not failures else ()
-        written, refused = await self._write_scalers(live, plan)
-        failures = [*failures, *refused, *map(record_lost, stranded)]
+        actions, fought = self.contested.sift(live.key, found, live.children)
+        refused, conflict = await self._write(live.key, actions)
+        news = (Happening(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
+        written, unsaid, changed = await self._write_scalers(live, plan)
+        lost = [record_lost(workload, cluster) for workload in stranded]
+        failures = [*fought, *refused, *unsaid, *lost, *rendering.forbidden()]
         waits = [seconds for seconds in (tls.look_again_seconds, *ending.values()) if seconds is not None]
-        return _Made(min(waits, default=None), news, tuple(failures), wrote=bool(actions) or written)
+        return _Made(min(waits, default=None), news, tuple(failures), wrote=bool(actions) or written, conflict=conflict or changed)
+
+    async def _write(self, key: Key, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
+        """Returns what was refused, and what would not hold still.  Raises UnavailableError: nobody knows what was written then."""
+        conflict = None
+        try:
+            refused = await carry_out(self.client, actions, partial(self._learn, key))
+        except UnsettledError as e:
+            refused, conflict = list(e.failures), e
+        self.contested.written(actions, refused)
+        return refused, conflict
 
     async def _records(self, live: Live, cluster: PDCluster, plan: ClusterPlan, owner: Owner) -> Records:
         """What records are made from; the etcd's Secret is read only when one is to be made."""
@@ -181,9 +195,12 @@ class Reconciler:
             return records
         return replace(records, has_client_certificate=await self.asking.has_client_certificate(question))
 
-    async def _write_scalers(self, live: Live, plan: ClusterPlan) -> tuple[bool, list[Failure]]:
-        """The status of the scalers that exist; one that was just made follows.  Returns whether one was written, and what was refused."""
-        wrote, refused = False, list[Failure]()
+    async def _write_scalers(self, live: Live, plan: ClusterPlan) -> tuple[bool, list[Failure], ConflictError | None]:
+        """The status of the scalers that exist; one that was just made follows.
+
+        Returns whether one was written, what was refused, and what would not hold still.
+        """
+        wrote, refused, conflict = False, list[Failure](), None
         bodies = {(body["spec"]["role"], body["spec"]["pool"]): body for body in live.own(POOL_SCALER.name).values()}
         for scaler in plan.scalers:
             body = bodies.get((scaler.role, scaler.pool))
@@ -191,12 +208,14 @@ class Reconciler:
                 continue
             try:
                 wrote |= await self._write_status(live.key, POOL_SCALER, body, scaler.status)
-            except (UnavailableError, ConflictError):
+            except UnavailableError:
                 raise
+            except ConflictError as e:
+                wrote, conflict = True, e
             except ClusterError as e:
                 refused.append(failure_of(e, f"status of PDPoolScaler {body['metadata']['name']}"))
                 logger.warning("refused status object=%s namespace=%s error=%s", body["metadata"]["name"], live.key.namespace, e)
-        return wrote, refused
+        return wrote, refused, conflict
 
     async def _write_status(self, key: Key, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
         """Write a status that differs; returns whether it did.  Raises ConflictError when the object is another, or is being changed."""
@@ -246,6 +265,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._failures.pop(key, None)
         self._learnt.discard(key)
+        self.contested.forget(key)
         self.discovery.forget(key)
         self.registrations.forget(key)
         self.pod_faults.forget(key)

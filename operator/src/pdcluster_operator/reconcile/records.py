@@ -8,13 +8,14 @@ otherwise now, is a new workload of the same name: all that is left of the old
 one has to go first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_operator.api.labels import workload_labels
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.sections import PoolSpec
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cluster.cache import Body
 from pdcluster_operator.cluster.observe import Live, workload_of
@@ -48,17 +49,17 @@ class Records:
 
     def outdated(self) -> frozenset[WorkloadId]:
         """Workloads of the newest revision that were made for a pool as it is no longer declared."""
-        name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
-        declared = {
-            WorkloadId(name, role, pool.name, revision): pool
-            for role, spec in self.cluster.spec.roles.present().items()
-            for pool in spec.pools
-        }
         return frozenset(
             workload
-            for workload, pool in declared.items()
+            for workload, pool in self._declared().items()
             if (record := self._found(workload) or self._of_what_runs(workload)) and not is_of_pool(record, self.cluster, pool)
         )
+
+    def _declared(self) -> Mapping[WorkloadId, PoolSpec]:
+        """The workloads of the newest revision, with their pools."""
+        name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
+        roles = self.cluster.spec.roles.present()
+        return {WorkloadId(name, role, pool.name, revision): pool for role, spec in roles.items() for pool in spec.pools}
 
     def _found(self, workload: WorkloadId) -> Body | None:
         return self.live.own("ControllerRevision").get(workload.name)
@@ -82,7 +83,7 @@ class Records:
         return new_object("apps/v1/ControllerRevision", workload.name, self.owner, marks, revision=1, data=data)
 
     def _new(self, workload: WorkloadId) -> Body | None:
-        if workload.revision != revision_of(self.cluster.spec) or self.has_client_certificate is None:
+        if self.has_client_certificate is None or workload not in self._declared():
             return None
         image = self.cluster.spec.image.name or next(self._images(workload.revision), self.default_image)
         return render_record(self.cluster, workload, self.owner, image, etcd_client_certificate=self.has_client_certificate)

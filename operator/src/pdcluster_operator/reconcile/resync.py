@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pdcluster_operator.cluster.cache import Cache, Key, Name, Version, name_of, owner_of, version_of
+from pdcluster_operator.cluster.errors import ForbiddenError
 from pdcluster_operator.cluster.listing import Listing
 from pdcluster_operator.reconcile.progress import Progress
 
@@ -37,10 +38,15 @@ class Resync:
     _early: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def fill(self) -> None:
-        """List everything into the cache.  Raises what the listing raises."""
+        """List everything into the cache, and settle which kinds are done without.  Raises what the listing raises."""
         for kind in self.listing.kinds:
-            async for body in self.listing.bodies(kind):
-                self.cache.put(kind, body)
+            try:
+                async for body in self.listing.bodies(kind):
+                    self.cache.put(kind, body)
+            except ForbiddenError as e:
+                await self.listing.forbid(kind, e)
+                for name in self.cache.versions(kind):  # of namespaces where it may be listed
+                    self.cache.forget(name)
         self.progress.resync_ended(time.monotonic(), (), ())
 
     def request(self) -> None:
