@@ -141,7 +141,7 @@ class ControlPlane:
             f"--secure-port={self._port}",
             "--bind-address=127.0.0.1",
             "--endpoint-reconciler-type=none",  # it would refuse to publish a loopback address
-            f"--service-cluster-ip-range={SERVICE_ADDRESS}/24",
+            f"--service-cluster-ip-range={SERVICE_ADDRESS}/16",
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
             f"--client-ca-file={self._credentials.ca}",
