@@ -77,7 +77,9 @@ class Operator:
         self._usage = psutil.Process(self._process.pid)
 
     def metrics(self) -> Samples:
-        """What /metrics says now."""
+        """What /metrics says now.  Raises RuntimeError with the end of its log when it has ended."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the operator ended with {self._process.returncode}; its log ends:\n{self._log_without_passes()[-4000:]}")
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as reply:
             return Samples.parse(reply.read().decode())
 
@@ -96,12 +98,13 @@ class Operator:
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
     def is_leading(self) -> bool:
-        """Whether it answers and leads.  Raises RuntimeError with the end of its log when it has ended."""
-        if self._process.poll() is not None:
-            raise RuntimeError(f"the operator ended with {self._process.returncode}; its log ends:\n{self.log.read_text()[-2000:]}")
+        """Whether it answers and leads.  Raises as `metrics`."""
         with contextlib.suppress(OSError):
             return self.metrics().value("pdcluster_operator_is_leader") == 1
         return False
+
+    def _log_without_passes(self) -> str:
+        return "".join(line for line in self.log.read_text().splitlines(keepends=True) if " DEBUG " not in line)
 
     def stop(self) -> None:
         """End it in good order."""

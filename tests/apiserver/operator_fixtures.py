@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_scene import Scene
+from tests.apiserver.plain_api import PlainApi
 
 SELDOM = "300"
 """Seconds between resyncs, as by default: none comes to the help of a test, which has to see what watches and our own answers do."""
@@ -20,3 +23,14 @@ def operator_in(plane: ControlPlane, folder: Path, namespace: str, **settings: s
             yield process
     finally:
         plane.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@contextmanager
+def ready_scene(plane: ControlPlane, namespace: str) -> Iterator[Scene]:
+    """A cluster that is ready, with nodes for its pods, for tests that leave it so."""
+    api = PlainApi(plane.kubeconfig)
+    with Nodes(api, namespace):
+        found = Scene(api, namespace)
+        found.create()
+        found.await_condition("Ready", "True")
+        yield found

@@ -162,7 +162,7 @@ def test_in_a_roll_out_what_serves_is_put_back_and_follows_its_scaler(stage: Sta
     wait_for(lambda: size() == 2, DEADLINE_SECONDS, lambda: f"{size()}")
     scene.api.merge(scene.path("PDPoolScaler", f"{scene.name}-decode-cpu"), {"spec": {"replicas": 4}})
     wait_for(lambda: size() == 4, DEADLINE_SECONDS, lambda: f"{size()}")
-    assert scene.replicas("decode") == 4
+    wait_for(lambda: scene.replicas("decode") == 4, DEADLINE_SECONDS, lambda: f"{scene.replicas('decode')}")
 
 
 def test_a_workload_that_cannot_be_made_again_is_left_alone_and_said(stage: Stage):

@@ -7,11 +7,9 @@ import pytest
 
 from pdcluster_operator.api.labels import MANAGED_BY
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.nodeless import Nodes
-from tests.apiserver.operator_fixtures import SELDOM, operator_in
+from tests.apiserver.operator_fixtures import SELDOM, operator_in, ready_scene
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
-from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-put-back"
@@ -25,12 +23,7 @@ def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Scene]:
-    """A cluster that is ready, for tests that leave it so."""
-    api = PlainApi(control_plane.kubeconfig)
-    with Nodes(api, NAMESPACE):
-        found = Scene(api, NAMESPACE)
-        found.create()
-        found.await_condition("Ready", "True")
+    with ready_scene(control_plane, NAMESPACE) as found:
         yield found
 
 

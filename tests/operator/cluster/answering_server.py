@@ -56,7 +56,7 @@ class AnsweringServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         text = await request.text()
         self.seen.append((request.method, request.path_qs, json.loads(text) if text else None))
-        return await self.answers.pop(0)(request)  # type: ignore[arg-type]
+        return await self.answers.pop(0)(request)
 
 
 def says(code: int, body: Any = None, **headers: str) -> Answer:

@@ -40,7 +40,7 @@ async def names(listing: Listing, kind: Kind) -> list[str]:
 
 async def test_an_optional_kind_comes_and_goes_with_its_crd():
     api = Api(PodMonitor=NotFoundError("no such kind"))
-    listing = Listing(api)  # type: ignore[arg-type]
+    listing = Listing(api)
     assert (await names(listing, POD_MONITOR), listing.present, listing.watched()) == ([], set(), WATCHED)
     api.errors.clear()
     assert (await names(listing, POD_MONITOR), listing.present) == (["PodMonitor"], {"PodMonitor"})
@@ -48,7 +48,7 @@ async def test_an_optional_kind_comes_and_goes_with_its_crd():
 
 async def test_a_forbidden_optional_kind_is_not_watched_nor_listed_and_it_is_known_whether_it_exists(caplog: pytest.LogCaptureFixture):
     api = Api(PodMonitor=FORBIDDEN)
-    listing = Listing(api)  # type: ignore[arg-type]
+    listing = Listing(api)
     with caplog.at_level(logging.WARNING):
         await listing.forbid("PodMonitor", FORBIDDEN)
     assert listing.forbidden == {"PodMonitor": True}
@@ -60,7 +60,7 @@ async def test_a_forbidden_optional_kind_is_not_watched_nor_listed_and_it_is_kno
 
 
 async def test_an_error_does_not_change_what_is_known_of_a_kind():
-    listing = Listing(Api(PodMonitor=FORBIDDEN), present={"PodMonitor"})  # type: ignore[arg-type]
+    listing = Listing(Api(PodMonitor=FORBIDDEN), present={"PodMonitor"})
     with pytest.raises(ForbiddenError):
         await names(listing, POD_MONITOR)
     with pytest.raises(ForbiddenError):
@@ -70,7 +70,7 @@ async def test_an_error_does_not_change_what_is_known_of_a_kind():
 
 @pytest.mark.parametrize(("kind", "code"), [("Service", 403), ("PodMonitor", 401)])
 async def test_a_kind_that_is_needed_is_not_given_up_and_none_is_for_a_refused_login(kind: str, code: int):
-    listing = Listing(Api())  # type: ignore[arg-type]
+    listing = Listing(Api())
     with pytest.raises(ForbiddenError):
         await listing.forbid(kind, ForbiddenError("no", code=code))
     assert (listing.forbidden, listing.watched()) == ({}, WATCHED)
@@ -78,7 +78,7 @@ async def test_a_kind_that_is_needed_is_not_given_up_and_none_is_for_a_refused_l
 
 @pytest.mark.parametrize("error", [FORBIDDEN, NotFoundError("no such kind")], ids=["forbidden", "missing"])
 async def test_any_other_kind_has_to_be_there(error: ClusterError):
-    listing = Listing(Api(Service=error))  # type: ignore[arg-type]
+    listing = Listing(Api(Service=error))
     with pytest.raises(type(error)):
         await names(listing, SERVICE)
     assert listing.forbidden == {}

@@ -35,7 +35,7 @@ def question(*, tls: bool = True) -> Question:
 
 async def test_an_endpoint_that_is_dead_is_named():
     asked = question(tls=False)
-    error = await Asking(WrittenSecret(None)).ask(asked)  # type: ignore[arg-type]
+    error = await Asking(WrittenSecret(None)).ask(asked)
     assert error is not None
     assert asked.endpoints[0] in error
 
@@ -49,7 +49,7 @@ async def test_an_endpoint_that_is_dead_is_named():
     ],
 )
 async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_client_certificate(found: Any, message: str):
-    asking = Asking(WrittenSecret(found))  # type: ignore[arg-type]
+    asking = Asking(WrittenSecret(found))
     error = await asking.ask(question())
     assert error is not None
     assert message in error
@@ -60,5 +60,5 @@ async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_cl
     ("more", "has"), [({}, False), ({"tls.crt": PAIR.certificate, "tls.key": PAIR.key}, True)], ids=["without", "with"]
 )
 async def test_the_secret_says_whether_workers_show_a_certificate_too(more: dict[str, bytes], has: bool):
-    asking = Asking(WrittenSecret({"ca.crt": PAIR.certificate, **more}))  # type: ignore[arg-type]
+    asking = Asking(WrittenSecret({"ca.crt": PAIR.certificate, **more}))
     assert await asking.has_client_certificate(question()) is has

@@ -29,7 +29,7 @@ def holding(*keys: str) -> Body:
 
 
 async def fault(found: Body | Exception | None, name: str | None = "keys") -> tuple[str, str] | None:
-    return await KeySecret(OneSecret(found)).fault("default", name)  # type: ignore[arg-type]
+    return await KeySecret(OneSecret(found)).fault("default", name)
 
 
 @pytest.mark.parametrize("found", [holding("sk-alice"), holding("", "sk-bob\n")])

@@ -14,7 +14,7 @@ SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
 @pytest.fixture
 def loop() -> Loop:
     """One that has nothing to do, and so needs no API server."""
-    return Loop(None, LoopSettings(SITE, "operator-0"), CollectorRegistry())  # type: ignore[arg-type]
+    return Loop(None, LoopSettings(SITE, "operator-0"), CollectorRegistry())
 
 
 async def test_it_works_until_it_is_told_to_stop(loop: Loop):

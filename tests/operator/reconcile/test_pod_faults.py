@@ -61,13 +61,13 @@ class RefusedEvents(WrittenEvents):
 
 async def test_a_set_that_has_its_pods_is_not_asked_about():
     client = WrittenEvents()
-    assert await PodFaults(client).of(live(2)) == ({}, None)  # type: ignore[arg-type]
+    assert await PodFaults(client).of(live(2)) == ({}, None)
     assert client.num_lists == 0
 
 
 async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_event_counts():
     client, now = WrittenEvents(at(1, "failed error: old"), at(9, QUOTA), at(5, "failed error: older")), 100.0
-    faults = PodFaults(client, clock=lambda: now)  # type: ignore[arg-type]
+    faults = PodFaults(client, clock=lambda: now)
     assert await faults.of(live(0)) == ({}, SHORT_SECONDS)
     assert client.num_lists == 0
     now += SHORT_SECONDS
@@ -82,7 +82,7 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
     since = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
     now = since
     client = WrittenEvents({**at(0, QUOTA), "involvedObject": {"name": "chat-decode", "uid": "uid-of-one-before"}})
-    faults = PodFaults(client, clock=lambda: now, now=lambda: datetime.fromtimestamp(now, UTC))  # type: ignore[arg-type]
+    faults = PodFaults(client, clock=lambda: now, now=lambda: datetime.fromtimestamp(now, UTC))
     await faults.of(live(0))
     now += SHORT_SECONDS
     assert (await faults.of(live(0)))[0] == {}
@@ -100,7 +100,7 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
 
 async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
     now = 0.0
-    faults = PodFaults(RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now)  # type: ignore[arg-type]
+    faults = PodFaults(RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now)
     await faults.of(live(0))
     now += SHORT_SECONDS
     found, look_again = await faults.of(live(0))
@@ -111,7 +111,7 @@ async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
 
 async def test_a_server_that_is_away_is_for_another_pass():
     now = 0.0
-    faults = PodFaults(RefusedEvents(UnavailableError("away")), clock=lambda: now)  # type: ignore[arg-type]
+    faults = PodFaults(RefusedEvents(UnavailableError("away")), clock=lambda: now)
     await faults.of(live(0))
     now += SHORT_SECONDS
     with pytest.raises(UnavailableError):
@@ -122,7 +122,7 @@ async def test_an_event_without_a_message_says_nothing():
     now = 0.0
     event = at(1, "")
     del event["message"]
-    faults = PodFaults(WrittenEvents(event), clock=lambda: now)  # type: ignore[arg-type]
+    faults = PodFaults(WrittenEvents(event), clock=lambda: now)
     await faults.of(live(0))
     now += SHORT_SECONDS
     assert (await faults.of(live(0)))[0] == {}
@@ -130,7 +130,7 @@ async def test_an_event_without_a_message_says_nothing():
 
 async def test_a_set_without_an_event_has_no_fault():
     now = 0.0
-    faults = PodFaults(WrittenEvents(), clock=lambda: now)  # type: ignore[arg-type]
+    faults = PodFaults(WrittenEvents(), clock=lambda: now)
     await faults.of(live(0))
     now += SHORT_SECONDS
     assert (await faults.of(live(0)))[0] == {}
@@ -138,7 +138,7 @@ async def test_a_set_without_an_event_has_no_fault():
 
 async def test_all_sets_of_a_namespace_share_what_was_read_for_some_seconds():
     client, now = WrittenEvents(at(1, "one"), at(1, "two", "chat-prefill")), 0.0
-    faults = PodFaults(client, clock=lambda: now)  # type: ignore[arg-type]
+    faults = PodFaults(client, clock=lambda: now)
     both = Live(made.cluster(), [*live(0).children, *live(0, name="chat-prefill").children])
     await faults.of(both)
     now += SHORT_SECONDS
@@ -154,7 +154,7 @@ async def test_all_sets_of_a_namespace_share_what_was_read_for_some_seconds():
 
 async def test_what_stays_short_is_looked_at_ever_more_seldom_up_to_a_bound():
     now = 0.0
-    faults = PodFaults(WrittenEvents(), clock=lambda: now)  # type: ignore[arg-type]
+    faults = PodFaults(WrittenEvents(), clock=lambda: now)
     waits = []
     for _ in range(8):
         _, look_again = await faults.of(live(0))

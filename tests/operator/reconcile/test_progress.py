@@ -29,7 +29,7 @@ def test_a_long_queue_that_moves_is_no_problem_however_long_its_end_waits():
         for key in keys:
             assert key is not None
             queue.succeeded(key, now)
-        assert progress.problems(queue, now) == []  # type: ignore[arg-type]
+        assert progress.problems(queue, now) == []
     assert now > MAX_WAIT_SECONDS
 
 

@@ -52,7 +52,7 @@ class Run:
     def __init__(self, *objects: made.Body, grace_seconds: float = 0.0) -> None:
         self.listing, self.cache, self.keys = WrittenListing(*objects), Cache(), list[Key]()
         self.progress = Progress(resync_seconds=1000.0, resynced=time.monotonic())
-        self.resync = Resync(self.listing, self.cache, self.keys.append, self.progress, grace_seconds)  # type: ignore[arg-type]
+        self.resync = Resync(self.listing, self.cache, self.keys.append, self.progress, grace_seconds)
 
     def problems(self) -> list[str]:
         return self.progress.problems(WorkQueue(), time.monotonic())

@@ -53,6 +53,7 @@ class Contested:
     clock: Callable[[], float] = time.monotonic
     _written: dict[What, list[float]] = field(default_factory=dict)
     _fights: dict[Key, dict[ObjectName, _Fight]] = field(default_factory=dict)
+    _swept_at: float = 0.0
 
     def sift(self, key: Key, actions: Iterable[Action], children: Iterable[Body]) -> tuple[list[Action], list[Failure]]:
         """What is to be carried out now of what one pass wants, and a failure for each object that is fought over.
@@ -84,7 +85,7 @@ class Contested:
         fights = {name: fight for name, fight in fights.items() if name in by_name or not fight.is_over(now)}
         bodies = {str(body["metadata"]["uid"]): body for body in children}
         for name, action in by_name.items():
-            times = self._written.get(_what(action), [])
+            times = [when for when in self._written.get(_what(action), ()) if now - when < WINDOW_SECONDS]
             if name not in fights and len(times) >= MAX_WRITES:
                 fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {_what(action): times[-1]})
         if fights:
@@ -104,7 +105,11 @@ class Contested:
         return True
 
     def _forget_old(self) -> None:
-        least = self.clock() - WINDOW_SECONDS
+        """Now and then: it looks at what was written for every PDCluster, and a pass is about one."""
+        if self.clock() - self._swept_at < SETTLED_SECONDS:
+            return
+        self._swept_at = self.clock()
+        least = self._swept_at - WINDOW_SECONDS
         kept = ((what, [when for when in times if when > least]) for what, times in self._written.items())
         self._written = {what: times for what, times in kept if times}
 
