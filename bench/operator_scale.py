@@ -46,6 +46,9 @@ CONVERGE_SECONDS = 1800.0
 CHILDREN = {f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3, f"/api/v1/namespaces/{NAMESPACE}/services": 4}
 """Children of each PDCluster that are made last, all others before them."""
 
+MEMORY_LIMIT = "4GiB"
+"""Of the API server: it must not be short of memory when the operator is measured."""
+
 WRITING = ("apply", "create", "patch", "delete")
 """Verbs of the operator's writes; it updates nothing but its Lease."""
 
@@ -213,7 +216,7 @@ def run(objects: int, rest_seconds: float, concurrency: int) -> str:
     """All phases; the report as Markdown.  Raises TimeoutError when the operator does not get there."""
     with (
         tempfile.TemporaryDirectory(prefix="pdcluster-bench-") as folder,
-        ControlPlane(Path(folder), crds=ROOT / "crds") as plane,
+        ControlPlane(Path(folder), crds=ROOT / "crds", memory_limit=MEMORY_LIMIT) as plane,
     ):
         plane.kubectl("create", "namespace", NAMESPACE)
         bench = Bench(plane, Path(folder), objects, concurrency)

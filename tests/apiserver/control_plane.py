@@ -22,7 +22,7 @@ from tests.system.etcd_server import free_port
 from tests.system.waiting import wait_for
 
 START_SECONDS = 60.0
-MEMORY_LIMIT = "300MiB"  # soft, of each Go program: collect garbage sooner rather than grow
+MEMORY_LIMIT = "300MiB"  # enough for some hundred objects; many tests have a control plane of their own at once
 _CONTROLLERS = (
     "clusterrole-aggregation-controller",
     "disruption-controller",
@@ -54,10 +54,11 @@ class ControlPlane:
     folder:           an empty folder for data, keys and logs
     with_controllers: run StatefulSets, owner references, quotas, disruption budgets and namespaces too
     crds:             folder of CustomResourceDefinitions to apply before the controllers start, so that these know them at once
+    memory_limit:     of each program, as GOMEMLIMIT: near it, or above, most of the time goes into collecting garbage
     """
 
-    def __init__(self, folder: Path, *, with_controllers: bool = False, crds: Path | None = None) -> None:
-        self._folder, self._with_controllers, self._crds = folder, with_controllers, crds
+    def __init__(self, folder: Path, *, with_controllers: bool = False, crds: Path | None = None, memory_limit: str = MEMORY_LIMIT) -> None:
+        self._folder, self._with_controllers, self._crds, self._memory_limit = folder, with_controllers, crds, memory_limit
         self._credentials = Credentials(folder)
         self._etcd_port, self._peer_port, self._port = free_port(), free_port(), free_port()
         self._serving, self._account_key = self._credentials.serving(), self._credentials.service_account_key()
@@ -176,7 +177,7 @@ class ControlPlane:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_environment(), "GOMEMLIMIT": MEMORY_LIMIT},
+                env={**_environment(), "GOMEMLIMIT": self._memory_limit},
             )
 
     def _wait_for(self, name: str, url: str, *, trusted: bool = True) -> None:
