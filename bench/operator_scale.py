@@ -49,6 +49,9 @@ CHILDREN = {f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3, f"/api/v1/n
 MEMORY_LIMIT = "4GiB"
 """Of the API server: it must not be short of memory when the operator is measured."""
 
+ENDING_SECONDS = 1.0
+"""From the moment that its port is closed until it has ended; one that starts has not opened it yet."""
+
 WRITING = ("apply", "create", "patch", "delete")
 """Verbs of the operator's writes; it updates nothing but its Lease."""
 
@@ -81,10 +84,14 @@ class Operator:
 
     def metrics(self) -> Samples:
         """What /metrics says now.  Raises RuntimeError with the end of its log when it has ended."""
-        if self._process.poll() is not None:
-            raise RuntimeError(f"the operator ended with {self._process.returncode}; its log ends:\n{self._log_without_passes()[-4000:]}")
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as reply:
-            return Samples.parse(reply.read().decode())
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as reply:
+                return Samples.parse(reply.read().decode())
+        except OSError as e:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(ENDING_SECONDS)
+                raise RuntimeError(f"the operator ended with {code}; its log ends:\n{self._log_without_passes()[-4000:]}") from e
+            raise
 
     def cpu_seconds(self) -> float:
         """CPU time so far."""

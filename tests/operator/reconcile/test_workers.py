@@ -135,3 +135,25 @@ async def test_more_is_begun_beside_work_that_waits():
     for _ in range(2):
         await recorder.ends.put(Done())
     await finish(workers, task)
+
+
+async def test_work_that_never_waits_leaves_turns_to_everything_else():
+    turns_before: list[int] = []
+    turns = 0
+
+    async def work(key: Key) -> Done:
+        turns_before.append(turns)
+        if len(turns_before) == 100:
+            workers.stop()
+        return Done()
+
+    workers = Workers(work, lambda: None, 1)
+    for number in range(100):
+        workers.add(Key("default", f"chat-{number}"))
+    task = asyncio.create_task(workers.run())
+    async with asyncio.timeout(10):
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    assert turns_before == sorted(set(turns_before))  # at least one turn between any two

@@ -78,6 +78,7 @@ class Workers:
                 await self._sleep(free_at)
             else:
                 await self._work_on(key)
+                await asyncio.sleep(0)  # work that finds nothing to do never waits, and a thousand keys in a row would stop all else
 
     def _free_at(self) -> float:
         """When all that is in work will be waiting, so that more may be begun; work that ends earlier wakes whoever waits for it."""
