@@ -87,11 +87,15 @@ class Operator:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as reply:
                 return Samples.parse(reply.read().decode())
-        except OSError as e:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(ENDING_SECONDS)
-                raise RuntimeError(f"the operator ended with {code}; its log ends:\n{self._log_without_passes()[-4000:]}") from e
+        except OSError:
+            self.check(ENDING_SECONDS)
             raise
+
+    def check(self, seconds: float = 0.0) -> None:
+        """Raises RuntimeError with the end of its log when it has ended, or ends within so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(seconds)
+            raise RuntimeError(f"the operator ended with {code}; its log ends:\n{self._log_without_passes()[-4000:]}")
 
     def cpu_seconds(self) -> float:
         """CPU time so far."""
@@ -150,7 +154,8 @@ class Bench:
             self.plane.kubectl("apply", "--server-side", "--filename", "-", input="---\n".join(batch))
 
     def is_converged(self) -> bool:
-        """Every PDCluster has its children, and a status of its generation."""
+        """Every PDCluster has its children, and a status of its generation.  Raises RuntimeError when the operator has ended."""
+        self.operator.check()
         if any(self._count(path) < number * self.objects for path, number in CHILDREN.items()):
             return False
         clusters = self._get(f"/apis/pdcluster.io/v1alpha1/namespaces/{NAMESPACE}/pdclusters")["items"]
