@@ -62,8 +62,8 @@ async def _run(settings: Settings) -> int:
     ProcessCollector(registry=registry)
     metrics = ApiMetrics(registry)
     async with (
-        ApiClient(await connect(settings.kubeconfig), metrics, LIMITS) as client,
-        ApiClient(await connect(settings.kubeconfig), metrics, LEASE_LIMITS) as lease_client,
+        ApiClient(await connect(settings.kubeconfig, proxies=False), metrics, LIMITS) as client,  # the watches use none either
+        ApiClient(await connect(settings.kubeconfig, proxies=False), metrics, LEASE_LIMITS) as lease_client,
     ):
         loop = Loop(client, _loop_settings(settings), registry)
         process = Process(settings, loop, stop)

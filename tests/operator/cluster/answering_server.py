@@ -38,13 +38,18 @@ class AnsweringServer:
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         configuration = Configuration()
-        configuration.host = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        configuration.host = self.url
         self.client = ApiClient(Transport(configuration), ApiMetrics(self.registry), self.limits, self._sleep)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.client.close()
         await self._runner.cleanup()
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     def count(self, name: str, **labels: str) -> float:
         """A counter of the client's."""

@@ -14,15 +14,17 @@ from pdcluster_operator.api.labels import FIELD_MANAGER
 MAX_CONNECTIONS = 32
 
 
-async def connect(kubeconfig: Path | None, context: str | None = None) -> Transport:
+async def connect(kubeconfig: Path | None, context: str | None = None, *, proxies: bool = True) -> Transport:
     """A connection pool, not yet used; None = with the ServiceAccount of this pod, whose token is read again as it is renewed.
 
     context: of the kubeconfig; None = its current one
+    proxies: those of the environment count; to look for them costs two turns of a thread pool for each request
 
     Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.
     """
     configuration = Configuration()
     configuration.connection_pool_maxsize = MAX_CONNECTIONS
+    configuration.client_session_kwargs = {"trust_env": proxies}
     try:
         if kubeconfig is None:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]

@@ -41,6 +41,21 @@ class NoMemories(ResourceMemories):
         return ResourceMemory()
 
 
+class NoDifferences(kopf.DiffBaseStorage):
+    """Makes no digest of an object: kopf would build one at every event, for handlers of changes, of which there are none."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+        """Nothing of it."""
+        return {}
+
+    def fetch(self, *, body: Any) -> Any:
+        """Nothing was stored."""
+        return None
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        """Store nothing."""
+
+
 def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
     """Watches that end in time and are known to move, short requests, no posting, no peering, no thread pool to speak of."""
     settings = kopf.OperatorSettings()
@@ -63,7 +78,7 @@ def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
     settings.peering.standalone = True
     settings.persistence.finalizer = f"{labels.GROUP}/never-added"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=labels.GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=labels.GROUP)
+    settings.persistence.diffbase_storage = NoDifferences()
     return settings
 
 
