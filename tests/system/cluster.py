@@ -163,7 +163,7 @@ def is_settled(worker: WorkerProcess) -> bool:
     """Whether every block is free or cached, and no request is left."""
     metrics, total = worker.metrics(), worker.settings["engine"]["numBlocks"]
     blocks = metrics.by_label("kv_blocks", "state")
-    num_requests = metrics.value("num_requests_running") + metrics.value("num_requests_waiting")
+    num_requests = sum(metrics.value(name) for name in ("num_requests_running", "num_requests_waiting", "prefill_queue_requests"))
     return blocks.get("free", 0) + blocks.get("cached", 0) == total and num_requests == 0
 
 

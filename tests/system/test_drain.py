@@ -6,6 +6,7 @@ key in etcd or by SIGTERM, of several workers at a time.
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +18,7 @@ from tests.system.client import body
 from tests.system.cluster import Cluster, NewCluster
 from tests.system.load import Load, Outcome
 from tests.system.prompts import Prompts
+from tests.system.test_equality_over_http import SAMPLED, SAMPLING
 from tests.system.waiting import wait_for
 from tests.system.worker_process import SETTLE_SECONDS, Metrics, WorkerProcess
 
@@ -107,6 +109,46 @@ def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: F
             first.wait_for(lambda: _ready_reason(first) == "this worker is drained", "it is drained again")
     reference.check(prompt, tokens)
     first.wait_for(lambda: _tokens_made(others, before) == 50 + 8, "the others made the tokens")
+    first.wait_ready()
+
+
+@pytest.mark.parametrize("place", ["local", "remote"])
+def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(fleet: Fleet, prompts: Prompts, reference: Reference, place: str) -> None:
+    first, prompt = fleet.decodes[FIRST], prompts(100)
+    sampled = {**SAMPLED, "prefill": place}
+    greedy = {"n": 2, "logprobs": 2, "max_tokens": 20, "prefill": place}
+    with fleet.cluster.drained_by_command(FIRST):
+        fleet.cluster.wait_state(FIRST, "drained")
+        before = first.metrics()
+        relayed = [first.client.complete(prompt, **fields) for fields in (sampled, greedy)]
+        assert first.growth(before, "generation_tokens_total") == 0
+    first.wait_ready()
+    plain = [fleet.decodes[STAYS].client.complete(prompt, **fields) for fields in (sampled, greedy)]
+
+    for one, other in zip(relayed, plain, strict=True):
+        assert one.prefill == place
+        assert (one.usage["prompt_tokens"], one.usage["completion_tokens"]) == (100, 20 * len(one.choices))
+        for choice, same in zip(one.choices, other.choices, strict=True):
+            assert choice.finish_reason == same.finish_reason
+            if choice.tokens == same.tokens:
+                assert choice.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+    reference.check_sampled(prompt, plain[0].tokens, relayed[0].tokens, SAMPLING)
+    for choice in relayed[1].choices:
+        reference.check(prompt, choice.tokens)
+
+
+def test_request_over_an_old_connection_is_answered_and_the_connection_closed(fleet: Fleet, prompts: Prompts) -> None:
+    """As a gateway keeps them: the Service's change of mind does not reach them."""
+    first = fleet.decodes[FIRST]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=first.client.http.base_url, trust_env=False)) for _ in range(3)]
+        for client in clients:
+            assert "connection" not in client.get("/version").headers
+        with fleet.cluster.drained_by_command(FIRST):
+            fleet.cluster.wait_state(FIRST, "drained")
+            for client in clients:
+                reply = client.post("/v1/completions", json=body(prompts(20)))
+                assert (reply.status_code, reply.headers["connection"]) == (httpx.codes.OK, "close")
     first.wait_ready()
 
 

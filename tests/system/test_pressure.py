@@ -62,15 +62,13 @@ def test_requests_beyond_the_pool_wait_and_all_finish(
     tight: Pair, prompts: Prompts, reference: Reference, places: tuple[str, ...]
 ) -> None:  # T7
     cases = [(prompts(90 + index), places[index % len(places)]) for index in range(16)]
-    with Watcher(tight.decode, "num_requests_waiting", "prefill_queue_requests") as watcher, ThreadPoolExecutor(len(cases)) as pool:
+    with Watcher(tight.decode, "num_requests_waiting") as watcher, ThreadPoolExecutor(len(cases)) as pool:
         answers = list(pool.map(lambda case: tight.decode.client.complete(*case, max_tokens=40), cases))
 
     for (prompt, place), answer in zip(cases, answers, strict=True):
         assert (answer.prefill, len(answer.tokens)) == (place, 40)
         reference.check(prompt, answer.tokens)
-    assert watcher.highest["num_requests_waiting"] > 0
-    if places == ("remote",):
-        assert watcher.highest["prefill_queue_requests"] > 0
+    assert watcher.highest["num_requests_waiting"] > 0  # for blocks here, also with a credit
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])

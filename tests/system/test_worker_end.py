@@ -67,12 +67,27 @@ def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair: Pair, prompts
     pair.decode.wait_for(lambda: pair.decode.client.complete(prompts(300), max_tokens=1).prefill == "remote", "prefill serves again")
 
 
-def test_second_sigterm_does_not_wait(slow: Pair, prompts: Prompts) -> None:
+def test_sigterm_again_changes_nothing(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+    """As a container runtime sends it that was started anew in the middle of a drain."""
+    prompt = prompts(60)
+    with pair.decode.client.stream(prompt, "local", max_tokens=1000) as stream:
+        stream.read_tokens(1)
+        for _ in range(2):
+            pair.decode.terminate()
+            pair.decode.wait_for(lambda: pair.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "it drains")
+        tokens = stream.read_all()
+
+    assert (stream.done, len(tokens)) == (True, 1000)
+    reference.check(prompt, tokens[:200])
+    assert pair.decode.wait_end() == 0
+
+
+def test_interrupt_in_a_drain_does_not_wait(slow: Pair, prompts: Prompts) -> None:
     with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
         stream.read_tokens(1)
         slow.decode.terminate()
         slow.decode.wait_for(lambda: slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "it drains")
-        slow.decode.terminate()  # only now: two signals at once may arrive as one
+        slow.decode.process.send_signal(signal.SIGINT)
         assert slow.decode.wait_end() == 0
         with contextlib.suppress(httpx.TransportError):
             stream.read_all()

@@ -9,7 +9,9 @@ T = TypeVar("T")
 POLL_SECONDS = 0.05
 
 
-def wait_for(predicate: Callable[[], T], timeout_seconds: float, describe: Callable[[], object] | str) -> T:
+def wait_for(
+    predicate: Callable[[], T], timeout_seconds: float, describe: Callable[[], object] | str, *, poll_seconds: float = POLL_SECONDS
+) -> T:
     """Poll until `predicate` is truthy and return its value.
 
     Raises AssertionError when the deadline passes; `describe` says what was
@@ -20,5 +22,5 @@ def wait_for(predicate: Callable[[], T], timeout_seconds: float, describe: Calla
         if time.monotonic() >= deadline:
             state = describe if isinstance(describe, str) else describe()
             raise AssertionError(f"not within {timeout_seconds} s: {state}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(poll_seconds)
     return value

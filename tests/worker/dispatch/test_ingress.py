@@ -167,6 +167,17 @@ async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(worke
     assert (caught.value.code, worker.active, engine.inputs) == ("draining", 0, [])
 
 
+async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    lost = DecodePeer(PeerError("connection refused"), key="a")
+    full = DecodePeer(RequestError("too many wait", status=503, code="queue_full", retry_after_seconds=1), key="b")
+    full.load = Load(num_running=1)
+    with pytest.raises(RequestError, match="too many wait") as caught:
+        await collect(make_ingress(worker, engine, lost, full), spec())
+
+    assert (caught.value.code, caught.value.retry_after_seconds, worker.active) == ("queue_full", 1, 0)
+
+
 @pytest.mark.parametrize("change", [("ready", "draining"), ("draining", "ready")], ids=lambda change: change[0])
 async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(worker: Worker, engine: ScriptedEngine, change: Any) -> None:
     """A drain that begins later lets the request go on; one that was withdrawn is over."""

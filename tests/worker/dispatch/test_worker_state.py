@@ -78,6 +78,33 @@ async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Wor
     await asyncio.wait_for(waiting, 5)
 
 
+async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(worker: Worker, engine: ScriptedEngine) -> None:
+    """A line that stands because there are no blocks here is no reason for another prefill worker."""
+
+    def shown() -> list[float]:
+        metrics = worker.metrics
+        gauges = (metrics.num_requests_waiting, metrics.prefill_queue_requests, metrics.prefill_queue_tokens)
+        return [gauge.collect()[0].samples[0].value for gauge in gauges]
+
+    engine.say(stats(free_blocks=1))
+    while worker.engine.stats is None:
+        await asyncio.sleep(0)
+    for request_id in ("a", "b"):
+        worker.credit_queue.add(request_id, 30, 0)
+    assert shown() == [0, 2, 60]
+    assert (worker.load().num_waiting, worker.load().credit_queue_requests) == (0, 2)
+
+    waiting = asyncio.create_task(worker.room(8))
+    await asyncio.sleep(0)
+    assert shown() == [2, 0, 0]
+    load = worker.load()
+    assert (load.num_waiting, load.waiting_tokens, load.credit_queue_requests, load.credit_queue_tokens) == (2, 60, 0, 0)
+
+    engine.say(stats(free_blocks=8))
+    await asyncio.wait_for(waiting, 5)
+    assert shown() == [0, 2, 60]
+
+
 async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
     worker._on_blocks(BlockEvents([b"a", b"b"], []))

@@ -168,7 +168,23 @@ async def test_peer_that_left_is_dropped(worker: Any, eventually: Eventually) ->
     assert d.directory.prefills() == []
 
 
-async def test_calls_to_a_dropped_peer_break_off_as_peer_errors(worker: Any, spec: Any, eventually: Eventually) -> None:
+async def test_calls_to_a_dropped_peer_go_on_to_their_end(worker: Any, spec: Any, eventually: Eventually) -> None:
+    """It has answered in full before it left etcd; that etcd's word was read sooner than the answer must not matter."""
+    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
+    d.sees(d2)
+    peer = (await eventually(d.directory.decodes))[0]
+    tokens = peer.generate(spec(), "auto")
+    await anext(tokens)
+
+    d.sees()
+    await eventually(lambda: d.lost == ["d2"])
+
+    assert [generated.token.finish_reason async for generated in tokens] == ["length"]
+    await eventually(lambda: not d.directory._leaving)
+
+
+@pytest.mark.parametrize("end", ["worker", "directory"])
+async def test_calls_to_a_dropped_peer_break_off_as_peer_errors(worker: Any, spec: Any, eventually: Eventually, end: str) -> None:
     d, d2 = await worker("d", "decode"), await worker("d2", "decode")
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
@@ -177,6 +193,8 @@ async def test_calls_to_a_dropped_peer_break_off_as_peer_errors(worker: Any, spe
     await anext(tokens)
 
     d.sees()
+    await eventually(lambda: d.lost == ["d2"])
+    await (d2.server.stop(None) if end == "worker" else d.directory.close())
 
     with pytest.raises(PeerError):
         await anext(tokens)

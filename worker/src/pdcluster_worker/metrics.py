@@ -41,7 +41,7 @@ class Metrics:
         self.engine_step_seconds = self._histogram("engine_step_seconds", "one engine step", "kind")
         self.kv_transfer_seconds = self._histogram("kv_transfer_seconds", "first write to last acknowledgement of one request's KV")
         self.num_requests_running = self._gauge("num_requests_running", "requests in the engine's running set")
-        self.num_requests_waiting = self._gauge("num_requests_waiting", "requests that wait: in the engine, and for a credit")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "requests that wait for this worker's engine")
         self.prefill_queue_requests = self._gauge("prefill_queue_requests", "this worker's part of the prefill queue")
         self.prefill_queue_tokens = self._gauge("prefill_queue_tokens", "this worker's part of the prefill queue, in tokens")
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")

@@ -3,8 +3,10 @@
 Order: HTTP first (so that a taken port is said at once and probes answer while
 weights load), then the engine, then gRPC, then etcd.  It ends when told by
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
-meanwhile (status 0; a second signal does not wait), or at once when the engine
-dies (1, or 2 if its settings were wrong).  The lease is revoked either way.
+meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
+were wrong).  A SIGINT after the first signal does not wait; a SIGTERM changes
+nothing, for a container runtime that starts anew sends it once more to who is
+on the way.  The lease is revoked either way.
 """
 
 import asyncio
@@ -41,7 +43,7 @@ ENGINE_REFUSED = 2
 """Exit status of an engine process whose settings or model are wrong."""
 
 HTTP_DRAIN_SECONDS = 5.0
-"""For answers whose tokens are all made but whose last bytes are still on their way to a slow client."""
+"""For what is open beside requests, such as a body that is still on its way here."""
 
 
 def run(config_path: Path, policy_path: Path | None) -> int:
@@ -142,10 +144,10 @@ class ServerProcess:
 
 
 async def _leave(node: Node, http: HttpServer) -> None:
-    """Let requests end, those too that come until no connection is taken any more, and then the last bytes of their answers."""
+    """Let requests end, those too that come until no connection is taken any more, and their clients read the last bytes of the answers."""
     await node.leave()
     http.refuse()
-    while not await http.has_finished(HTTP_DRAIN_SECONDS) and not node.is_drained:
+    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.is_sending or not node.is_drained):
         await node.leave()
     await http.close()
     await node.finish()
@@ -163,15 +165,15 @@ async def _ready_unless(stop: asyncio.Event, engine: EngineChild) -> EngineReady
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """(stop, hurry): set by the first and the second SIGTERM or SIGINT."""
+    """(stop, hurry): set by the first SIGTERM or SIGINT, and by a SIGINT after it."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
-    def on_signal() -> None:
+    def on_interrupt() -> None:
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
     return stop, hurry
 
 

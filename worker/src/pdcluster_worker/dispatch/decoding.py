@@ -111,4 +111,4 @@ class DecodeDispatcher:
     def _prefill_queue(self, prefills: list[Peer]) -> int:
         """Requests waiting for a credit over all decode workers plus those queued at prefill workers (docs/architecture.md)."""
         elsewhere = sum(peer.load.credit_queue_requests for peer in self._decodes())
-        return self._worker.credit_queue.num_requests + elsewhere + sum(peer.load.num_waiting for peer in prefills)
+        return self._worker.load().credit_queue_requests + elsewhere + sum(peer.load.num_waiting for peer in prefills)

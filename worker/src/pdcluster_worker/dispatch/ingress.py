@@ -108,13 +108,15 @@ class Ingress:
                 yield generated
 
     def _after(self, failed: set[str], may_run_here: bool, error: Exception) -> Peer | None:
-        """Who takes a request over; None for this worker.  Raises RequestError when nobody may."""
+        """Who takes a request over; None for this worker.  Raises RequestError when nobody may: a peer's own reason, if it gave one."""
         if may_run_here or self._worker.state == "ready":
             return None
         peer = self._choose(may_run_here=False, failed=failed)
-        if peer is None:
-            raise self._worker.refusal() from error
-        return peer
+        if peer is not None:
+            return peer
+        if isinstance(error, RequestError):
+            raise error
+        raise self._worker.refusal() from error
 
 
 def _check_unserved(request_id: str, peer: str, started: bool, error: PeerError | RequestError) -> None:

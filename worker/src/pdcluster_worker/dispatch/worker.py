@@ -124,15 +124,17 @@ class Worker:
     def load(self) -> Load:
         """This worker's load now."""
         stats = self.engine.stats
-        queue = self.credit_queue
         if stats is None:
             return Load(state=self.state, total_blocks=self.engine_ready.num_blocks)
+        queued = (self.credit_queue.num_requests, self.credit_queue.num_tokens)
+        # A request that had a credit and found no blocks here holds up all behind it: then they wait for this worker, not for prefill.
+        for_blocks, for_credit = (queued, (0, 0)) if self._room else ((0, 0), queued)
         return Load(
             num_running=stats.num_running + stats.num_receiving,  # whatever holds blocks here
-            num_waiting=stats.num_waiting,
-            waiting_tokens=stats.waiting_tokens,
-            credit_queue_requests=queue.num_requests,
-            credit_queue_tokens=queue.num_tokens,
+            num_waiting=stats.num_waiting + for_blocks[0],
+            waiting_tokens=stats.waiting_tokens + for_blocks[1],
+            credit_queue_requests=for_credit[0],
+            credit_queue_tokens=for_credit[1],
             free_blocks=stats.free_blocks,
             total_blocks=self.engine_ready.num_blocks,
             state=self.state,
@@ -158,16 +160,16 @@ class Worker:
 
     def _export_queues(self) -> None:
         metrics = self.metrics
-        metrics.num_requests_waiting.set_function(lambda: self.load().num_waiting + self.credit_queue.num_requests)
+        metrics.num_requests_waiting.set_function(lambda: self.load().num_waiting)
         metrics.prefill_queue_requests.set_function(lambda: self._prefill_queue()[0])
         metrics.prefill_queue_tokens.set_function(lambda: self._prefill_queue()[1])
 
     def _prefill_queue(self) -> tuple[int, int]:
         """Our part of the prefill queue (docs/architecture.md), in requests and tokens."""
+        load = self.load()
         if self.role == "prefill":
-            load = self.load()
             return load.num_waiting, load.waiting_tokens
-        return self.credit_queue.num_requests, self.credit_queue.num_tokens
+        return load.credit_queue_requests, load.credit_queue_tokens
 
     def _on_blocks(self, events: BlockEvents) -> None:
         self.blocks.apply(_SELF, events.stored, events.removed)

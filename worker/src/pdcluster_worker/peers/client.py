@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
 from pdcluster_worker.errors import PeerError, WorkerError
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import open_channel, open_stub, replies, unary
+from pdcluster_worker.peers.calls import Line, replies, unary
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
@@ -82,7 +82,7 @@ class Peer:
         self.load = Load()
         self._here = here
         self._events = events
-        self._open()
+        self._line = self._open()
         self._wants: Wants = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name=f"peer {self.key}")
 
@@ -91,12 +91,26 @@ class Peer:
         """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its reports."""
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
+    async def leave(self) -> None:
+        """End the streams, wait until the last request there has ended, and close.
+
+        A worker that goes in good order has sent every answer before etcd says that it is gone, but we may not have read them yet.
+        """
+        await self._end_streams()
+        try:
+            await self._line.idle()
+        finally:
+            await self._line.close()
+
     async def close(self) -> None:
         """End the streams and every call."""
+        await self._end_streams()
+        await self._line.close()
+
+    async def _end_streams(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._change("lost")
-        await self._channel.close(None)
 
     def take_record(self, record: WorkerRecord) -> None:
         """Take a newer record of the same worker."""
@@ -121,11 +135,12 @@ class Peer:
         """Run a request there; closing the iterator cancels it.  Raises PeerError, or RequestError as raised there."""
         request = pb.GenerateRequest(request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill)
         finished = False
-        async with aclosing(replies(lambda: self._stub.Generate(request))) as answers:
-            async for reply in answers:
-                token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
-                finished = token.finish_reason is not None
-                yield Generated(token, _PLACES.get(reply.prefill))
+        with self._line.request() as stub:
+            async with aclosing(replies(lambda: stub.Generate(request))) as answers:
+                async for reply in answers:
+                    token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
+                    finished = token.finish_reason is not None
+                    yield Generated(token, _PLACES.get(reply.prefill))
         if not finished:
             raise PeerError("the answer broke off")
 
@@ -138,31 +153,29 @@ class Peer:
             request=convert.request_to_proto(spec), engine_id=self.record.engine_id, target=convert.target_to_proto(target)
         )
         finished = False
-        async with aclosing(replies(lambda: self._stub.Prefill(request))) as answers:
-            async for reply in answers:
-                if reply.WhichOneof("reply") == "done":
-                    finished = True
-                    yield _parsed(convert.done_from_proto, spec.request_id, reply.done)
-                else:
-                    token = _parsed(convert.token_from_proto, spec.request_id, reply.first_token)
-                    finished = token.finish_reason is not None
-                    yield token
+        with self._line.request() as stub:
+            async with aclosing(replies(lambda: stub.Prefill(request))) as answers:
+                async for reply in answers:
+                    if reply.WhichOneof("reply") == "done":
+                        finished = True
+                        yield _parsed(convert.done_from_proto, spec.request_id, reply.done)
+                    else:
+                        token = _parsed(convert.token_from_proto, spec.request_id, reply.first_token)
+                        finished = token.finish_reason is not None
+                        yield token
         if not finished:
             raise PeerError("the prefill broke off")
 
     # --- the pair ---------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        self._credentials = self._here.credentials.channel
-        self._channel = open_channel(self.record.grpc_address, self._credentials)
-        self._stub = open_stub(self._channel)
+    def _open(self) -> Line:
+        return Line(self.record.grpc_address, self._here.credentials.channel)
 
     async def _show_newest_certificate(self) -> None:
         """A channel shows what it was opened with, for ever: after a change of certificates a new connection needs a new one."""
-        if self._credentials is not self._here.credentials.channel:
-            old = self._channel
-            self._open()
-            await old.close(None)
+        if self._line.credentials is not self._here.credentials.channel:
+            old, self._line = self._line, self._open()
+            await old.close()
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -188,7 +201,7 @@ class Peer:
     async def _shake_hands(self) -> bool:
         """Compare facts; False when the pair is refused.  Raises PeerError when another engine answers, or none."""
         mine = self._here.hello
-        message = await unary(lambda: self._stub.Handshake(convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS))
+        message = await unary(lambda: self._line.stub.Handshake(convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS))
         theirs = _parsed(lambda _, hello: convert.hello_from_proto(hello), "", message)
         if theirs.engine_id != self.record.engine_id:
             raise PeerError(f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is registered")
@@ -205,7 +218,7 @@ class Peer:
     async def _follow_credits(self) -> None:
         wants = self._wants
         try:
-            async with aclosing(replies(lambda: self._stub.Credits(self._credit_requests(wants)))) as answers:
+            async with aclosing(replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))) as answers:
                 async for reply in answers:
                     self._events.on_credit(self, reply.request_id, reply.granted)
         finally:
@@ -222,7 +235,7 @@ class Peer:
         request = pb.WatchRequest(engine_id=self.record.engine_id)
         while True:
             expected = 1
-            async with aclosing(replies(lambda: self._stub.Watch(request))) as reports:
+            async with aclosing(replies(lambda: self._line.stub.Watch(request))) as reports:
                 async for report in reports:
                     if report.sequence != expected:
                         logger.info("watch gap peer=%s expected=%d got=%d", self.key, expected, report.sequence)

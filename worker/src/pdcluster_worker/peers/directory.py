@@ -3,7 +3,8 @@
 A decode or mixed worker keeps every prefill, decode and mixed worker of its
 revision; a prefill worker keeps none, it only serves.  A peer lives as long as
 its engine id: draining takes it out of the choice and leaves its streams
-alone.  Which of the choice is best is `dispatch`'s and `routing`'s business.
+alone, and so does the end of its membership: they end with the worker or with
+the connection.  Which of the choice is best is `dispatch`'s and `routing`'s business.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ class Directory:
         self._report_change = events.on_change
         self._members: Mapping[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def prefills(self) -> list[Peer]:
         """Prefill workers that take new work."""
@@ -72,10 +73,12 @@ class Directory:
         return answer.engine_id == record.engine_id
 
     async def close(self) -> None:
-        """Drop every peer."""
-        for pod in list(self._peers):
-            self._drop(pod)
-        await asyncio.gather(*self._closing)
+        """Drop every peer, and end every call."""
+        peers = list(self._peers.values())
+        self._peers.clear()
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*(peer.close() for peer in peers), *self._leaving, return_exceptions=True)
         self._count()
 
     def _needs(self, record: WorkerRecord) -> bool:
@@ -86,9 +89,9 @@ class Directory:
         return [peer for peer in self._peers.values() if peer.ready and peer.record.role in roles]
 
     def _drop(self, pod: str) -> None:
-        task = asyncio.create_task(self._peers.pop(pod).close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task = asyncio.create_task(self._peers.pop(pod).leave())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     def _on_change(self, peer: Peer) -> None:
         self._count()

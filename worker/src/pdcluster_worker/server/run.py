@@ -42,6 +42,11 @@ class HttpServer:
         """Accept no more connections, and close each when its open request ends; returns at once."""
         self._server.should_exit = True
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether a client has not read yet what was written for it; one that stops reading is cut off by `connection`."""
+        return any(connection.transport.get_write_buffer_size() for connection in self._server.server_state.connections)
+
     async def has_finished(self, timeout_seconds: float) -> bool:
         """After `refuse`: wait that long at most for the last open request; whether it has ended."""
         done, _ = await asyncio.wait({self.finished}, timeout=timeout_seconds)
