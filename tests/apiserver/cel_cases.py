@@ -258,7 +258,7 @@ def lines(role: str, signal: str, right: float, wrong: float) -> Rule:
 
 
 def night(**changes: object) -> Change:
-    return at(f"{AUTOSCALE}.schedules", [NIGHT, {**NIGHT, **changes}])
+    return at(f"{AUTOSCALE}.schedules", [NIGHT, {**NIGHT, "name": "late", **changes}])
 
 
 AUTOSCALE_RULES = [
@@ -292,6 +292,18 @@ AUTOSCALE_RULES = [
         "minReplicas must be at most maxReplicas: lower minReplicas or raise maxReplicas",
         night(minReplicas=2, maxReplicas=2),
         night(minReplicas=3, maxReplicas=2),
+    ),
+    Rule(
+        f"{AUTOSCALE}.schedules[]",
+        "the schedule changes nothing: give minReplicas, maxReplicas or both",
+        night(maxReplicas=None, minReplicas=0),
+        night(maxReplicas=None),
+    ),
+    Rule(
+        f"{AUTOSCALE}.schedules",
+        "two schedules have the same name: give each a name of its own",
+        night(name="night-2"),
+        night(name="night"),
     ),
     Rule(f"{AUTOSCALE}.schedules[].name", LABEL, night(name="night-2"), night(name="Night")),
     *(

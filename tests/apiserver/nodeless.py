@@ -25,6 +25,13 @@ def ready(pod: Body) -> dict[str, Any]:
     return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": running}
 
 
+def leaving(pod: Body) -> dict[str, Any]:
+    """The status of a pod whose containers run and say that they are not ready any more, as a worker that drains."""
+    status = ready(pod)
+    containers = [{**each, "ready": False} for each in status["containerStatuses"]]
+    return {**status, "conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": containers}
+
+
 def waiting(reason: str, message: str, container: str = "worker") -> Rule:
     """Pods of which a container waits."""
 

@@ -1,4 +1,4 @@
-"""Stands in for workers in etcd: pods that are ready are registered there, and drain when they are told to."""
+"""Stands in for workers in etcd: pods that have started are registered there, and drain when they are told to."""
 
 import contextlib
 import json
@@ -19,13 +19,15 @@ TICK_SECONDS = 0.05
 
 
 class Registered:
-    """Keeps the records of a namespace's ready pods, while it is entered.
+    """Keeps the records of a namespace's pods that have started, while it is entered.
 
-    busy: pods that have requests, and so stay draining; may be changed at any time
+    busy:    pods that have requests, and so stay draining; may be changed at any time
+    leaving: pods that are told to drain, and say that they are not ready
     """
 
     def __init__(self, api: PlainApi, namespace: str, etcd: EtcdServer) -> None:
         self.busy: set[str] = set()
+        self.leaving: set[str] = set()
         self._api, self._etcd, self._namespace = api, etcd, namespace
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -60,13 +62,14 @@ class Registered:
         found = {record_key(self._namespace, pod["metadata"]): pod for pod in pods}
         for key in {key for key in stored if "/workers/" in key} - set(found):
             self._etcd.delete(key)
+        self.leaving = {key.rpartition("/")[2] for key in stored if "/commands/" in key}
         for key, pod in found.items():
             record = self._record(pod, stored)
             if record is not None and stored.get(key) != record.encode():
                 self._etcd.put(key, record)
 
     def _record(self, pod: Body, stored: dict[str, bytes]) -> str | None:
-        if not any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ())):
+        if not any(each.get("started") for each in pod["status"].get("containerStatuses", ())):
             return None
         metadata = pod["metadata"]
         is_told = keys.command_key(self._namespace, metadata["labels"][CLUSTER], metadata["name"]) in stored

@@ -109,7 +109,7 @@ def test_columns_as_kubectl_prints_them(control_plane: ControlPlane, namespace: 
 
     assert table(control_plane.kubectl(*get))[1][:-1] == ["chat", "tiny", "1/1", "1/2", "False", "Starting"]
     wide = table(control_plane.kubectl(*get, "--output=wide"))
-    assert wide[0] == ["NAME", "MODEL", "PREFILL", "DECODE", "READY", "REASON", "ENDPOINT", "REVISION", "AGE"]
+    assert wide[0] == ["NAME", "MODEL", "PREFILL", "DECODE", "READY", "REASON", "AUTOSCALE", "ENDPOINT", "REVISION", "AGE"]
     assert wide[1][-3:-1] == ["http://chat.default.svc:8000", "0a1b2c3d"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.nodeless import Nodes
+from tests.apiserver.nodeless import Nodes, Rule, leaving, ready
 from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
@@ -48,6 +48,10 @@ class Drained:
         wanted = {self.pod(ordinal) for ordinal in ordinals}
         wait_for(lambda: self.workers.commands(self.scene.name) == wanted, DEADLINE_SECONDS, self.describe)
 
+    def await_gone(self) -> None:
+        """No command is left of a cluster that is deleted."""
+        wait_for(lambda: not self.workers.commands(self.scene.name), DEADLINE_SECONDS, lambda: self.operator.log_end)
+
     def await_states(self, *states: str) -> None:
         """Of the decode workers, in their order."""
 
@@ -69,13 +73,18 @@ class Drained:
         return f"replicas {self.scene.replicas('decode')}; {self.scene.status}; {self.operator.log_end}"
 
 
+def readiness_of(workers: Registered) -> Rule:
+    """Pods are ready but for those that drain."""
+    return lambda pod: leaving(pod) if pod["metadata"]["name"] in workers.leaving else ready(pod)
+
+
 @pytest.fixture
 def drained(control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path) -> Iterator[Drained]:
     api, etcd = PlainApi(control_plane.kubeconfig), EtcdServer(tmp_path)
     etcd.start()
     scene = Scene(api, NAMESPACE, f"chat-{next(_numbers)}")
     decode = {"pools": [{"name": "cpu", "replicas": 3, "minReplicas": 0, "maxReplicas": 5}]}
-    with Nodes(api, NAMESPACE), Registered(api, NAMESPACE, etcd) as workers:
+    with Registered(api, NAMESPACE, etcd) as workers, Nodes(api, NAMESPACE, readiness_of(workers)):
         scene.create(roles={**SPEC["roles"], "decode": decode}, discovery={"etcd": {"endpoints": [etcd.endpoint]}})
         scene.await_condition("Ready", "True")
         found = Drained(scene, etcd, workers, operator)
@@ -158,13 +167,16 @@ def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_is_to
 
 
 def test_what_a_time_limit_cuts_is_counted_and_said(drained: Drained):
-    before = drained.operator.metric("pdcluster_operator_drains_cut_total")
+    cluster = {"namespace": NAMESPACE, "pdcluster": drained.scene.name}
+    before = drained.operator.metric("pdcluster_operator_drains_cut_total", **cluster)
     drained.workers.busy = {drained.pod(2)}
     drained.scene.change(rollout={"drainTimeoutSeconds": 2})
     drained.scale(2)
     drained.await_states("ready", "ready", "draining")
     drained.await_replicas(2)
-    wait_for(lambda: drained.operator.metric("pdcluster_operator_drains_cut_total") == before + 1, DEADLINE_SECONDS, drained.describe)
+    wait_for(
+        lambda: drained.operator.metric("pdcluster_operator_drains_cut_total", **cluster) == before + 1, DEADLINE_SECONDS, drained.describe
+    )
     path = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 
     def notes() -> list[str]:
@@ -201,3 +213,11 @@ def test_a_command_for_nobody_is_taken_back_and_the_status_says_that_records_and
     drained.operator.kill()
     drained.operator.start()  # it looks anew
     drained.await_commands()
+
+
+def test_the_commands_of_a_cluster_that_is_deleted_in_mid_drain_go_too(drained: Drained):
+    drained.workers.busy = {drained.pod(2)}
+    drained.scale(2)
+    drained.await_commands(2)
+    drained.scene.delete()
+    drained.await_gone()

@@ -47,9 +47,11 @@ def written(folder: Path, *changes: Change) -> Path:
     return path
 
 
-def running(plane: ControlPlane, clusters: Objects, namespace: str) -> None:
+def running(plane: ControlPlane, clusters: Objects, namespace: str, change: Change = lambda document: None) -> None:
     """A PDCluster with the decode pool's StatefulSet and its scaler, which was scaled to 3."""
-    owner = clusters.create(minimal()).content
+    document = minimal()
+    change(document)
+    owner = clusters.create(document).content
     revision = revision_of(parse(owner).spec)
     name = WorkloadId("chat", "decode", "cpu", revision).name
     body = stateful_set(owner, replicas=3)
@@ -65,7 +67,11 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     none = pdctl("why", "chat")
     entries = remembered(None, Record(datetime(2026, 3, 4, tzinfo=UTC), DECISION))
     sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in DECISION.replicas.items()]
-    status = {"autoscaling": {"mode": "On", "replicas": sizes, "lastDecisions": entries}}
+    pool = {"name": "cpu", "gpu": "cpu", "desired": 2, "current": 1, "ready": 1, "updated": 1}
+    status = {
+        "roles": [{"name": "decode", "desired": 2, "ready": 1, "pools": [pool]}],
+        "autoscaling": {"mode": "On", "replicas": sizes, "lastDecisions": [{**entries[0], "mode": "On"}]},
+    }
     answer = clusters.merge("chat", {"status": status}, "status")
     assert answer.accepted, answer.content
 
@@ -73,7 +79,10 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
 
     assert (none.exit_code, "chat has no decision yet" in none.stderr) == (1, True)
     assert shown.exit_code == 0, shown.stderr
-    assert shown.output.splitlines()[0] == "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2"
+    lines = shown.output.splitlines()
+    assert lines[0] == "chat, autoscale.mode On"
+    assert lines[2].split() == ["decode/cpu", "2", "2", "1", "1", "0", "to", "any", "03-04", "00:00:00:", "1", "to", "2", "(below)"]
+    assert "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2" in lines
     assert "num_requests_waiting 20, line 16" in shown.output
 
 
@@ -119,6 +128,22 @@ def test_plan_counts_what_really_runs(
     rows = [line.split() for line in rolled.output.splitlines()]
     assert ["decode/cpu", "cpu", "3", "3"] in [row[:4] for row in rows]
     assert ["cpu", "3", "7", "4", "4"] in rows
+
+
+def test_plan_with_the_autoscaler_on_moves_its_record_within_the_files_bounds(
+    pdctl: Callable[..., Any], control_plane: ControlPlane, clusters: Objects, namespace: str, tmp_path: Path
+):
+    on = at("spec.autoscale.mode", "On")
+    running(control_plane, clusters, namespace, on)
+    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": 3}]
+    clusters.merge("chat", {"status": {"autoscaling": {"mode": "On", "replicas": sizes}}}, "status")
+    bounded = pdctl("plan", "-f", written(tmp_path, on, at("spec.roles.decode.pools.0.maxReplicas", 2)))
+    off = pdctl("plan", "-f", written(tmp_path))
+
+    rows = [line.split()[:4] for line in bounded.output.splitlines()]
+    assert ["decode/cpu", "cpu", "3", "2"] in rows, bounded.output
+    assert "autoscale.mode was On and is Off: pools keep their sizes" in off.output
+    assert ["decode/cpu", "cpu", "3", "3"] in [line.split()[:4] for line in off.output.splitlines()]
 
 
 def test_plan_of_a_file_that_the_api_server_would_refuse_says_the_same(pdctl: Callable[..., Any], clusters: Objects, tmp_path: Path):

@@ -62,6 +62,9 @@ def test_crd_field_is_the_model_field(path: str, field: FieldInfo, schema: dict[
         assert schema["type"] == json_type(field.annotation)
     if "default" in schema:
         assert schema["default"] == field.default
+    if schema.get("nullable"):  # `kubectl apply` takes a null for a key to remove: both have to say the same
+        assert "default" not in schema
+        assert field.default is None
     if get_origin(field.annotation) is Literal:
         assert schema["enum"] == list(get_args(field.annotation))
     assert schema.get("nullable", False) is (type(None) in get_args(field.annotation) and not models_in(field.annotation))

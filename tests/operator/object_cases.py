@@ -62,7 +62,7 @@ def both(*changes: Change) -> Change:
 
 HUB = {"name": "tiny", "huggingFace": {"repo": "HuggingFaceTB/SmolLM2-135M-Instruct"}}
 VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models.of.all"}}
-NIGHT = {"name": "night", "role": "decode", "pool": "cpu", "start": "22:00", "end": "06:00"}
+NIGHT = {"name": "night", "role": "decode", "pool": "cpu", "start": "22:00", "end": "06:00", "maxReplicas": 4}
 AUTOSCALE = {
     "mode": "On",
     "intervalSeconds": 2,
@@ -70,7 +70,7 @@ AUTOSCALE = {
     "prefill": {"queueUp": 4, "queueDown": 0, "backlogUpSeconds": 2, "utilizationUp": 1, "ttftSeconds": 0.5, "headroom": 0.25},
     "decode": {"queueUp": 9, "kvUsageUp": 0.9, "kvUsageDown": 0, "tpotSeconds": 0.05},
     "scaleUp": {"windowSeconds": 10, "maxStep": 4},
-    "scaleDown": {"windowSeconds": 0, "maxStep": None},
+    "scaleDown": {"windowSeconds": 0, "maxStep": 0},
     "tolerance": 0,
     "ratio": {"min": 0.25, "max": 2},
     "budget": {"total": 16, "perGpu": {"H100": 8, "cpu": 8}},
@@ -117,7 +117,7 @@ GOOD: dict[str, Change] = {
     "endpoints": at("spec.discovery", {"etcd": {"endpoints": ["etcd-0.etcd:2379", "10.0.0.1:2379"], "tlsSecret": "etcd.client-tls"}}),
     "volume": at("spec.model", VOLUME),
     "hub": at("spec.model", HUB),
-    "no limit of a step": at("spec.autoscale", {"scaleDown": {"maxStep": None}}),
+    "no limit of a step": at("spec.autoscale", {"scaleDown": {"maxStep": 0}}),
     "nothing said, in other words": both(
         at("spec.model", {"name": "tiny", "path": "/models/tiny", "huggingFace": None, "nodeCache": None, "pvc": None}),
         at("spec.engine.maxModelLen", None),

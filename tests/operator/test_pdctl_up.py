@@ -98,6 +98,13 @@ async def test_up_serves_until_sigterm_and_leaves_no_process(start: Callable[...
     assert run.states() == ["stopped", "stopped"]
 
 
+async def test_up_says_that_it_does_not_scale(start: Callable[..., Run], document: dict[str, Any], wait_until: Callable[..., Any]) -> None:
+    document["spec"]["autoscale"] = {"mode": "On"}
+    run = start()
+    said = "autoscale.mode is On, and pdctl up does not scale: every pool runs its `replicas`; `pdctl autoscale replay` tries it on a trace"
+    await wait_until(lambda: said in run.text().splitlines(), "the remark")
+
+
 async def test_up_killed_leaves_no_process(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
     run = start()
     await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")

@@ -117,6 +117,22 @@ def test_edit_between_load_and_watch_is_found(document: dict[str, Any], write_do
     assert said == ["policy updated"]
 
 
+def test_an_edit_of_the_autoscaler_is_no_reason_to_refuse_and_is_said_to_do_nothing(
+    watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
+) -> None:
+    watcher, target, said = watched
+    document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 7}}
+    document["spec"]["autoscale"] = {"mode": "On"}
+    write_document(document)
+    watcher.look()
+    document["spec"]["autoscale"] = {"mode": "Off"}
+    write_document(document)
+    watcher.look()
+
+    assert threshold(target) == 7
+    assert [text.partition(",")[0] for text in said] == ["policy updated", "autoscale.mode is On"]
+
+
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
@@ -126,6 +142,7 @@ def test_edit_between_load_and_watch_is_found(document: dict[str, Any], write_do
         (("spec", "roles", "decode", "pools"), [{"name": "cpu", "replicas": 2}], ["spec.roles.decode.pools"]),
         (("metadata", "name"), "other", ["metadata.name"]),
         (("metadata", "labels"), {"team": "chat"}, []),
+        (("spec", "autoscale"), {"mode": "On"}, []),
     ],
 )
 def test_restart_fields_are_those_outside_policy(path: tuple[str, ...], value: Any, expected: list[str], document: dict[str, Any]) -> None:

@@ -213,7 +213,11 @@ BAD = [
         "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not 'Auto'; change it to that",
         "spec.autoscale.mode",
     ),
-    Wrong(at("spec.autoscale.mode", False), "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not False", "spec.autoscale.mode"),
+    Wrong(
+        at("spec.autoscale.mode", False),
+        "spec.autoscale.mode: must be 'Off', 'Advise' or 'On', not False; put it in quotes, for YAML takes a plain On or Off for true or",
+        "spec.autoscale.mode",
+    ),
     Wrong(
         at("spec.autoscale.prefil", {}),
         "spec.autoscale.prefil: unknown field; did you mean prefill?",
@@ -261,6 +265,29 @@ BAD = [
         at("spec.autoscale.schedules", [{**NIGHT, "pool": "b200"}]),
         "spec.autoscale.schedules[0].pool: 'b200' is no pool of role decode; use one of cpu, or remove the schedule",
         "spec.autoscale.schedules",
+    ),
+    Wrong(
+        at("spec.autoscale.schedules", [NIGHT, {**NIGHT, "start": "23:00"}]),
+        "spec.autoscale.schedules[1].name: night is given twice; give each schedule a name of its own",
+        "spec.autoscale.schedules",
+    ),
+    Wrong(
+        at("spec.autoscale.schedules", [{**NIGHT, "maxReplicas": None}]),
+        "spec.autoscale.schedules[0]: changes nothing; give minReplicas, maxReplicas or both",
+        "spec.autoscale.schedules[0]",
+    ),
+    *(
+        Wrong(
+            at(f"spec.autoscale.{field}", limit + 1),
+            f"spec.autoscale.{field}: must be at most {limit}, not {limit + 1}; lower it",
+            f"spec.autoscale.{field}",
+        )
+        for field, limit in (
+            ("intervalSeconds", 3600),
+            ("staleAfter", 100),
+            ("scaleUp.windowSeconds", 3600),
+            ("scaleDown.windowSeconds", 3600),
+        )
     ),
     Wrong(
         at("spec.autoscale.schedules", [{**NIGHT, "role": "mixed"}]),

@@ -11,7 +11,8 @@ from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Sample,
 from tests.operator.autoscale.worlds import IDLE
 
 WAITING, STARTING, READY, ENDING = "waiting", "starting", "ready", "ending"
-BUSY_QUEUE = 40.0  # requests that wait in all, while there is more load than workers
+QUEUE_RATE = 0.5  # requests in a second that one worker serves, and that one worker too few leaves in the queue
+LONGEST_QUEUE = 300.0
 
 
 @dataclass
@@ -40,8 +41,14 @@ class SimulatedPool:
     def having(self, state: str) -> list[int]:
         return [ordinal for ordinal, pod in sorted(self.pods.items()) if pod.state == state]
 
+    @property
+    def top(self) -> int:
+        """The highest ordinal and one: below it every pod may come again."""
+        return max((ordinal + 1 for ordinal in self.pods), default=0)
+
     def facts(self, now: float) -> PoolFacts:
-        waiting = self.having(WAITING)
+        ending = [ordinal for ordinal, pod in self.pods.items() if pod.state == ENDING or ordinal >= self.replicas]
+        waiting, ready = ([each for each in self.having(state) if each not in ending] for state in (WAITING, READY))
         top = 0
         while self.replicas - 1 - top in waiting:
             top += 1
@@ -51,8 +58,9 @@ class SimulatedPool:
             gpu=self.gpu,
             replicas=self.replicas,
             current=len(self.pods),
-            ready=len(self.having(READY)),
-            ending=len(self.having(ENDING)),
+            ready=len(ready),
+            ending=len(ending),
+            top=self.top,
             unschedulable=len(waiting),
             unschedulable_top=top,
             unschedulable_seconds=max((now - self.pods[each].since for each in waiting), default=0.0),
@@ -61,13 +69,14 @@ class SimulatedPool:
 
 @dataclass
 class SimulatedCluster:
-    """All pools.  nodes: pods that fit of each type; load: work of each role in busy workers; now: seconds"""
+    """All pools.  nodes: pods that fit of each type; load: work of each role in busy workers; queues: requests that wait; now: seconds"""
 
     pools: list[SimulatedPool]
     nodes: dict[str, int]
     load: dict[str, float]
     now: float = 0.0
     windows: dict[PoolKey, list[Sample]] = field(default_factory=dict)
+    queues: dict[str, float] = field(default_factory=dict)
 
     def facts(self) -> list[PoolFacts]:
         return [pool.facts(self.now) for pool in self.pools]
@@ -120,18 +129,25 @@ class SimulatedCluster:
         for pool in self.pools:
             yield from pool.pods.values()
 
-    def num_pods(self) -> int:
-        return sum(len(pool.pods) for pool in self.pools)
+    def num_pods(self, gpu: str | None = None) -> int:
+        return sum(len(pool.pods) for pool in self.pools if gpu in (None, pool.gpu))
 
     def ready_of(self, role: str) -> int:
         return sum(len(pool.having(READY)) for pool in self.pools if pool.role == role)
 
+    def pass_time(self, seconds: float) -> None:
+        """What comes in is served, or waits."""
+        self.now += seconds
+        for role, load in self.load.items():
+            more = (load - self.ready_of(role)) * QUEUE_RATE * seconds
+            self.queues[role] = min(LONGEST_QUEUE, max(0.0, self.queues.get(role, 0.0) + more))
+
     def scrape(self) -> None:
         """One round of every pool."""
         for pool in self.pools:
-            ready = self.ready_of(pool.role)
-            share = min(1.0, self.load[pool.role] / ready) if ready else 0.0
-            queue = BUSY_QUEUE / ready if ready and self.load[pool.role] > ready else 0.0
+            ready, waiting = self.ready_of(pool.role), self.queues.get(pool.role, 0.0)
+            share = (1.0 if waiting else min(1.0, self.load[pool.role] / ready)) if ready else 0.0
+            queue = waiting / ready if ready else 0.0
             worker = replace(
                 IDLE, busy_ratio=share, kv_usage_ratio=share, num_waiting=queue, queue_requests=queue if pool.role == "prefill" else 0.0
             )

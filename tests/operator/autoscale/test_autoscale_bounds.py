@@ -29,6 +29,8 @@ from tests.operator.autoscale.worlds import (
 
 
 def schedule(start: str, end: str, **fields: Any) -> ScheduleSpec:
+    if not fields.keys() & {"minReplicas", "maxReplicas"}:
+        fields["maxReplicas"] = 9
     return ScheduleSpec.model_validate({"name": "s", "role": "decode", "pool": "x", "start": start, "end": end, **fields})
 
 

@@ -1,6 +1,9 @@
 """The budget of accelerators: growth that does not fit waits, what exceeds it goes, and pods that end count."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.pools import Pool
@@ -83,6 +86,18 @@ def test_a_role_alone_on_a_full_type_says_so():
     assert "4 of 4 B300" in step_of(outcome, rules.BUDGET, "decode").why
 
 
+def test_a_raised_minimum_waits_for_pods_that_still_end():
+    spec = make_spec(decode=[pool(4, minReplicas=4)], budget={"total": 8})
+    ending = facts_of(spec, prefill={"replicas": 4, "current": 6, "ready": 4, "ending": 2}, decode={"replicas": 2})
+    gone = facts_of(spec, decode={"replicas": 2})
+
+    assert see(spec, ending).decision.replicas == {P: 4, D: 2}
+    assert "it waits for room" in step_of(see(spec, ending), rules.BUDGET, "decode/x").why
+    assert see(spec, ending, prefill=HUNGRY).decision.replicas == {P: 4, D: 2}  # nobody else takes the room
+    assert "decode/x has 2 of minReplicas 4" in see(spec, ending).problems[0].message
+    assert see(spec, gone).decision.replicas == {P: 4, D: 4}
+
+
 def test_a_budget_that_was_lowered_takes_workers_at_once():
     spec = make_spec(prefill=[pool(4, minReplicas=4)], decode=[pool(8, minReplicas=2)], budget={"total": 9})
 
@@ -138,3 +153,52 @@ def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
     left = Pool(PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1), order=0)
 
     assert [left.held(size) for size in (1, 2, 3)] == [2, 2, 3]
+
+
+def test_a_lost_pod_below_one_that_drains_is_counted_while_its_statefulset_asks_for_it():
+    """Of three pods the second was lost and the third drains: growth to two makes three of them."""
+    spec = make_spec(prefill=[pool(1)], decode=[pool(3)], budget={"total": 5})
+    facts = facts_of(spec, prefill={"replicas": 1, "current": 2, "ready": 1, "ending": 1, "top": 3})
+
+    assert see(spec, facts, prefill=HUNGRY, decode=FULL).decision.replicas == {P: 2, D: 3}
+    assert see(make_spec(prefill=[pool(1)], decode=[pool(3)], budget={"total": 5}), facts, decode=FULL).decision.replicas == {P: 1, D: 3}
+
+
+def test_the_band_comes_before_the_budget_of_a_type():
+    """What the band asks for is told first, then what of it the budget allows."""
+    spec = make_spec(prefill=[pool(2, gpu="B200")], decode=[pool(4)], ratio={"min": 1.0}, budget={"perGpu": {"B200": 2}})
+
+    outcome = see(spec, decode=replace(CALM, num_waiting=20.0))
+
+    assert outcome.decision.replicas == {P: 2, D: 4}
+    assert rules_of(outcome, "prefill") == [rules.RATIO, rules.BUDGET]
+    assert rules_of(outcome, "decode") == [rules.NEED, rules.BUDGET]
+
+
+@pytest.mark.parametrize(
+    ("pools", "settings", "limits"),
+    [
+        ([pool(4, maxReplicas=4)], {}, "maxReplicas"),
+        ([pool(4)], {"budget": {"total": 8}}, "autoscale.budget"),
+        ([pool(4)], {"budget": {"perGpu": {"H100": 8}}}, "autoscale.budget"),
+        ([pool(4, maxReplicas=5)], {"budget": {"total": 8}}, "maxReplicas and autoscale.budget"),
+    ],
+)
+def test_a_limit_that_keeps_a_role_from_what_it_needs_is_said(pools: list[dict[str, Any]], settings: dict[str, Any], limits: str):
+    spec = make_spec(decode=pools, **settings)
+
+    for queue in (20.0, 30.0, 300.0):
+        outcome = see(spec, decode=replace(CALM, num_waiting=queue))
+        assert [(each.reason, each.message) for each in outcome.problems] == [
+            ("ScalingLimited", f"decode needs more than its 4 workers: held by {limits}")
+        ]
+    assert see(spec).problems == ()
+
+
+def test_a_role_for_which_there_is_no_budget_at_all_says_so():
+    spec = make_spec(prefill=[pool(0)], budget={"total": 4})
+
+    outcome = see(spec)
+
+    assert outcome.decision.replicas == {P: 0, D: 4}
+    assert [each.message for each in outcome.problems] == ["prefill needs more than its 0 workers: held by autoscale.budget"]

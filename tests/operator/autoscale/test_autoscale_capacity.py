@@ -88,6 +88,26 @@ def test_a_short_type_is_left_alone_for_a_while_and_then_asked_again():
     assert reasons(at(600)) == []
 
 
+def test_what_is_short_is_what_is_needed_and_not_only_what_waits():
+    spec = make_spec(prefill=[{**TWO[0], "minReplicas": 4, "maxReplicas": 12}])
+    facts = facts_of(spec, prefill={"replicas": 4, "ready": 3, **waiting(1, 1)})
+
+    outcome = see(spec, facts, prefill=replace(CALM, queue_requests=16.0))
+
+    assert reasons(outcome) == ["CapacityShort"]
+    assert outcome.problems[0].message.startswith("B200 is short of 3 workers")  # 6 are needed, 3 serve
+
+
+def test_what_both_roles_miss_of_a_type_adds_up():
+    spec = make_spec()
+    facts = facts_of(spec)
+    memory = Memory(backoff={"H100": NOW + 600})
+
+    outcome = run(spec, facts, windows_of(facts, prefill=HUNGRY, decode=FULL), memory)
+
+    assert [each.message.partition(";")[0] for each in outcome.problems] == ["H100 is short of 2 workers that no node takes"]
+
+
 def test_a_type_without_room_is_left_alone_by_both_roles():
     spec = make_spec(prefill=[pool(4, maxReplicas=9)], decode=[pool(4, maxReplicas=9)])
     facts = facts_of(spec, prefill={"replicas": 4, "ready": 3, **waiting(1, 1)})

@@ -94,6 +94,8 @@ def test_a_calm_cluster_has_nothing_to_say():
         "engine_busy_ratio",
         "num_requests_waiting",
         "kv_cache_usage_ratio",
+        "ready_workers",
+        "settled_workers",
     }
 
 

@@ -1,10 +1,13 @@
-"""A random walk over load, sizes, failing pods, capacity and workers that give no numbers, each decision carried out on simulated pools.
+"""A random walk over load, limits, failing pods, capacity and workers that give no numbers, each decision carried out on simulated pools.
 
-Checked on every decision: min and max; the budget, by counting the pods that
-exist, also while they come and go; the band is kept once it is met, and met where
-growth within bounds, capacity and budget can; a role that has ready workers keeps
-one; what changes and what is held is explained.  Under a load that stays the
-same sizes come to rest: no pool turns back more often than capacity makes it.
+Checked on every decision, and again on the pods that exist as it is carried out
+in its worst order and as pods start and end: min and max; the budget, in all and
+by type; the band is kept once it is met, and met where growth within bounds,
+capacity and budget can; a role that has ready workers keeps one, and either both
+roles are asked for or none; nothing shrinks by numbers that are missing, before
+its window is over, or farther than a step; what changes and what is held is
+explained.  Under a load that stays the same sizes come to rest: no pool turns back
+more often than capacity makes it.
 """
 
 from itertools import pairwise, product
@@ -12,15 +15,16 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.plan.autoscale.ratio import Band
-from pdcluster_operator.plan.autoscale.values import Memory, Outcome
-from tests.operator.autoscale.simulated_pools import READY, SimulatedCluster, SimulatedPool
-from tests.operator.autoscale.worlds import make_spec, pool, reasons, rules_of, run
+from pdcluster_operator.plan.autoscale.values import Memory, Outcome, PoolFacts, PoolKey
+from tests.operator.autoscale.simulated_pools import READY, WAITING, Pod, SimulatedCluster, SimulatedPool
+from tests.operator.autoscale.worlds import base_of, make_spec, pool, reasons, rules_of, run
 
 GPUS = ("H100", "cpu")  # of equal weight, so that the model may count workers
+ROLES = ("prefill", "decode")
 HIGH = 6
 INTERVAL = 15.0
 PLENTY = 100
@@ -36,25 +40,39 @@ def pools(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @st.composite
+def budgets(draw: st.DrawFn, declared: list[dict[str, Any]]) -> dict[str, Any]:
+    """None, or what the pools have and some more; of one type, too."""
+    room = draw(st.sampled_from([None, 0, 1, 4]))
+    found: dict[str, Any] = {} if room is None else {"total": sum(each["replicas"] for each in declared) + room}
+    gpu, more = draw(st.sampled_from(GPUS)), draw(st.sampled_from([None, 0, 2]))
+    if more is not None:
+        found["perGpu"] = {gpu: max(1, sum(each["replicas"] for each in declared if each["gpu"] == gpu) + more)}
+    return found
+
+
+@st.composite
 def specs(draw: st.DrawFn) -> PDClusterSpec:
     prefill, decode = draw(pools()), draw(pools())
-    num_workers = sum(each["replicas"] for each in [*prefill, *decode])
     ratio = draw(st.sampled_from([{}, {"min": 0.5}, {"max": 1.0}, {"min": 0.5, "max": 1.5}, {"min": 1.0, "max": 1.0}]))
-    room = draw(st.sampled_from([None, 0, 1, 4]))
     return make_spec(
         intervalSeconds=int(INTERVAL),
         prefill=prefill,
         decode=decode,
         ratio=ratio,
-        budget={} if room is None else {"total": num_workers + room},
-        scaleDown={"windowSeconds": draw(st.sampled_from([0, 30, 300])), "maxStep": draw(st.sampled_from([None, 1, 2]))},
+        budget=draw(budgets([*prefill, *decode])),
+        scaleDown={"windowSeconds": draw(st.sampled_from([0, 30, 300])), "maxStep": draw(st.sampled_from([0, 1, 2]))},
         lines={"prefill": {"headroom": draw(st.sampled_from([0.0, 0.3]))}},
         cost={"H100": draw(st.sampled_from([0.5, 2.0]))},
     )
 
 
+def with_budget(spec: PDClusterSpec, **limits: Any) -> PDClusterSpec:
+    budget = spec.autoscale.budget.model_copy(update=limits)
+    return spec.model_copy(update={"autoscale": spec.autoscale.model_copy(update={"budget": budget})})
+
+
 class AutoscaleMachine(RuleBasedStateMachine):
-    """One cluster and its autoscaler."""
+    """One cluster and its autoscaler.  since: by role, from when on its size and the autoscaler's memory are as they are"""
 
     @initialize(spec=specs())
     def begin(self, spec: PDClusterSpec) -> None:
@@ -62,17 +80,19 @@ class AutoscaleMachine(RuleBasedStateMachine):
         declared = [(role, each) for role, of_role in spec.roles.present().items() for each in of_role.pools]
         sets = [SimulatedPool(role, each.name, each.gpu, each.replicas) for role, each in declared]
         self.there = SimulatedCluster(sets, dict.fromkeys(GPUS, PLENTY), {"prefill": 1.0, "decode": 1.0})
+        self.since = dict.fromkeys(ROLES, 0.0)
+        self.allowed: dict[str | None, int] = {}
         self.there.carry_out({each.key: each.replicas for each in sets})
         self.there.schedule()
         self.there.start()
 
     # What happens around the autoscaler.
 
-    @rule(role=st.sampled_from(["prefill", "decode"]), load=st.sampled_from([0.0, 0.3, 1.0, 2.5, 5.0, 9.0]))
+    @rule(role=st.sampled_from(ROLES), load=st.sampled_from([0.0, 0.3, 1.0, 2.5, 5.0, 9.0]))
     def change_the_load(self, role: str, load: float) -> None:
         self.there.load[role] = load
 
-    @rule(role=st.sampled_from(["prefill", "decode"]))
+    @rule(role=st.sampled_from(ROLES))
     def move_the_load_over(self, role: str) -> None:
         """All load to one role, long enough for the other to give workers up while pods that end hold their places."""
         self.there.load = {"prefill": 0.0, "decode": 0.0, role: 9.0}
@@ -82,6 +102,16 @@ class AutoscaleMachine(RuleBasedStateMachine):
     def change_the_nodes(self, gpu: str, nodes: int) -> None:
         self.there.nodes[gpu] = nodes
 
+    @rule(total=st.sampled_from([None, 2, 4, 7, 12]))
+    def change_the_budget(self, total: int | None) -> None:
+        self.spec = with_budget(self.spec, total=total)
+        self.allow_what_there_is()
+
+    @rule(gpu=st.sampled_from(GPUS), limit=st.sampled_from([None, 1, 3, 6]))
+    def change_the_budget_of_a_type(self, gpu: str, limit: int | None) -> None:
+        self.spec = with_budget(self.spec, per_gpu={} if limit is None else {gpu: limit})
+        self.allow_what_there_is()
+
     @rule(data=st.data())
     def lose_a_pod(self, data: st.DataObject) -> None:
         found = [(each, ordinal) for each in self.there.pools for ordinal in each.having(READY)]
@@ -90,20 +120,44 @@ class AutoscaleMachine(RuleBasedStateMachine):
             del each.pods[ordinal]
 
     @rule(data=st.data())
+    def scale_by_hand(self, data: st.DataObject) -> None:
+        """Somebody makes a StatefulSet larger, until the next pass puts it back."""
+        each = data.draw(st.sampled_from(self.there.pools))
+        each.pods.setdefault(each.replicas, Pod(WAITING, self.there.now))
+        self.allow_what_there_is()
+
+    def allow_what_there_is(self) -> None:
+        """A limit that was lowered, or a hand that scaled: from then on there may only be less, as far as it is over a limit."""
+        self.allowed = {gpu: max(self.allowed.get(gpu, 0), self.held(gpu)) for gpu in (None, *GPUS)}
+
+    def held(self, gpu: str | None) -> int:
+        pools = [each for each in self.there.pools if gpu in (None, each.gpu)]
+        return sum(max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending) for each in pools)
+
+    @rule(data=st.data())
     def stop_answering(self, data: st.DataObject) -> None:
         found = [each.pods[ordinal] for each in self.there.pools for ordinal in each.having(READY)]
         if found:
             pod = data.draw(st.sampled_from(found))
             pod.stale = not pod.stale
 
+    @rule(role=st.sampled_from(ROLES))
+    def lose_all_numbers(self, role: str) -> None:
+        for each in self.there.pools:
+            for ordinal in each.having(READY) if each.role == role else ():
+                each.pods[ordinal].stale = True
+
     @rule()
     def restart_the_operator(self) -> None:
         self.memory = Memory()
+        self.there.windows.clear()
+        self.since = dict.fromkeys(ROLES, self.there.now)
 
     @rule()
     def jump(self) -> None:
-        """The machine slept: every window is old."""
-        self.there.now += 10_000.0
+        """The operator slept: every window is old, and so is every wish."""
+        self.there.pass_time(10_000.0)
+        self.since = dict.fromkeys(ROLES, self.there.now)
 
     @rule()
     def let_pods_start(self) -> None:
@@ -113,7 +167,6 @@ class AutoscaleMachine(RuleBasedStateMachine):
     @rule()
     def let_pods_end(self) -> None:
         self.there.end()
-        self.check_budget()
 
     # The autoscaler.
 
@@ -123,60 +176,99 @@ class AutoscaleMachine(RuleBasedStateMachine):
             self.tick()
 
     def tick(self) -> Outcome:
-        self.there.now += INTERVAL
+        self.there.pass_time(INTERVAL)
         self.there.scrape()
         facts = self.there.facts()
         outcome = run(self.spec, facts, self.there.windows, self.memory, now=self.there.now)
-        self.check(outcome)
-        ready = {role: self.there.ready_of(role) for role in ("prefill", "decode")}
+        base = base_of(facts, outcome.decision)
+        self.check(outcome, base)
+        self.check_pace(outcome, facts, base)
         self.memory = outcome.memory
-        self.there.carry_out(outcome.decision.replicas)
-        self.check_budget()
-        for role, before in ready.items():
-            assert before == 0 or self.there.ready_of(role) > 0, outcome.decision
+        self.carry_out(outcome, facts, base)
         return outcome
 
-    def check_budget(self) -> None:
-        total = self.spec.autoscale.budget.total
-        assert total is None or self.there.num_pods() <= total
+    def carry_out(self, outcome: Outcome, facts: list[PoolFacts], base: dict[PoolKey, int]) -> None:
+        """What capacity and limits take may be the last that is ready; what needs decide never is."""
+        self.allowed = {gpu: min(number, self.held(gpu)) for gpu, number in self.allowed.items()}
+        is_taken = {role: any(base[each.key] < each.replicas for each in facts if each.role == role) for role in ROLES}
+        ready = {role: sum(len(self.serving(each)) for each in self.there.pools if each.role == role) for role in ROLES}
+        self.there.carry_out(outcome.decision.replicas)
+        for role, before in ready.items():
+            assert before == 0 or is_taken[role] or self.there.ready_of(role) > 0, outcome.decision
 
-    def check(self, outcome: Outcome) -> None:
+    @invariant()
+    def budget_is_kept(self) -> None:
+        budget = self.spec.autoscale.budget
+        for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
+            assert limit is None or self.there.num_pods(gpu) <= max(limit, self.allowed.get(gpu, 0)), (gpu, limit)
+
+    @invariant()
+    def both_roles_are_asked_for(self) -> None:
+        for role in ROLES:
+            assert sum(each.replicas for each in self.there.pools if each.role == role) >= 1
+
+    def check(self, outcome: Outcome, base: dict[PoolKey, int]) -> None:
         replicas = outcome.decision.replicas
         declared = {(role, each.name): each for role, of_role in self.spec.roles.present().items() for each in of_role.pools}
         for key, size in replicas.items():
-            assert (declared[key].min_replicas or 0) <= size <= HIGH
-        for role in ("prefill", "decode"):
-            assert sum(size for (each, _), size in replicas.items() if each == role) >= 1
+            assert size <= HIGH
+            assert size >= (declared[key].min_replicas or 0) or "BudgetTooSmall" in reasons(outcome)
+        for role in ROLES:
             self.check_held_is_explained(outcome, role)
-        self.check_ratio(outcome)
+        self.check_ratio(outcome, base)
 
     def check_held_is_explained(self, outcome: Outcome, role: str) -> None:
+        """Over its line: grown, or told why not; and told in a condition where a limit is why."""
         shares = {each.name: each for each in outcome.decision.inputs if each.subject == role}
         name = "engine_busy_ratio" if role == "prefill" else "kv_cache_usage_ratio"
         if name in shares and (shares[name].value or 0.0) > (shares[name].limit or 1.0):
             assert rules_of(outcome, role), outcome.decision
+        cut = [step for step in outcome.decision.steps if step.subject == role and step.after < step.before]
+        if {step.rule for step in cut} & {"bounds", "budget", "capacity"} and cut[-1].after < cut[0].before:
+            assert {"ScalingLimited", "CapacityShort", "RatioConstraintViolated"} & set(reasons(outcome)), outcome.decision
 
-    def check_ratio(self, outcome: Outcome) -> None:
+    def check_pace(self, outcome: Outcome, facts: list[PoolFacts], base: dict[PoolKey, int]) -> None:
+        down = self.spec.autoscale.scale_down
+        for role in ROLES:
+            before, after = (sum_of(sizes, role) for sizes in (base, outcome.decision.replicas))
+            if before != sum(each.replicas for each in facts if each.role == role):
+                self.since[role] = self.there.now  # capacity or a limit took some: another size
+            if after < before:
+                assert not any(pod.stale for each in self.there.pools if each.role == role for pod in self.serving(each))
+                assert self.there.now - self.since[role] >= down.window_seconds
+                assert before - after <= (down.max_step or HIGH * 2)
+            if after != before:
+                self.since[role] = self.there.now
+
+    @staticmethod
+    def serving(each: SimulatedPool) -> list[Pod]:
+        return [each.pods[ordinal] for ordinal in each.having(READY) if ordinal < each.replicas]
+
+    def check_ratio(self, outcome: Outcome, base: dict[PoolKey, int]) -> None:
         band = Band.of(self.spec.autoscale.ratio)
-        before = {each.key: each.replicas for each in self.there.pools}
-        given = [step for step in outcome.decision.steps if step.rule == "capacity" and "/" in step.subject]
-        base = {**before, **{(step.subject.split("/")[0], step.subject.split("/")[1]): step.after for step in given}}
         away = distance(band, outcome.decision.replicas)
         assert (away > 0.0) == ("RatioConstraintViolated" in reasons(outcome))
         assert away <= distance(band, base)
         if away > 0.0:
             assert not self.could_grow_into(band, base, outcome.memory)
 
-    def could_grow_into(self, band: Band, base: dict[tuple[str, str], int], memory: Memory) -> bool:
+    def could_grow_into(self, band: Band, base: dict[PoolKey, int], memory: Memory) -> bool:
         """Whether any growth from `base` would meet the band, tried out one by one."""
-        total = self.spec.autoscale.budget.total
         tops = [base[each.key] if each.gpu in memory.backoff else HIGH for each in self.there.pools]
         keys = [each.key for each in self.there.pools]
         for sizes in product(*(range(base[key], top + 1) for key, top in zip(keys, tops, strict=True))):
-            held = sum(max(len(each.pods), each.replicas, size) for each, size in zip(self.there.pools, sizes, strict=True))
-            if (total is None or held <= total) and distance(band, dict(zip(keys, sizes, strict=True))) == 0.0:
+            if distance(band, dict(zip(keys, sizes, strict=True))) == 0.0 and self.fits(sizes):
                 return True
         return False
+
+    def fits(self, sizes: tuple[int, ...]) -> bool:
+        budget = self.spec.autoscale.budget
+        for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
+            pairs = [(each, size) for each, size in zip(self.there.pools, sizes, strict=True) if gpu in (None, each.gpu)]
+            held = sum(max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending, size) for each, size in pairs)
+            if limit is not None and held > limit:
+                return False
+        return True
 
     # Rest.
 
@@ -188,9 +280,10 @@ class AutoscaleMachine(RuleBasedStateMachine):
         for each in self.there.pools:
             for pod in each.pods.values():
                 pod.stale = False
-        sizes: dict[tuple[str, str], list[int]] = {each.key: [each.replicas] for each in self.there.pools}
+        sizes: dict[PoolKey, list[int]] = {each.key: [each.replicas] for each in self.there.pools}
         for number in range(int(3600 / INTERVAL)):
             outcome = self.tick()
+            self.budget_is_kept()
             for key, size in outcome.decision.replicas.items():
                 sizes[key].append(size)
             self.there.schedule()
@@ -204,9 +297,12 @@ class AutoscaleMachine(RuleBasedStateMachine):
             assert turns(seen) <= most, (key, seen)
 
 
+def sum_of(sizes: Any, role: str) -> int:
+    return sum(size for (each, _), size in sizes.items() if each == role)
+
+
 def distance(band: Band, replicas: Any) -> float:
-    amounts = (float(sum(size for (each, _), size in replicas.items() if each == role)) for role in ("prefill", "decode"))
-    return band.distance(*amounts)
+    return band.distance(*(float(sum_of(replicas, role)) for role in ROLES))
 
 
 def turns(sizes: list[int]) -> int:
@@ -215,5 +311,5 @@ def turns(sizes: list[int]) -> int:
     return sum((one > 0) != (other > 0) for one, other in pairwise(moves))
 
 
-AutoscaleMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+AutoscaleMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestAutoscale = AutoscaleMachine.TestCase

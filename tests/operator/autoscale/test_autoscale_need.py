@@ -7,7 +7,22 @@ import pytest
 
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.slo import decode_need, prefill_need
-from tests.operator.autoscale.worlds import CALM, IDLE, D, P, agreed, facts_of, make_spec, pool, rules_of, run, see, step_of, windows_of
+from tests.operator.autoscale.worlds import (
+    CALM,
+    IDLE,
+    NOW,
+    D,
+    P,
+    agreed,
+    facts_of,
+    make_spec,
+    pool,
+    rules_of,
+    run,
+    see,
+    step_of,
+    windows_of,
+)
 
 O4 = {"prefill": [pool(4, minReplicas=4, maxReplicas=12)], "decode": [pool(8, minReplicas=8, maxReplicas=24)]}
 
@@ -84,6 +99,68 @@ def test_a_queue_moves_many_workers_no_farther_than_few():
     spec = make_spec(prefill=[pool(100)])
 
     assert see(spec, prefill=calm(queue_requests=0.16)).decision.replicas[P] == 101
+
+
+def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
+    """Four workers of each role whose queue was longer by so much a second; all of the rest as it is now."""
+    spec = make_spec()
+    facts = facts_of(spec)
+    windows = windows_of(facts, **{role: calm(**now)})
+    field = "queue_requests" if role == "prefill" else "num_waiting"
+    for number, sample in enumerate(windows[role, "x"]):
+        more = per_second * (NOW - sample.at) / 4
+        windows[role, "x"][number] = replace(
+            sample, workers=tuple(replace(each, **{field: getattr(each, field) + more}) for each in sample.workers)
+        )
+    return run(spec, facts, windows)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_queue_that_is_soon_worked_off_asks_for_nobody_and_neither_does_a_share_that_it_keeps_full(role: str):
+    """[Y15]: no scale-up if the trend will be under the line in three intervals."""
+    field = {"queue_requests": 200.0, "busy_ratio": 1.0} if role == "prefill" else {"num_waiting": 200.0, "kv_usage_ratio": 1.0}
+
+    soon, later, never = (falling(rate, role, **field) for rate in (10.0, 5.0, -5.0))
+
+    assert soon.decision.replicas[role, "x"] == 4
+    step = step_of(soon, rules.NEED, role)
+    assert (step.before, step.after) == (4, 4)
+    line = 8 if role == "prefill" else 16
+    seconds = f"{(875 - line) / 10:.0f}"  # the mean of the rounds is 875
+    assert f"875 over {line}, but it falls by 10 a second and is under it in {seconds} s" in step.why
+    assert later.decision.replicas[role, "x"] == (5 if role == "prefill" else 6)  # of decode the share alone asks for 5.33
+    assert never.decision.replicas[role, "x"] == 8
+
+
+def test_a_queue_that_falls_slowly_asks_for_one_more():
+    outcome = falling(1.0, queue_requests=200.0)
+
+    assert outcome.decision.replicas[P] == 5
+    assert "4 + 1, for it falls by 1 a second = 5, needs 5" in step_of(outcome, rules.NEED, "prefill").why
+
+
+def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
+    """An operator that has just started cannot tell who has had a part of the load."""
+    spec = make_spec()
+    facts = facts_of(spec)
+
+    first = run(spec, facts, windows_of(facts, rounds=1, prefill=calm(queue_requests=50.0)))
+
+    assert first.decision.replicas[P] == 4
+    assert "not had their part for 3 scrapes" in step_of(first, rules.PENDING, "prefill").why
+    assert see(spec, facts, prefill=calm(queue_requests=50.0)).decision.replicas[P] == 8
+
+
+def test_a_need_can_be_worked_out_by_hand():
+    spec = make_spec(prefill=[pool(3)], decode=[pool(8)], lines={"prefill": {"headroom": 0.1}})
+
+    outcome = see(spec, prefill=calm(queue_requests=23.07 / 3), decode=calm(kv_usage_ratio=0.9))
+
+    inputs = {(each.subject, each.name): each.value for each in outcome.decision.inputs}
+    assert (inputs["prefill", "ready_workers"], inputs["prefill", "settled_workers"]) == (3.0, 3.0)
+    assert "prefill_queue_requests 23.1 over 8: 3 + 23.1 / 8 - 1 = 4.88, needs 5" in step_of(outcome, rules.NEED, "prefill").why
+    assert step_of(outcome, rules.HEADROOM, "prefill").why == "1 above the need: prefill_queue_requests 3 + 23.1 / 8 - 1, x 1.1 = 5.37"
+    assert "kv_cache_usage_ratio 0.9 over 0.75: 8 x 0.9 / 0.75 = 9.6, needs 10" in step_of(outcome, rules.NEED, "decode").why
 
 
 def test_a_line_near_zero_asks_for_a_limited_number():

@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.plan.autoscale import rules
@@ -54,7 +56,7 @@ def test_growth_can_be_made_to_wait_as_well():
 
 def test_steps_are_limited():
     spec = make_spec(decode=[pool(10)], scaleUp={"maxStep": 2}, scaleDown={"maxStep": 3})
-    free = make_spec(decode=[pool(10)], scaleDown={"maxStep": None})
+    free = make_spec(decode=[pool(10)], scaleDown={"maxStep": 0})
 
     up = see(spec, decode=replace(CALM, num_waiting=10.0))
     assert up.decision.replicas[D] == 12
@@ -93,10 +95,21 @@ def test_advice_that_nobody_follows_stays_the_same():
     facts = facts_of(spec)
     memory = agreed(spec, decode=IDLE).memory
 
-    for second in (305, 310, 900):
+    for second in range(305, 900, 5):
         outcome = run(spec, facts, windows_of(facts, now=NOW + second, decode=IDLE), memory, now=NOW + second)
         memory = outcome.memory
         assert outcome.decision.replicas[D] == 3
+
+
+@pytest.mark.parametrize(("gap", "size"), [(55.0, 3), (65.0, 4), (4000.0, 4)])
+def test_what_was_wished_before_nobody_looked_for_a_while_does_not_count(gap: float, size: int):
+    """A stalled operator, an API server that is away: two wishes far apart are no agreement."""
+    spec = make_spec()
+    facts = facts_of(spec)
+    memory = agreed(spec, decode=IDLE, seconds=295.0).memory
+    now = NOW + 295.0 + gap
+
+    assert run(spec, facts, windows_of(facts, now=now, decode=IDLE), memory, now=now).decision.replicas[D] == size
 
 
 @pytest.mark.parametrize("jump", [timedelta(days=-400), timedelta(hours=-1), timedelta(days=400)])
@@ -123,18 +136,44 @@ def test_memory_of_another_clock_only_waits_longer():
 
 
 def test_the_most_careful_decision_of_the_window_counts():
-    spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": 10, "maxStep": None}, "scaleUp": {"windowSeconds": 10}})
+    spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": 10, "maxStep": 0}, "scaleUp": {"windowSeconds": 10}})
 
     assert paced("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0).workers == 6
     assert paced("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0).workers == 4
 
 
-def test_what_is_remembered_stays_small():
-    spec = AutoscaleSpec()
+@pytest.mark.parametrize("window", [300, 3600])
+def test_what_is_remembered_stays_small(window: int):
+    spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": window}})
     wishes: tuple[tuple[float, int], ...] = ()
     for number in range(5000):
         wishes = paced("decode", 4, 3, spec, past=wishes, now=number * 5.0).wishes
-        assert len(wishes) <= 4
-    for number in range(5000, 6000):
+        assert len(wishes) == 1
+    for number in range(5000, 9000):
         wishes = paced("decode", 4, number % 4, spec, past=wishes, now=number * 5.0).wishes
-    assert len(wishes) <= 300 / 5 + 2
+        assert len(wishes) <= 62
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(1.0, 40.0), st.integers(0, 8)), min_size=1, max_size=60), st.sampled_from([0, 10, 100]))
+def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(given_wishes: list[tuple[float, int]], window: int):
+    """Against the rule on the whole history: all went one way for the window, and none went less far."""
+    rule = {"windowSeconds": window, "maxStep": 0}
+    spec = AutoscaleSpec.model_validate({"scaleDown": rule, "scaleUp": rule})
+    asked, now, wishes, history = 4, 0.0, (), []
+    for gap, wish in given_wishes:
+        now += gap
+        history.append((now, wish))
+        pace = paced("decode", asked, wish, spec, past=wishes, now=now)
+        wishes = pace.wishes
+        recent = [(at, each) for at, each in history if at > now - window]
+        before = [each for at, each in history if at <= now - window][-1:]
+        whole = [*before, *(each for _, each in recent)]
+        is_full = bool(before) or window == 0
+        same_way = all((each > asked) == (wish > asked) and each != asked for each in whole)
+        if pace.workers != asked:
+            assert is_full
+            assert same_way
+            assert abs(pace.workers - asked) <= min(abs(each - asked) for each in whole)
+        elif is_full and same_way:
+            assert wish == asked

@@ -28,6 +28,8 @@ def test_measured_speeds_say_how_the_pools_of_a_role_compare():
     assert measured_weights([2.0, 1.0], [2000.0, 1050.0], 0.1) == [2.0, 1.0]
     assert measured_weights([2.0, 1.0], [2000.0, None], 0.1) == [2.0, 1.0]
     assert measured_weights([2.0], [9.0], 0.1) == [2.0]
+    assert measured_weights([2.0, 1.0], [2000.0, 1e9], 0.1) == [2.0, 2.0]
+    assert measured_weights([2.0, 1.0], [2000.0, 0.001], 0.1) == [2.0, 0.5]
 
 
 def test_prefill_follows_decode_to_stay_in_the_band():
@@ -73,7 +75,15 @@ def test_measured_speed_counts_between_pools():
 
     outcome = see(spec, prefill_a=fast, prefill_b=slow)
 
-    assert outcome.decision.replicas == {("prefill", "a"): 4, ("prefill", "b"): 2, D: 4}  # 2 + 2 / 3 is not 4; 4 + 2 / 3 is
+    assert outcome.decision.replicas == {("prefill", "a"): 3, ("prefill", "b"): 2, D: 4}  # 2 + 2 / 2 is not 4; 3 + 2 / 2 is
+
+
+def test_how_many_streams_a_decode_worker_has_does_not_move_the_band():
+    """One stream on each worker of a pool that has just started, forty on those of the other."""
+    spec = make_spec(decode=[pool(1, "new"), pool(3, "old")], ratio={"min": 1.0})
+    few, many = (replace(CALM, generation_token_rate=rate) for rate in (50.0, 2000.0))
+
+    assert see(spec, decode_new=few, decode_old=many).decision.replicas == {P: 4, ("decode", "new"): 1, ("decode", "old"): 3}
 
 
 def test_a_band_that_bounds_forbid_is_said_and_kept_as_nearly_as_can_be():
@@ -92,7 +102,8 @@ def test_a_role_does_not_grow_out_of_a_band_that_the_other_cannot_follow():
     outcome = see(spec, decode=FULL)
 
     assert outcome.decision.replicas == {P: 2, D: 4}
-    assert reasons(outcome) == []
+    assert reasons(outcome) == ["ScalingLimited"]
+    assert outcome.problems[0].message == "decode needs more than its 4 workers: held by autoscale.ratio"
     assert (step_of(outcome, rules.RATIO, "decode").before, step_of(outcome, rules.RATIO, "decode").after) == (5, 4)
 
 

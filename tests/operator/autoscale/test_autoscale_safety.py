@@ -21,12 +21,13 @@ from tests.operator.autoscale.worlds import (
     rules_of,
     run,
     see,
+    step_of,
     windows_of,
 )
 
 
 def share(value: float, peak: float, up: float = 1.0, down: float = 0.6) -> Signal:
-    return Signal("kv", value, up, down, value, peak, is_load=True)
+    return Signal("kv", value, up, down, value, "", peak, is_load=True)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,10 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
     outcome = run(spec, facts, windows)
 
     assert outcome.decision.replicas[D] == 4
-    assert rules.SAFETY in rules_of(outcome, "decode")
+    assert (
+        "kv_cache_usage_ratio of the busiest worker with fewer than 4: 0.7 x 4 / 3 = 0.933 is not under 0.75"
+        in step_of(outcome, rules.SAFETY, "decode").why
+    )
 
 
 def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():

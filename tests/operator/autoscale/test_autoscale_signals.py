@@ -68,8 +68,41 @@ def test_rounds_of_a_clock_that_is_ahead_do_not_count():
 
 def test_a_worker_is_settled_three_rounds_after_it_came():
     rounds = [Sample(NOW - 5.0 * back, (worker("a"), worker("b"))) for back in (3, 2, 1)]
+    newest = Sample(NOW, (worker("a"), worker("b"), worker("c")))
 
-    assert read(*rounds, Sample(NOW, (worker("a"), worker("b"), worker("c"))), ready=3).settled == 2
+    assert read(*rounds, newest, ready=3).settled == 2
+    assert read(*rounds[1:], newest, ready=3).settled == 0  # the operator has just begun to look
+
+
+def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
+    leaving = worker(
+        "c", queue_requests=4, queue_tokens=400, num_waiting=9, kv_usage_ratio=1.0, busy_ratio=1.0, request_rate=7.0, ttft_seconds=9.0
+    )
+    rounds = [Sample(NOW - 5.0 * back, (worker("a", queue_requests=1), worker("b"), leaving), stale=("d",)) for back in (3, 2, 1, 0)]
+    pool = replace(facts(2), current=4, ending=2, leaving=frozenset({"c", "d"}))
+
+    totals = read_pool(pool, rounds, FRESH)
+
+    assert (totals.queue_requests, totals.queue_tokens) == (5.0, 400.0)
+    assert (totals.heard, totals.unheard, totals.settled) == (2, 0, 2)
+    assert (totals.num_waiting, totals.kv_usage, totals.busy, totals.fullest, totals.busiest) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert (totals.request_rate, totals.ttft) == (None, [])
+
+
+def test_a_queue_falls_by_what_the_same_workers_have_less_of():
+    def at(back: int, *numbers: float, name: str = "abc") -> Sample:
+        return Sample(
+            NOW - 5.0 * back, tuple(worker(pod, num_waiting=each, queue_requests=each) for pod, each in zip(name, numbers, strict=False))
+        )
+
+    falling = read(at(3, 100, 60), at(2, 90, 50), at(1, 80, 40), at(0, 70, 30))
+    one_was_not_heard = read(at(3, 100, 60), at(2, 90, 50), at(1, 80, 40), at(0, 70))
+    alone = read(at(0, 70, 30))
+
+    assert falling.queue_change == falling.waiting_change == pytest.approx(-4.0)
+    assert one_was_not_heard.queue_change == pytest.approx(-2.0)
+    assert alone.queue_change == 0.0
+    assert together([falling, alone]).waiting_change == pytest.approx(-4.0)
 
 
 def test_rates_that_are_not_known_stay_unknown():
@@ -77,7 +110,6 @@ def test_rates_that_are_not_known_stay_unknown():
 
     assert totals.prefill_speed == 200.0
     assert totals.request_rate is None
-    assert totals.decode_speed is None
 
 
 def test_pools_together_are_their_sums():

@@ -7,6 +7,7 @@ from typing import Any
 
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDClusterSpec
+from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.decide import decide
 from pdcluster_operator.plan.autoscale.values import (
     Clock,
@@ -115,19 +116,43 @@ def agreed(spec: PDClusterSpec, facts: Sequence[PoolFacts] | None = None, *, sec
 
 
 def assert_explained(facts: Sequence[PoolFacts], decision: Decision) -> None:
-    """Every change of a pool is said by steps that lead from the size before to the size after."""
-    before = {each.key: each.replicas for each in facts}
-    for key, replicas in decision.replicas.items():
-        if key not in before:
-            continue
-        size = before[key]
-        for step in decision.steps:
-            if step.subject == "/".join(key):
-                assert step.before == size, (key, decision.steps)
-                size = step.after
-        assert size == replicas, (key, decision)
+    """Every change is said: steps of each pool, and then of each role, lead from the size before to the size after."""
+    base = base_of(facts, decision)
+    for key, size in base.items():
+        of_pool = [step for step in decision.steps if step.subject == "/".join(key) and step.rule == rules.POOL]
+        assert_chain(size, of_pool, decision.replicas[key], decision)
+    for role in {role for role, _ in base}:
+        if all(key in base for key in decision.replicas if key[0] == role):
+            before, after = (sum(sizes[key] for key in base if key[0] == role) for sizes in (base, decision.replicas))
+            assert_chain(before, [step for step in decision.steps if step.subject == role], after, decision)
     for step in decision.steps:
         assert step.why
+        assert step.rule in rules.RULES
+    assert_order(decision)
+
+
+def base_of(facts: Sequence[PoolFacts], decision: Decision) -> dict[PoolKey, int]:
+    """The sizes from which the roles were decided: what is asked for, less what capacity, bounds and budget took before."""
+    found = {each.key: each.replicas for each in facts if each.key in decision.replicas}
+    for key, size in found.items():
+        early = [step for step in decision.steps if step.subject == "/".join(key) and step.rule != rules.POOL]
+        found[key] = early[-1].after if early else size
+        assert_chain(size, early, found[key], decision)
+    return found
+
+
+def assert_chain(size: int, steps: Sequence[Step], after: int, decision: Decision) -> None:
+    for step in steps:
+        assert step.before == size, decision
+        size = step.after
+    assert size == after, decision
+
+
+def assert_order(decision: Decision) -> None:
+    """Rules act on a role in their order."""
+    for role in {step.subject for step in decision.steps if "/" not in step.subject}:
+        found = [rules.RULES.index(step.rule) for step in decision.steps if step.subject == role and step.rule != rules.CAPACITY]
+        assert found == sorted(found), decision
 
 
 def rules_of(outcome: Outcome, subject: str | None = None) -> list[str]:

@@ -74,6 +74,34 @@ def test_pools_that_come_and_go_are_marked(plan: Callable[..., Any]):
     ]
 
 
+@pytest.mark.parametrize(
+    ("mode", "before", "text"),
+    [
+        (
+            "On",
+            "Off",
+            "autoscale.mode is On: THEN is what the autoscaler begins with, whatever the load is; from there it decides by metrics.",
+        ),
+        ("Off", "On", "autoscale.mode was On and is Off: pools keep their sizes until somebody scales them or their replicas change"),
+        ("Advise", "Off", "autoscale.mode is Advise: status.autoscaling shows what would be done, and nothing is."),
+        ("Off", "Off", None),
+    ],
+)
+def test_who_decides_the_sizes_is_said(mode: str, before: str, text: str | None, tmp_path: Path):
+    for name, value in (("new", mode), ("old", before)):
+        document = minimal()
+        at("spec.autoscale", {"mode": value, "ratio": {"min": 9 if name == "new" else 1}})(document)
+        at("spec.roles.prefill.pools.0.maxReplicas", 2)(document)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    result = CliRunner().invoke(app, ["plan", "-f", str(tmp_path / "new.yaml"), "--against", str(tmp_path / "old.yaml")])
+    said = " ".join(result.output.split())
+
+    assert result.exit_code == 0
+    assert text in said if text else not any(word in said for word in ("what the autoscaler begins with", "mode was", "is Advise"))
+    assert ("RatioConstraintViolated: " in said) is (mode == "On")
+    assert ("nothing while autoscale.mode is Off" in said) is (mode == "Off")
+
+
 def test_long_values_are_cut(plan: Callable[..., Any]):
     result = plan(at("spec.model.path", "/models/" + "x" * 60))
 

@@ -74,6 +74,15 @@ def test_speeds_of_workers_count(replayed: Callable[..., Any]):
     assert ttft(slow) > 10.0 > 0.1 > ttft(fast)
 
 
+def test_estimates_of_another_accelerator_are_called_so(replayed: Callable[..., Any]):
+    own = ("--prefill-tokens-per-second", "2000", "--kv-tokens", "9000")
+    listed = at("spec.roles.prefill.pools.0.gpu", "B200")
+
+    assert "estimated speeds     taken for cpu as for B200 and cpu as for B300: give your own" in replayed().output
+    assert "estimated speeds     taken for cpu as for B300: " in replayed(spec=listed).output
+    assert "estimated speeds" not in replayed(*own).output
+
+
 def test_wrong_trace_is_exit_2_with_a_line_for_each_fault(replayed: Callable[..., Any], tmp_path: Path):
     result = replayed(trace=TRACE + "30,nan,1,1\n90,-1,1,1\n")
 

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from pdcluster_operator.cli.main import app
 from pdcluster_operator.plan.autoscale.explain import Record, remembered
-from pdcluster_operator.plan.autoscale.values import Problem
+from pdcluster_operator.plan.autoscale.values import Decision, Problem, Step
 from tests.operator.autoscale.worlds import CALM, facts_of, make_spec, pool, see
+from tests.operator.object_cases import minimal
 
 AT = datetime(2026, 3, 4, 12, 0, 5, tzinfo=UTC)
 SHORT = Problem("CapacityShort", "B200 is short of 2 workers: no node takes them, and the type is left alone for ten minutes")
@@ -25,17 +26,40 @@ def why() -> Callable[..., Any]:
     return lambda *arguments, stdin=None: CliRunner().invoke(app, ["why", *map(str, arguments)], input=stdin)
 
 
-def status(number: int = 1) -> dict[str, Any]:
+def status(number: int = 1, mode: str = "On") -> dict[str, Any]:
     spec = make_spec(prefill=[pool(2)], ratio={"min": 0.5}, budget={"total": 8})
     decision = see(spec, facts_of(spec), decode=replace(CALM, num_waiting=20.0)).decision
     entries: list[dict[str, Any]] = []
     for minute in range(number):
         entries = remembered(entries, Record(AT.replace(minute=minute), decision, (SHORT,)))
-    return {"autoscaling": {"mode": "On", "lastDecisions": entries}}
+    return {"autoscaling": {"mode": mode, "lastDecisions": entries}}
 
 
 def body(number: int = 1, mode: str = "On") -> dict[str, Any]:
-    return {"metadata": {"name": "chat"}, "spec": {"autoscale": {"mode": mode}}, "status": status(number)}
+    return {"metadata": {"name": "chat"}, "spec": {"autoscale": {"mode": mode}}, "status": status(number, mode)}
+
+
+def scaled(**fields: Any) -> dict[str, Any]:
+    """A whole object: prefill went from 2 to 3 by the decision before the last, decode from 2 to 1 by the last."""
+    document = minimal()
+    document["spec"]["roles"]["prefill"]["pools"][0] |= {"minReplicas": 1, "maxReplicas": 3}
+    document["spec"]["autoscale"] = {"mode": "On", **fields}
+    steps = (Step("pool", "prefill/cpu", 2, 3, "the cheapest"), Step("pool", "decode/cpu", 2, 1, "the dearest"))
+    entries: list[dict[str, Any]] = []
+    for hour, step in enumerate(steps):
+        sizes = {("prefill", "cpu"): 3, ("decode", "cpu"): 2 - hour}
+        entries = remembered(entries, Record(AT.replace(hour=hour), Decision(sizes, steps=(step,))))
+    roles = [
+        {"name": role, "pools": [{"name": "cpu", "desired": desired, "current": current, "ready": ready}]}
+        for role, desired, current, ready in (("prefill", 3, 3, 2), ("decode", 1, 2, 1))
+    ]
+    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 3}, {"role": "decode", "pool": "cpu", "replicas": 1}]
+    document["status"] = {"roles": roles, "autoscaling": {"mode": "On", "replicas": sizes, "lastDecisions": entries}}
+    return document
+
+
+def condition(kind: str, reason: str, message: str, *, is_true: bool) -> dict[str, Any]:
+    return {"type": kind, "status": str(is_true), "reason": reason, "message": message, "lastTransitionTime": "2026-03-04T01:00:00Z"}
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -53,10 +77,76 @@ def test_table_leads_from_metric_values_to_replicas(tmp_path: Path, why: Callabl
     assert lines[1].split() == ["ROLE", "RULE", "FROM", "TO", "WHY"]
     words = [" ".join(line.split()) for line in lines]
     assert "decode sees num_requests_waiting 80, line 16" in words
-    assert "decode need 4 8 num_requests_waiting 80 over 16: needs 8" in words
+    assert any(line.startswith("decode need 4 8 num_requests_waiting 80 over 16") for line in words)
     assert max(map(len, lines)) <= 100
     assert words[-2].startswith("- problem CapacityShort: B200 is short of 2 workers: no node takes them")
     assert words[-1].endswith("for ten minutes")
+
+
+def test_what_is_there_comes_first_with_the_decision_behind_each_size(tmp_path: Path, why: Callable[..., Any]):
+    lines = why("-f", written(tmp_path, scaled())).output.splitlines()
+
+    assert lines[0] == "chat, autoscale.mode On"
+    assert [line.split() for line in lines[1:4]] == [
+        ["POOL", "DECIDED", "DESIRED", "EXIST", "READY", "BOUNDS", "LAST", "CHANGE"],
+        ["prefill/cpu", "3", "3", "3", "2", "1", "to", "3", "03-04", "00:00:05:", "2", "to", "3", "(--last", "2)"],
+        ["decode/cpu", "1", "1", "2", "1", "0", "to", "any", "03-04", "01:00:05:", "2", "to", "1", "(below)"],
+    ]
+    assert lines[5] == "chat, 2026-03-04 01:00:05 UTC, carried out: decode/cpu 2 to 1"
+
+
+def test_bounds_are_those_of_a_schedule_that_is_on(tmp_path: Path, why: Callable[..., Any]):
+    day = {"name": "day", "role": "prefill", "pool": "cpu", "start": "00:00", "end": "00:00", "maxReplicas": 7}
+
+    assert "1 to 7 (schedule day)" in why("-f", written(tmp_path, scaled(schedules=[day]))).output
+
+
+def test_what_stands_in_the_way_now_is_told_in_the_words_of_its_condition(tmp_path: Path, why: Callable[..., Any]):
+    document = scaled()
+    document["status"]["conditions"] = [
+        condition("Ready", "Unschedulable", "prefill: no node", is_true=False),
+        condition("DiscoveryReady", "EtcdAnswers", "etcd answers", is_true=True),
+        condition("PrefillReady", "Unschedulable", "1 of 3 workers: no node takes it", is_true=False),
+        condition("DecodeReady", "Scaling", "1 of 1 workers are ready; chat-decode-cpu-1 drains: 4 requests", is_true=True),
+        condition("CapacityShort", "CapacityShort", "cpu is short of 1 worker", is_true=True),
+        condition("MetricsMissing", "MetricsMissing", "that was before", is_true=False),
+    ]
+
+    assert why("-f", written(tmp_path, document)).output.splitlines()[4:8] == [
+        "CapacityShort since 2026-03-04T01:00:00Z: cpu is short of 1 worker",
+        "PrefillReady (Unschedulable) since 2026-03-04T01:00:00Z: 1 of 3 workers: no node takes it",
+        "DecodeReady (Scaling) since 2026-03-04T01:00:00Z: 1 of 1 workers are ready; chat-decode-cpu-1",
+        "  drains: 4 requests",
+    ]
+
+
+def test_without_a_decision_the_conditions_are_told_all_the_same(tmp_path: Path, why: Callable[..., Any]):
+    document = scaled()
+    missing = condition("MetricsMissing", "MetricsMissing", "decode: 2 of 2 ready workers give no numbers", is_true=True)
+    stalled = condition("Stalled", "InvalidSpec", "spec.autoscale: wrong", is_true=True)
+    document["status"] = {"conditions": [stalled, missing]}
+
+    assert why("-f", written(tmp_path, document)).stderr.splitlines() == [
+        "error: chat has no decision yet: the first comes within a few intervals of the first ready worker",
+        "MetricsMissing since 2026-03-04T01:00:00Z: decode: 2 of 2 ready workers give no numbers",
+        "Stalled (InvalidSpec) since 2026-03-04T01:00:00Z: spec.autoscale: wrong",
+    ]
+
+
+def test_sizes_are_shown_without_the_autoscaler_too(tmp_path: Path, why: Callable[..., Any]):
+    document = scaled(mode="Off")
+    del document["status"]["autoscaling"]
+    lines = why("-f", written(tmp_path, document)).stderr.splitlines()
+
+    assert lines[0].startswith("error: chat has no decision: spec.autoscale.mode is Off; set it to Advise")
+    assert lines[2].split() == ["prefill/cpu", "-", "3", "3", "2", "1", "to", "3", "none", "remembered"]
+
+
+@pytest.mark.parametrize("status", [[], "x", {"roles": 3, "conditions": "x"}, {"roles": [{"pools": [3]}, {"pools": None}, 4]}])
+def test_a_status_that_makes_no_sense_ends_in_words(status: Any, tmp_path: Path, why: Callable[..., Any]):
+    result = why("-f", written(tmp_path, {**scaled(), "status": status}))
+
+    assert (result.exit_code, result.stderr.startswith("error: chat has no decision yet")) == (1, True)
 
 
 def test_status_alone_and_json_from_stdin_will_do(why: Callable[..., Any]):
@@ -74,6 +164,15 @@ def test_a_time_without_quotes_is_read_too(tmp_path: Path, why: Callable[..., An
 
 def test_advice_is_called_so(tmp_path: Path, why: Callable[..., Any]):
     assert "UTC, advice only: " in why("-f", written(tmp_path, body(mode="Advise"))).output
+
+
+def test_each_decision_is_called_by_the_mode_that_it_was_taken_in(tmp_path: Path, why: Callable[..., Any]):
+    document = body(4)
+    entries = document["status"]["autoscaling"]["lastDecisions"]
+    entries[2]["mode"], entries[3]["mode"] = "Advise", "On"
+    lines = [line for line in why("-f", written(tmp_path, document), "--last", 4).output.splitlines() if line.startswith("chat,")]
+
+    assert [line.split(": ")[0].partition(" UTC")[2] for line in lines] == [", carried out", "", ", advice only", ", carried out"]
 
 
 def test_earlier_decisions_are_offered_and_shown(tmp_path: Path, why: Callable[..., Any]):

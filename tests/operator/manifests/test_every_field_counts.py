@@ -1,12 +1,16 @@
 """Every field of the spec changes what is rendered, or is read by the planner alone."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
+import pdcluster_operator
+from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.api.sections import EngineSpec, RoleSpec
 from pdcluster_operator.manifests.render import render_record, render_shared
@@ -23,6 +27,7 @@ POOL = "spec.roles.decode.pools.0"
 
 PLANNED = {
     "rollout.strategy": "the order in which workloads exist",
+    "rollout.drainTimeoutSeconds": "how long a workload waits before it shrinks",
     "roles.pools.replicas": "the size of a workload, seeded into its scaler",
     "roles.pools.minReplicas": "a bound of that",
     "roles.pools.maxReplicas": "a bound of that",
@@ -95,6 +100,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "monitoring.alerts": (NOTHING, at("spec.monitoring.alerts", False)),
     "monitoring.dashboard": (NOTHING, at("spec.monitoring.dashboard", False)),
     "monitoring.labels": (NOTHING, at("spec.monitoring.labels", {"a": "b"})),
+    "autoscale": (NOTHING, at("spec.autoscale.mode", "On")),  # its mode; for the rest see below
     "networkPolicy.enabled": (NOTHING, at("spec.networkPolicy.enabled", False)),
 }
 
@@ -109,11 +115,11 @@ def rendered(*changes: Change) -> str:
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """Paths of all fields as YAML names them; the roles are one, and so are entries of lists and maps."""
+    """Paths of all fields as YAML names them; the roles are one, and so are entries of lists and maps, and the autoscaler."""
     for name, field in model.model_fields.items():
         at_field = path if name in ("prefill", "decode", "mixed") else f"{path}.{field.alias}".lstrip(".")
         below = next(_models(field.annotation), None)
-        if below is None or (below is EngineSpec and model is RoleSpec):
+        if below in (None, AutoscaleSpec) or (below is EngineSpec and model is RoleSpec):
             yield at_field
         else:
             yield from leaves(below, at_field)
@@ -133,6 +139,21 @@ def test_field_changes_what_is_rendered(before: Change, change: Change) -> None:
 
 def test_every_field_has_a_case_or_a_reason() -> None:
     assert set(leaves(PDClusterSpec)) == {*CASES, *PLANNED}
+
+
+def fields_of(model: type[BaseModel]) -> Iterator[str]:
+    """Names of all fields of a section and of those below it."""
+    for name, field in model.model_fields.items():
+        yield name
+        for below in _models(field.annotation):
+            yield from fields_of(below)
+
+
+def test_every_field_of_the_autoscaler_is_read_outside_of_the_api() -> None:
+    source = Path(pdcluster_operator.__file__).parent
+    text = "".join(path.read_text() for path in source.rglob("*.py") if path.parent.name not in ("api", "replay"))
+
+    assert [name for name in fields_of(AutoscaleSpec) if not re.search(rf"\.{name}\b", text)] == []
 
 
 def test_image_is_what_the_caller_resolved() -> None:

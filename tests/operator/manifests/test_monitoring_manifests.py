@@ -7,17 +7,23 @@ from typing import Any, get_args
 
 import promql_parser
 import pytest
+from prometheus_client import CollectorRegistry
 
+from pdcluster_operator.api import conditions
 from pdcluster_operator.manifests.alerts import TPOT_BOUND, TTFT_BOUND
 from pdcluster_operator.manifests.render import Capabilities, Manifest, render_shared
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.windows import Windows
 from pdcluster_worker.engine.messages import FinishReason, KVGeometry
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.geometry import PeerFacts, reason_label
 from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
-from tests.operator.object_cases import Change, at
+from tests.operator.object_cases import Change, at, both
 
-MIXED = at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}})
-LABELS = at("spec.monitoring.labels", {"release": "prometheus"})
+MIXED = both(at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}), at("spec.autoscale.mode", "Advise"))
+OPERATOR = "pdcluster_operator_"
+LABELS = both(at("spec.monitoring.labels", {"release": "prometheus"}), at("spec.autoscale.mode", "On"))
 SCOPE = {"namespace": "serving", "pdcluster": "chat"}
 ALWAYS = {"namespace", "pdcluster", "pod", "le"}
 
@@ -34,6 +40,24 @@ def worker_series() -> dict[str, set[str]]:
 def own_labels(family: str) -> set[str]:
     collector = getattr(Metrics(), family.removeprefix("pdcluster_"))
     return {f"exported_{name}" if name == "role" else name for name in collector._labelnames}
+
+
+def operator_series() -> dict[str, set[str]]:
+    """Every series of the operator that speaks of one PDCluster, and its labels besides the cluster's own."""
+    registry = CollectorRegistry()
+    LoopMetrics(registry)
+    AutoscaleMetrics(registry)
+    ScrapeMetrics(registry, Windows(), lambda: 0.0)
+    found: dict[str, set[str]] = {}
+    for family in registry.collect():
+        labels = set((family if hasattr(family, "_labelnames") else registry._names_to_collectors[family.name])._labelnames)
+        if SCOPE.keys() <= labels:
+            found[family.name + ("_total" if family.type == "counter" else "")] = labels - SCOPE.keys()
+    return found
+
+
+def all_series() -> dict[str, set[str]]:
+    return {**worker_series(), **operator_series()}
 
 
 def rules(*changes: Change) -> list[Manifest]:
@@ -70,7 +94,7 @@ def selectors(expression: str) -> list[Any]:
 
 @pytest.mark.parametrize("change", [LABELS, MIXED], ids=["1P1D", "mixed"])
 def test_every_expression_is_valid_and_asks_for_real_metrics_of_this_cluster(change: Change) -> None:
-    known = worker_series()
+    known = all_series()
     for expression in expressions(change):
         for selector in selectors(expression):
             given = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
@@ -81,11 +105,41 @@ def test_every_expression_is_valid_and_asks_for_real_metrics_of_this_cluster(cha
 
 @pytest.mark.parametrize("change", [LABELS, MIXED], ids=["1P1D", "mixed"])
 def test_every_grouping_is_by_a_label_that_is_there(change: Change) -> None:
-    known = worker_series()
+    known = all_series()
     for expression in expressions(change):
         have = set.union(*(known[selector.name] for selector in selectors(expression))) | ALWAYS | {"role", "pool", "revision"}
         for group in re.findall(r"by \(([^)]*)\)", expression):
             assert set(group.split(", ")) <= have, expression
+
+
+def test_every_metric_of_the_operator_about_a_cluster_is_on_the_dashboard() -> None:
+    """But what it read of the workers: that is theirs, and on the dashboard as such."""
+    shown = {selector.name for expression in expressions(LABELS) for selector in selectors(expression)}
+    read = {f"{OPERATOR}pool_{name.removeprefix('pdcluster_')}" for name in worker_series()}
+
+    assert operator_series().keys() - read - shown == set()
+    assert len(operator_series().keys() - read) > 5
+
+
+def test_without_the_autoscaler_nothing_is_said_of_it() -> None:
+    text = " ".join(expressions())
+
+    assert f"{OPERATOR}drains_cut_total" in text
+    assert f"{OPERATOR}autoscale" not in text
+    assert f"{OPERATOR}autoscale" in " ".join(expressions(MIXED))
+
+
+def test_what_stands_in_the_autoscalers_way_is_an_alert() -> None:
+    """The reasons of its gauge are the conditions, and each is in one alert."""
+    matchers = [
+        matcher.value
+        for rule in rules(LABELS)
+        for selector in selectors(rule["expr"])
+        for matcher in selector.matchers.matchers
+        if selector.name == f"{OPERATOR}autoscale_problems" and matcher.name == "reason"
+    ]
+
+    assert sorted("|".join(matchers).split("|")) == sorted(conditions.AUTOSCALING)
 
 
 def test_every_metric_of_the_worker_is_on_the_dashboard() -> None:
@@ -152,7 +206,7 @@ def test_dashboard_fits_grafanas_grid_and_keeps_its_address() -> None:
     assert len(set(places)) == len(places)
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in content["panels"])
     assert len(content["uid"]) <= 40
-    assert content == dashboard(LABELS)
+    assert content == dashboard(at("spec.monitoring.labels", {"release": "prometheus"}))
     assert len({panel["title"] for panel in content["panels"]}) == len(content["panels"])
 
 
@@ -206,7 +260,7 @@ def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
     registry, counted = Metrics().registry, []
     for selector in (selector for rule in rules() for selector in selectors(rule["expr"]) if selector.name.endswith("_total")):
         for matcher in selector.matchers.matchers:
-            if matcher.name not in {*SCOPE, "role", "pool", "revision"}:
+            if matcher.name not in {*SCOPE, "role", "pool", "revision"} and not selector.name.startswith(OPERATOR):
                 counted += [(selector.name, {matcher.name: value}) for value in matcher.value.split("|")]
 
     assert len(counted) > 3

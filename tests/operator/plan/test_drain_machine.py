@@ -17,15 +17,20 @@ from pdcluster_operator.plan.state import PodState, Registry
 from tests.operator.plan.clusters import identity, workload
 
 OF = identity("r1")
-MAX_WORKERS = 5
+MAX_WORKERS = 3
 ORDINALS = st.integers(0, MAX_WORKERS - 1)
 
 
 @dataclass
 class Worker:
-    """What a worker knows and does.  is_told: as it has heard; record: what stands in etcd, None = nothing."""
+    """What a worker knows and does.
+
+    is_ready: it takes requests, unless it is told to drain; is_probed: what its pod says of that, as the kubelet last asked
+    is_told:  as it has heard; record: what stands in etcd, None = nothing
+    """
 
     is_ready: bool = False
+    is_probed: bool = False
     is_told: bool = False
     num_requests: int = 0
     record: str | None = None
@@ -41,7 +46,7 @@ class DrainMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wanted, self.replicas = 2, 2
-        self.workers = {ordinal: Worker(is_ready=True, record="ready") for ordinal in range(2)}
+        self.workers = {ordinal: Worker(is_ready=True, is_probed=True, record="ready") for ordinal in range(2)}
         self.commands: set[str] = set()
         self.is_etcd_away = False
 
@@ -70,10 +75,13 @@ class DrainMachine(RuleBasedStateMachine):
             self.hear(ordinal)
             self.workers[ordinal].is_ready = True
 
-    @rule(ordinal=ORDINALS)
-    def a_worker_hears(self, ordinal: int) -> None:
-        if ordinal in self.workers and self.workers[ordinal].is_ready and not self.is_etcd_away:
+    @rule(ordinal=ORDINALS, is_probed=st.booleans())
+    def a_worker_hears(self, ordinal: int, is_probed: bool) -> None:
+        """And its kubelet asks, sooner or later: a worker that drains says that it is not ready."""
+        worker = self.workers.get(ordinal)
+        if worker is not None and worker.is_ready and not self.is_etcd_away:
             self.hear(ordinal)
+            worker.is_probed = not worker.is_told if is_probed else worker.is_probed
 
     def hear(self, ordinal: int) -> None:
         worker = self.workers[ordinal]
@@ -105,7 +113,10 @@ class DrainMachine(RuleBasedStateMachine):
     def plan(self) -> Shrink:
         records = {name(ordinal): worker.record for ordinal, worker in self.workers.items() if worker.record is not None}
         registry = Registry(error="away") if self.is_etcd_away else Registry(records, frozenset(self.commands))
-        pods = [PodState(name(ordinal), OF, worker.is_ready, terminating=False, node="n") for ordinal, worker in self.workers.items()]
+        pods = [
+            PodState(name(ordinal), OF, worker.is_probed, terminating=False, node="n", started=worker.is_ready)
+            for ordinal, worker in self.workers.items()
+        ]
         plan = plan_shrink(self.wanted, workload(OF, self.replicas, pods=tuple(pods)), registry, None)
         assert plan.cut == ()
         assert plan.replicas >= self.wanted

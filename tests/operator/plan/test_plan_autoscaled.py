@@ -58,7 +58,7 @@ def test_a_decision_is_in_the_status_and_has_to_be_written_first() -> None:
     assert plan.is_decision
     field = plan.status["autoscaling"]
     assert (field["mode"], recorded(plan.status, "On")) == ("On", {PREFILL: 1, DECODE: 3})
-    assert [entry["at"] for entry in field["lastDecisions"]] == ["2026-01-02T03:04:05Z"]
+    assert [(entry["at"], entry["mode"]) for entry in field["lastDecisions"]] == [("2026-01-02T03:04:05Z", "On")]
     assert ("Autoscaled", "decode/cpu 2 to 3") in [(each.reason, each.message) for each in plan.happenings]
 
 
@@ -151,6 +151,15 @@ def test_a_scale_by_somebody_else_is_put_back_and_told() -> None:
     (told,) = [each for each in plan.happenings if each.reason == words.SCALERS_OVERRIDDEN]
     assert told.warning
     assert told.message.startswith("decode/cpu: kubectl asked for 7 workers; the autoscaler alone decides, and keeps 3: change its bounds")
+
+
+def test_a_scaler_that_somebody_scaled_before_and_that_only_has_to_follow_is_no_news() -> None:
+    cluster = scaled_cluster()
+    scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 2, 2, writer="kubectl")]
+    plan = plan_of(cluster, recorded_at(cluster, 3, scalers=scalers), now=LATER)
+
+    assert [scaler.request for scaler in plan.scalers if scaler.role == "decode"] == [3]
+    assert words.SCALERS_OVERRIDDEN not in reasons(plan)
 
 
 def test_replicas_in_the_file_are_not_taken_over_and_that_is_told() -> None:

@@ -173,6 +173,22 @@ def test_a_lost_scaler_is_seeded_from_the_workload_that_serves():
     assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 5
 
 
+def test_a_scaler_that_is_lost_in_mid_drain_asks_for_what_was_asked():
+    four = make_cluster(decode=(pool(4),))
+    asked = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 1, 4)]
+    status = plan_cluster(four, running(four, scalers=asked), NOW).status  # the StatefulSet still has all four
+    plan = plan_cluster(four, running(four, scalers=asked[:1], status=status), NOW)
+    assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 1
+
+
+def test_a_pool_that_is_declared_again_while_it_drains_begins_anew():
+    both = make_cluster(decode=(pool(2), pool(3, name="b")))
+    status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status  # which knows of no pool b any more
+    left = [*running(CLUSTER).workloads, workload(identity(revision_of(both.spec), name="b"), 1)]
+    plan = plan_cluster(both, running(CLUSTER, workloads=left, status=status), NOW)
+    assert next(scaler.request for scaler in plan.scalers if scaler.pool == "b") == 3
+
+
 def test_a_lost_workload_of_the_serving_revision_comes_back_in_a_roll_out():
     observed = running(CLUSTER, workloads=[workload(identity(A, "prefill"), 1)], records=[identity(A, "prefill"), identity(A)])
     plan = plan_cluster(NEXT, observed, NOW)

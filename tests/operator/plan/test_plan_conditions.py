@@ -165,12 +165,21 @@ def test_ready_takes_the_worst_pods_words_and_says_how_many_share_its_reason():
         failing_pod(DECODE, 2, words.IMAGE_NOT_PULLED, "not found"),
         failing_pod(DECODE, 1, words.IMAGE_NOT_PULLED, "denied"),
     )
-    status = status_of(with_decode(workload(DECODE, 2, ready=0, current=3, pods=pods)))
-    expected = f"2 of 2 workers: pod {DECODE.name}-1: denied"
+    three = make_cluster(decode=(pool(3),))
+    observed = running(three, workloads=[workload(PREFILL, 1), workload(DECODE, 3, ready=0, pods=pods)])
+    status = plan_cluster(three, observed, NOW).status
+    expected = f"2 of 3 workers: pod {DECODE.name}-1: denied"
     assert words_of(status, words.DECODE_READY) == ("False", words.IMAGE_NOT_PULLED, expected)
     assert words_of(status, words.READY) == ("False", words.IMAGE_NOT_PULLED, f"decode: {expected}")
     assert words_of(status, words.STALLED) == ("True", words.IMAGE_NOT_PULLED, f"decode: {expected}")
     assert not condition_of(status, words.RECONCILING)
+
+
+def test_what_is_on_its_way_out_has_no_problem():
+    """A worker that drains says that it is not ready; one that crashed long ago too."""
+    drains = failing_pod(DECODE, 2, words.CRASH_LOOPING)
+    status = status_of(with_decode(workload(DECODE, 3, ready=1, pods=(drains,))))
+    assert words_of(status, words.DECODE_READY)[1] == words.STARTING
 
 
 def test_the_order_of_pods_does_not_matter():

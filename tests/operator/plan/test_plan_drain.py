@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pdcluster_operator.api.workload import Workload
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.drain import NO_RECORD_SECONDS, Shrink, ordinal_of, plan_drain, plan_shrink
+from pdcluster_operator.plan.happenings import cut_short
 from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
 from tests.operator.plan.clusters import NOW, condition_of, identity, make_cluster, pool, running, workload
 
@@ -30,10 +31,11 @@ def four(**last: Any) -> WorkloadState:
     return there(pod(0), pod(1), pod(2), pod(3, **last))
 
 
-def registry(*states: str | None, told: tuple[int, ...] = (), asked: float = 0.0, error: str | None = None) -> Registry:
-    """states: by ordinal, None = no record; told: ordinals with a command."""
+def registry(*states: str | None, told: tuple[int, ...] = (), asked: float = 0.0, odd: float = 0.0, error: str | None = None) -> Registry:
+    """states: by ordinal, None = no record; told: ordinals with a command; odd: of everybody without a record."""
     known = {NAMES[ordinal]: state for ordinal, state in enumerate(states) if state is not None}
-    return Registry(known, frozenset(NAMES[each] for each in told), asked=dict.fromkeys(NAMES, asked), error=error)
+    odd_ones = {name: odd for name in NAMES if name not in known}
+    return Registry(known, frozenset(NAMES[each] for each in told), asked=dict.fromkeys(NAMES, asked), odd=odd_ones, error=error)
 
 
 ALL_READY = registry("ready", "ready", "ready", "ready")
@@ -75,7 +77,14 @@ def test_what_serves_nobody_goes_at_once(state: str | None, last: dict[str, Any]
 
 
 def test_a_pod_that_is_missing_is_not_waited_for():
-    assert plan_shrink(2, there(pod(0), pod(1), desired=4), ALL_READY, None) == Shrink(2)
+    assert plan_shrink(2, there(pod(0), pod(1), desired=4), registry("ready", "ready"), None) == Shrink(2)
+
+
+def test_a_pod_of_which_only_etcd_tells_is_waited_for():
+    found = plan_shrink(2, there(pod(0), pod(1), desired=4), registry("ready", "ready", "ready", "drained", told=(3,)), None)
+    assert found == Shrink(3, frozenset(NAMES[2:4]), draining=(NAMES[2],))
+    of_others = Registry({f"{OF.name}x-3": "ready", f"{OF.name}-3x": "ready"})
+    assert plan_shrink(2, there(pod(0), pod(1), desired=4), of_others, None) == Shrink(2)
 
 
 def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
@@ -83,8 +92,21 @@ def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
 
 
 def test_a_ready_pod_without_a_record_is_waited_for_until_it_should_have_registered_again():
-    for asked, replicas in ((0.0, 4), (NO_RECORD_SECONDS, 3)):
-        assert plan_shrink(3, four(), registry("ready", "ready", "ready", None, asked=asked), None).replicas == replicas
+    for odd, replicas in ((0.0, 4), (NO_RECORD_SECONDS, 3)):
+        assert plan_shrink(3, four(), registry("ready", "ready", "ready", None, odd=odd), None).replicas == replicas
+
+
+@pytest.mark.parametrize("asked", [1.0, 600.0])
+def test_an_etcd_that_comes_back_empty_ends_no_drain(asked: float):
+    """Workers that drain say that they are not ready, and have to register again."""
+    draining = [pod(ordinal, ready=False, started=True) for ordinal in (2, 3)]
+    found = plan_shrink(2, there(pod(0), pod(1), *draining), registry(asked=asked), None)
+    assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
+
+
+def test_a_worker_that_crashed_once_and_drains_now_may_hold_requests_while_etcd_is_away():
+    drains = {"ready": False, "started": True, "problem": ("CrashLooping", "ends with exit status 1")}
+    assert plan_shrink(3, four(**drains), AWAY, None).replicas == 4
 
 
 @pytest.mark.parametrize("known", [None, AWAY], ids=["not-asked", "away"])
@@ -113,6 +135,7 @@ def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
     assert plan_shrink(3, four(), known, None) == Shrink(3, frozenset(NAMES[3:4]))
     ending = there(pod(0), pod(1), pod(2), pod(3, terminating=True), desired=3)
     assert plan_shrink(3, ending, known, None) == Shrink(3, frozenset(NAMES[3:4]))
+    assert plan_shrink(4, ending, known, None) == Shrink(4, frozenset(NAMES[3:4]))  # it would serve until SIGTERM
 
 
 @pytest.mark.parametrize("desired", [0, 2, 3])
@@ -127,7 +150,7 @@ def test_a_size_that_was_raised_by_hand_is_put_back_while_the_new_pods_are_not_r
 def test_pods_of_other_names_are_nobodys():
     strange = pod(0, name="chat-decode-cpu-r1-x")
     assert ordinal_of(strange) == -1
-    assert plan_shrink(0, there(strange), ALL_READY, None) == Shrink(0)
+    assert plan_shrink(0, there(strange), registry(), None) == Shrink(0)
 
 
 def test_a_workload_that_leaves_stays_until_all_have_drained():
@@ -138,6 +161,14 @@ def test_a_workload_that_leaves_stays_until_all_have_drained():
     assert (gone.workloads, gone.commands) == ((), frozenset(NAMES[:4]))
     ending = [replace(four(), gone=True)]
     assert plan_drain((), (), ending, registry(*["drained"] * 4, told=(0, 1, 2, 3)), None).commands == frozenset(NAMES[:4])
+
+
+def test_nobody_goes_by_what_etcd_said_some_time_ago():
+    going = [four(ready=False)]  # by what is known, there is nothing to drain
+    found = plan_drain([Workload(OF, 3)], (), going, registry("ready", "ready", "ready"), None)
+    assert (found.workloads, found.needs_registry) == ((Workload(OF, 3),), True)
+    gone = [replace(four(), gone=True)]
+    assert not plan_drain([Workload(OF, 3)], (), gone, ALL_READY, None).needs_registry
 
 
 def test_a_command_for_nobody_is_to_be_taken_back():
@@ -187,7 +218,7 @@ def test_what_a_limit_cuts_is_a_warning():
     observed = replace(observed, workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(last,))), registry=known)
     plan = plan_cluster(cluster, observed, NOW)
     assert plan.cut == (last.name,)
-    assert [(each.reason, each.warning) for each in plan.happenings if each.reason == "DrainCut"] == [("DrainCut", True)]
+    assert [(each.reason, each.warning) for each in cut_short(plan.cut)] == [("DrainCut", True)]
 
 
 STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
@@ -199,17 +230,18 @@ STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
     states=st.lists(STATES, min_size=6, max_size=6),
     told=st.sets(st.integers(0, 5)),
     ready=st.lists(st.booleans(), min_size=6, max_size=6),
+    started=st.lists(st.booleans(), min_size=6, max_size=6),
     error=st.sampled_from([None, "away"]),
 )
 def test_nobody_who_may_hold_a_request_is_ever_cut_without_a_limit(
-    wanted: int, desired: int, states: list[str | None], told: set[int], ready: list[bool], error: str | None
+    wanted: int, desired: int, states: list[str | None], told: set[int], ready: list[bool], started: list[bool], error: str | None
 ):
-    pods = [pod(ordinal, ready=ready[ordinal]) for ordinal in range(desired)]
+    pods = [pod(ordinal, ready=ready[ordinal], started=started[ordinal]) for ordinal in range(desired)]
     found = plan_shrink(wanted, there(*pods, desired=desired), registry(*states, told=tuple(told), error=error), None)
     assert found.cut == ()
     assert wanted <= found.replicas <= max(wanted, desired)
     for ordinal in range(found.replicas, desired):
         assert error is None
         is_done = states[ordinal] == "drained" and ordinal in told
-        assert is_done or states[ordinal] == "starting" or (states[ordinal] is None and not ready[ordinal])
+        assert is_done or states[ordinal] == "starting" or (states[ordinal] is None and not (ready[ordinal] or started[ordinal]))
     assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(wanted, 6)))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.plan.cluster import plan_cluster
-from pdcluster_operator.plan.insync import STAYS_SECONDS, in_sync
+from pdcluster_operator.plan.insync import STAYS_SECONDS, in_sync, odd_ones
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.state import PodState, Registry
 from tests.operator.plan.clusters import NOW, condition_of, identity, make_cluster, running, workload
@@ -66,6 +66,25 @@ def test_when_most_have_no_pod_at_once_none_is_removed():
     assert found.condition is not None
     assert (found.condition.reason, found.ghosts) == ("RecordsWithoutPods", ())
     assert found.condition.message.startswith("2 of 3 records in etcd have no pod (b, c); none is removed")
+
+
+def test_one_record_alone_is_no_mass():
+    found = in_sync(registry("ghost", odd={"ghost": STAYS_SECONDS}), pods(), NOTHING)
+    assert found.ghosts == ("ghost",)
+
+
+def test_a_worker_that_drains_is_odd_without_a_record_and_no_orphan():
+    draining = pods("a", ready=False, started=True)
+    assert odd_ones({}, draining) == {"a"}
+    assert odd_ones({}, pods("a", ready=False)) == odd_ones({}, pods("a", started=True, terminating=True)) == frozenset()
+    found = in_sync(registry(odd={"a": 99.0}), draining, NOTHING)
+    assert found.condition is not None
+    assert found.condition.is_true
+
+
+def test_an_etcd_that_does_not_answer_is_looked_at_again():
+    assert in_sync(Registry(error="away", again_seconds=20.0), pods("a"), NOTHING).look_again_seconds == 20.0
+    assert in_sync(None, pods("a"), NOTHING).look_again_seconds is None  # its first answer makes the cluster due
 
 
 @pytest.mark.parametrize("known", [None, Registry(error="away")], ids=["not-asked", "away"])

@@ -211,6 +211,21 @@ def test_state_of_a_ready_pod():
     assert (state.name, state.ready, state.terminating, state.problem) == ("chat-decode-cpu-aaaa-0", True, False, None)
 
 
+@pytest.mark.parametrize(
+    ("containers", "is_started"),
+    [
+        ({"worker": {**running(), "started": True}}, True),  # it drains, and is not ready any more
+        ({"worker": {**running(), "started": False}}, False),
+        ({"worker": running()}, False),
+        ({"worker": {**waiting("CrashLoopBackOff"), "started": True}}, False),
+        ({"sidecar": {**running(), "started": True}}, False),
+        ({}, False),
+    ],
+)
+def test_a_worker_has_started_when_it_runs_and_has_been_ready(containers: dict[str, Any], is_started: bool):
+    assert pod_state(make_pod(**containers)).started is is_started
+
+
 def test_a_pod_that_is_no_worker_is_refused():
     pod = make_pod()
     pod["metadata"]["labels"] = {"pdcluster.io/cluster": "chat"}

@@ -33,7 +33,7 @@ def facts(observed: Observed, seen: Seen) -> PoolFacts:
 
 
 def with_pods(*states: PodState, **fields: object) -> Observed:
-    made = workload(DECODE, 4, pods=states, **{"current": len(states), **fields})
+    made = workload(DECODE, **{"desired": 4, "current": len(states), "pods": states, **fields})
     return running(CLUSTER, workloads=[made])
 
 
@@ -45,7 +45,7 @@ def test_workers_that_are_ready_and_were_scraped_count() -> None:
     observed = with_pods(*pods(DECODE, 4))
 
     found = facts(observed, Seen([f"{DECODE.name}-{ordinal}" for ordinal in range(3)]))
-    assert found == PoolFacts("decode", "cpu", "cpu", replicas=4, current=4, ready=3)
+    assert found == PoolFacts("decode", "cpu", "cpu", replicas=4, current=4, ready=3, top=4)
 
 
 def test_pods_above_the_size_and_those_that_terminate_are_on_their_way_out() -> None:
@@ -54,6 +54,13 @@ def test_pods_above_the_size_and_those_that_terminate_are_on_their_way_out() -> 
     found = facts(observed, scraped(observed))
 
     assert (found.replicas, found.current, found.ready, found.ending) == (4, 6, 3, 3)
+    assert found.leaving == {f"{DECODE.name}-{ordinal}" for ordinal in (3, 4, 5)}
+
+
+def test_what_a_statefulset_still_asks_for_while_it_waits_for_drains_comes_again() -> None:
+    observed = with_pods(*pods(DECODE, 5), desired=6)  # one of six was lost in the middle of a drain to four
+
+    assert facts(observed, scraped(observed)).top == 6
 
 
 @pytest.mark.parametrize(

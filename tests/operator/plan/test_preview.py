@@ -11,8 +11,8 @@ from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.fields import changed_fields
 from pdcluster_operator.plan.immutable import identity_faults, immutable_faults
 from pdcluster_operator.plan.preview import Accelerators, Effect, PoolChange, Preview, effect_of, preview, settled
-from pdcluster_operator.plan.state import ScalerState
-from tests.operator.object_cases import Change, at, both, minimal
+from pdcluster_operator.plan.state import Observed, ScalerState
+from tests.operator.object_cases import NIGHT, Change, at, both, minimal
 from tests.operator.plan.clusters import NOW, identity, make_cluster, pool, workload
 from tests.operator.test_revision import ROLLS, STAYS
 
@@ -87,7 +87,8 @@ def test_what_makes_no_revision_is_told_so(name: str):
     [
         (at("spec.routing.offload.minOffloadLength", 1), "spec.routing.offload.minOffloadLength", Effect.POLICY),
         (at("spec.qos.admission.maxQueuedRequests", 1), "spec.qos.admission.maxQueuedRequests", Effect.POLICY),
-        (at("spec.autoscale.mode", "Advise"), "spec.autoscale.mode", Effect.AUTOSCALER),
+        (at("spec.autoscale.mode", "Advise"), "spec.autoscale.mode", Effect.MODE),
+        (at("spec.autoscale.tolerance", 0.2), "spec.autoscale.tolerance", Effect.ASLEEP),
         (at("spec.service.port", 9000), "spec.service.port", Effect.SERVICE),
         (at("spec.service.apiKeySecret", "keys"), "spec.service.apiKeySecret", Effect.REVISION),
         (at("spec.monitoring.alerts", False), "spec.monitoring.alerts", Effect.OBJECTS),
@@ -103,12 +104,11 @@ def test_each_field_says_when_it_takes_effect(change: Change, path: str, effect:
     assert [(each.path, each.effect) for each in of_files(*changed(change)).changes] == [(path, effect)]
 
 
-@pytest.mark.parametrize(("gpu", "effect"), [("cpu", Effect.UNUSED), ("MI300", Effect.ACCELERATORS)])
-def test_another_definition_of_a_type_concerns_the_pools_that_name_it(gpu: str, effect: Effect):
-    kind = both(at("spec.accelerators.MI300", {"resource": "amd.com/gpu"}), at("spec.roles.decode.pools.0.gpu", gpu))
-    old, new = changed(at("spec.accelerators.MI300.nodeLabels", {"a.b/c": "d"}), before=kind)
+@pytest.mark.parametrize(("gpu", "effect"), [("cpu", Effect.UNUSED), ("H100", Effect.ACCELERATORS)])
+def test_a_definition_over_a_known_type_concerns_the_pools_that_name_it(gpu: str, effect: Effect):
+    old, new = changed(at("spec.accelerators.H100", {"nodeLabels": {"a.b/c": "d"}}), before=at("spec.roles.decode.pools.0.gpu", gpu))
 
-    assert [(each.path, each.effect) for each in of_files(old, new).changes] == [("spec.accelerators.MI300.nodeLabels.a.b/c", effect)]
+    assert [(each.path, each.effect) for each in of_files(old, new).changes] == [("spec.accelerators.H100.nodeLabels.a.b/c", effect)]
 
 
 def test_blue_green_needs_a_second_set_of_accelerators():
@@ -170,6 +170,92 @@ def test_with_the_autoscaler_on_its_decision_counts():
     assert (decode.after, decode.note) == (5, "the autoscaler decides, not the file's replicas (2)")
 
 
+def autoscaled(decode: dict[str, Any], **autoscale: Any) -> PDCluster:
+    """The minimal object with the autoscaler on; decode: fields of its decode pool."""
+    document = minimal()
+    at("spec.autoscale", {"mode": "On", **autoscale})(document)
+    document["spec"]["roles"]["decode"]["pools"][0].update(decode)
+    return parse(document)
+
+
+def decided_to(cluster: PDCluster, prefill: int, decode: int) -> Observed:
+    """What runs after the autoscaler decided on these sizes, and all followed."""
+    numbers, revision = {"prefill": prefill, "decode": decode}, revision_of(cluster.spec)
+    record = {"mode": "On", "replicas": [{"role": role, "pool": "cpu", "replicas": number} for role, number in numbers.items()]}
+    return replace(
+        settled(cluster),
+        status={"autoscaling": record},
+        scalers=[ScalerState(role, "cpu", number, 1) for role, number in numbers.items()],
+        workloads=[workload(identity(revision, role), number) for role, number in numbers.items()],
+    )
+
+
+@pytest.mark.parametrize(
+    ("decode", "autoscale", "after", "note"),
+    [
+        ({"maxReplicas": 4}, {}, 4, "bounds: 1 to 4 by minReplicas and maxReplicas"),
+        ({"replicas": 8, "minReplicas": 8, "maxReplicas": 9}, {}, 8, "bounds: 8 to 9 by minReplicas and maxReplicas"),
+        (
+            {},
+            {"schedules": [{**NIGHT, "minReplicas": 7, "maxReplicas": 9, "start": "03:00", "end": "04:00"}]},
+            7,
+            "bounds: 7 to 9 by schedule night",
+        ),
+        ({}, {"budget": {"total": 5}}, 4, "budget: "),
+    ],
+    ids=["lower max", "higher min", "schedule", "budget"],
+)
+def test_with_the_autoscaler_on_new_limits_move_its_decision_at_once(
+    decode: dict[str, Any], autoscale: dict[str, Any], after: int, note: str
+):
+    bounds = {"minReplicas": 1, "maxReplicas": 9}
+    old = autoscaled(bounds)
+    found = preview(autoscaled({**bounds, **decode}, **autoscale), old, decided_to(old, 1, 6), NOW)
+
+    assert (found.pools[1].before, found.pools[1].after) == (6, after)
+    assert str(found.pools[1].note).startswith(note)
+    assert accelerators(found) == {"cpu": (7, max(7, after + 1), after + 1)}
+    assert found.mode == ("On", "On")
+
+
+def test_what_would_stand_in_the_autoscalers_way_is_foreseen():
+    old = autoscaled({})
+    found = preview(autoscaled({"maxReplicas": 2}, ratio={"min": 2}), old, decided_to(old, 1, 6), NOW)
+
+    assert [reason for reason, _ in found.problems] == []  # prefill has no upper bound, and follows
+    assert found.pools[0].after == 4
+    document = autoscaled({"maxReplicas": 2}, ratio={"min": 9}, budget={"total": 4})
+    assert [reason for reason, _ in preview(document, old, decided_to(old, 1, 6), NOW).problems] == ["RatioConstraintViolated"]
+
+
+def test_a_schedule_that_will_exclude_a_bound_is_told_before_it_begins():
+    night = {**NIGHT, "days": ["Sat"], "timeZone": "Europe/Berlin", "maxReplicas": None, "minReplicas": 7}
+    old, new = autoscaled({"maxReplicas": 4}), autoscaled({"maxReplicas": 4}, schedules=[night])
+    fine = autoscaled({"maxReplicas": 4}, schedules=[night, {**night, "name": "more", "minReplicas": None, "maxReplicas": 9}])
+
+    assert preview(new, old, decided_to(old, 1, 3), NOW).problems == (
+        (
+            "BoundsConflict",
+            "when schedule night begins, Sat 22:00 Europe/Berlin: decode/cpu: minReplicas is 7 and maxReplicas is 4: 4 counts; "
+            "lower minReplicas or raise maxReplicas",
+        ),
+    )
+    assert preview(fine, old, decided_to(old, 1, 3), NOW).problems == ()
+
+
+def test_replicas_of_a_file_are_overruled_only_where_the_autoscaler_knows_the_pool():
+    old = autoscaled({})
+    document = minimal()
+    at("spec.autoscale.mode", "On")(document)
+    document["spec"]["roles"]["decode"]["pools"] = [{"name": "cpu", "replicas": 3}, {"name": "new", "replicas": 2}]
+    found = preview(parse(document), old, decided_to(old, 1, 6), NOW)
+    effects = {change.path: change.effect for change in found.changes}
+
+    assert effects["spec.roles.decode.pools[cpu].replicas"] is Effect.OVERRULED
+    assert effects["spec.roles.decode.pools[new].replicas"] is Effect.POOLS
+    assert [(each.key[1], each.after) for each in found.pools[1:]] == [("cpu", 6), ("new", 2)]
+
+
 def test_without_an_object_everything_comes():
     found = preview(make_cluster(), None, None, NOW)
 
@@ -203,6 +289,11 @@ REFUSED: dict[str, tuple[Change, Change, str]] = {
         STORED,
         at("spec.discovery.etcd.replicas", 1),
         "spec.discovery.etcd.replicas: cannot change from 3 to 1; make a new PDCluster",
+    ),
+    "an accelerator": (
+        at("spec.accelerators.MI300", {"resource": "amd.com/gpu"}),
+        at("spec.accelerators.MI300.nodeLabels", {"a.b/c": "d"}),
+        "spec.accelerators.MI300: the definition of an accelerator cannot change; add a type under another name, and pools of it",
     ),
     "storage": (STORED, at("spec.discovery.etcd.storage.size", "2Gi"), "spec.discovery.etcd.storage: cannot change; make a new PDCluster"),
 }

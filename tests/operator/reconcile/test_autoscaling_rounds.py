@@ -25,8 +25,15 @@ from tests.operator.scrape.worker_servers import WorkerServer, http, serves
 KEY = Key(NAMESPACE, NAME)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DEADLINE_SECONDS = 20.0
-WORKED = make_cluster()
 ON = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 1})
+
+
+def worked_by(autoscale: AutoscaleSpec) -> PDCluster:
+    made = make_cluster()
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"autoscale": autoscale})})
+
+
+WORKED = worked_by(ON)
 
 
 def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
@@ -44,7 +51,7 @@ class Scene:
 
     def __init__(self, port: int) -> None:
         self.cache, self.registry, self.due = Cache(), CollectorRegistry(), list[Key]()
-        self.autoscaling = Autoscaling(self.cache, self.due.append, self.registry, port=port)
+        self.autoscaling = Autoscaling(self.cache, self.due.append, self.registry, port=port, now=lambda: NOW)
         self.revision = revision_of(WORKED.spec)
         self.cache.put("PDCluster", cluster(spec={}))
         self.put(child("Service", NAME, spec={"selector": {REVISION: self.revision}}))
@@ -84,10 +91,36 @@ async def scene(server: WorkerServer) -> AsyncIterator[Scene]:
 
 
 def decide(scene: Scene, spec: PDCluster = WORKED) -> Any:
-    return scene.autoscaling.decide(KEY, spec, scene.observed(), NOW)
+    return scene.autoscaling.decide(KEY, spec, scene.observed())
 
 
-async def test_every_round_makes_its_cluster_due_and_is_decided_on_once(scene: Scene) -> None:
+def record(decode: int, *conditions: dict[str, Any]) -> dict[str, Any]:
+    """A status with the record of a decision."""
+    sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": decode}]
+    return {"autoscaling": {"mode": "On", "replicas": sizes}, "conditions": list(conditions)}
+
+
+async def test_a_round_that_says_nothing_new_is_done_with(scene: Scene, server: WorkerServer) -> None:
+    missing = {"type": "MetricsMissing", "status": "True", "message": "as it was"}
+    scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1))
+    scene.autoscaling.follow(KEY, ON)
+    await scene.until(lambda: scene.due)
+    decide(scene)
+    scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))
+    scene.due.clear()
+    seen = len(server.requests)
+    await scene.until(lambda: len(server.requests) >= seen + 6)  # two whole rounds, and the next has begun
+    assert scene.due == []
+    assert decide(scene) is None
+
+    for version, status in ((3, {}), (4, record(2, missing))):  # its decision, or its problems, are not what the status says
+        scene.cache.put("PDCluster", cluster(version, spec={}, status=status))
+        scene.due.clear()
+        await scene.until(lambda: scene.due)
+    assert decide(scene) is not None
+
+
+async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_once(scene: Scene) -> None:
     scene.put(worker("decode", scene.revision))
     assert decide(scene) is None
     scene.autoscaling.follow(KEY, ON)
@@ -108,6 +141,22 @@ async def test_ready_workers_of_the_revision_that_serves_are_scraped(scene: Scen
 
     assert len(server.requests) == 1
     assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 1
+
+
+async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_ready(scene: Scene, server: WorkerServer) -> None:
+    drains, unready = (worker("decode", scene.revision, ordinal, ready=False) for ordinal in (2, 1))
+    for each in (drains, unready):
+        each["status"]["containerStatuses"] = [{"name": "worker", "started": True, "state": {"running": {}}}]
+    identity = WorkloadId(NAME, "decode", "cpu", scene.revision)
+    marks = {"labels": workload_labels(NAME, "decode", "cpu", scene.revision)}
+    size = {"spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}}
+    scene.put(child("StatefulSet", identity.name, metadata=marks, **size), worker("decode", scene.revision), unready, drains)
+    scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))  # so the third is one too many
+    scene.autoscaling.follow(KEY, ON)
+    await scene.until(lambda: scene.due)
+    assert len(server.requests) == 1
+    decide(scene)
+    await scene.until(lambda: scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 2)
 
 
 async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) -> None:
@@ -148,7 +197,9 @@ async def test_one_cluster_whose_round_fails_takes_no_other_with_it(scene: Scene
 async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_seen(server: WorkerServer) -> None:
     times = [100.0]
     scene = Scene(server.port)
-    scene.autoscaling = Autoscaling(scene.cache, scene.due.append, CollectorRegistry(), port=server.port, clock=lambda: times[0])
+    scene.autoscaling = Autoscaling(
+        scene.cache, scene.due.append, CollectorRegistry(), port=server.port, clock=lambda: times[0], now=lambda: NOW
+    )
     task = asyncio.create_task(scene.autoscaling.run())
     stuck = worker("decode", scene.revision, 1, ready=False)
     stuck["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}]
@@ -160,7 +211,7 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
         stuck,
     )
     spec = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 1, "capacitySeconds": 60})
-    worked = WORKED.model_copy(update={"spec": WORKED.spec.model_copy(update={"autoscale": spec})})
+    worked = worked_by(spec)
     try:
         scene.autoscaling.follow(KEY, spec)
         await scene.until(lambda: scene.due)

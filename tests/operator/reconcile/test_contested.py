@@ -95,7 +95,8 @@ def test_it_is_over_when_nothing_has_had_to_be_put_back_for_some_time(contested:
 
 def test_another_content_of_a_fought_object_is_tried_at_once(contested: Contested):
     write(contested, action())
-    assert one_pass(contested, action(selector="new")) == (["Service chat"], [])
+    assert one_pass(contested, action()) == ([], ["Service chat"])
+    assert one_pass(contested, action(selector="new")) == (["Service chat"], ["Service chat"])
     assert one_pass(contested, action()) == ([], ["Service chat"])
     assert one_pass(contested, action(selector="newer")) == (["Service chat"], ["Service chat"])
     assert one_pass(contested, action(selector="newer")) == ([], ["Service chat"])
@@ -108,6 +109,13 @@ def test_writing_something_else_each_time_or_to_another_object_is_no_contest(con
     for number in range(2 * MAX_WRITES):
         write(contested, action(name=f"chat-{number}"), times=1)
     assert contested.sift(KEY, [action()], LIVE)[1] == []
+
+
+def test_sizes_that_go_up_and_down_are_our_own_wish_and_no_contest(contested: Contested):
+    for number in range(3 * MAX_WRITES):
+        write(contested, action(STATEFUL_SET, replicas=2 + number % 2), times=1)
+    write(contested, action(STATEFUL_SET, replicas=4))
+    assert contested.sift(KEY, [action(STATEFUL_SET, replicas=4)], [])[1] != []
 
 
 @pytest.mark.parametrize("verb", [Verb.CREATE, Verb.REPLACE, Verb.APPLY, Verb.PATCH])

@@ -16,7 +16,15 @@ from pdcluster_operator.discovery.etcd import WorkerRecord
 from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
 from pdcluster_operator.reconcile import registry as room
 from pdcluster_operator.reconcile.discovery import Question
-from pdcluster_operator.reconcile.registry import DEAD_SECONDS, MAX_LOOKS, SELDOM_SECONDS, SOON_SECONDS, Registrations, workers_question
+from pdcluster_operator.reconcile.registry import (
+    DEAD_SECONDS,
+    MAX_LOOKS,
+    MAX_PAUSE_SECONDS,
+    SELDOM_SECONDS,
+    SOON_SECONDS,
+    Registrations,
+    workers_question,
+)
 from tests.operator.object_cases import minimal
 from tests.operator.plan.clusters import identity, workload
 
@@ -123,6 +131,77 @@ async def test_what_is_odd_is_looked_at_sooner_and_how_long_it_lasts_is_known(wo
     await world.last("orphan")
     found = await world.last("orphan")
     assert (world.etcd.num_reads, found and found.odd) == (2, {"ghost": SOON_SECONDS})
+
+
+async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(world: World):
+    await world.fresh()
+    world.pass_by(SOON_SECONDS / 2)
+    late = await world.last("a")
+    world.pass_by(SELDOM_SECONDS)
+    assert late is not None
+    assert late.odd == {}
+    assert (await world.fresh("a")).odd == {"a": 0.0}
+    world.pass_by(7)
+    assert (await world.fresh("a", "b")).odd == {"a": 7.0, "b": 0.0}
+    world.etcd.states = {"a": "ready", "b": "ready"}
+    assert (await world.fresh("a", "b")).odd == {}
+
+
+async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
+    await world.fresh("a")
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    world.pass_by(SELDOM_SECONDS)
+    await world.last("a")
+    assert world.due == [KEY]  # and the pass says when to look again
+
+
+async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(world: World, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.last("a")
+    pauses = []
+    for _ in range(7):
+        found = await world.last("a")
+        assert found is not None
+        assert found.again_seconds is not None
+        pauses.append(found.again_seconds)
+        world.pass_by(found.again_seconds)
+        await world.last("a")
+    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, MAX_PAUSE_SECONDS, MAX_PAUSE_SECONDS]
+    assert (world.etcd.num_reads, world.due) == (8, [KEY])
+    assert caplog.text.count("etcd of workers does not answer key=default/chat error=etcd is away") == 1
+    world.etcd.error = None
+    world.pass_by(MAX_PAUSE_SECONDS)
+    await world.last("a")
+    assert (await world.last()) == Registry()
+    assert world.due == [KEY, KEY]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(world: World, caplog: pytest.LogCaptureFixture, *, is_away: bool):
+    caplog.set_level("INFO")
+    await world.fresh("a", "b")
+    await world.registrations.command(KEY, QUESTION, {"a", "b"})
+    world.etcd.error = EtcdUnreachableError("gone too") if is_away else None
+    world.registrations.forget(KEY)
+    world.registrations.forget(KEY)
+    (task,) = world.registrations._leaving
+    await task
+    assert world.etcd.commands == ({"a": START, "b": START} if is_away else {})
+    assert ("commands left key=default/chat pods=a,b error=gone too" in caplog.text) == is_away
+    assert not world.registrations._leaving
+
+
+async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
+    assert world.registrations.last(KEY, QUESTION, pods("a"), is_up=False) is None
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.fresh("a")
+    world.pass_by(MAX_PAUSE_SECONDS)
+    found = world.registrations.last(KEY, QUESTION, pods("a"), is_up=False)
+    assert found is not None
+    assert (found.error, found.again_seconds, world.etcd.num_reads) == ("etcd is away", None, 1)
+    await world.last("a")
+    assert world.etcd.num_reads == 2
 
 
 async def test_whoever_drains_is_asked_for_anew_each_time(world: World):

@@ -179,3 +179,15 @@ def test_shipped_traces_replay_on_their_object(name: str):
     assert all(hours < found.fixed_hours[gpu] for gpu, hours in found.accelerator_hours.items())
     roles = {step.subject for moment in moments if moment.record for step in moment.record.decision.steps if "/" in step.subject}
     assert roles == {"prefill/b200", "decode/b300"}
+
+
+def test_a_backlog_that_is_being_worked_off_asks_for_no_more():
+    """Both queues of the burst are over their lines for a minute after there are enough workers."""
+    spec = load(TRACES / "llm-70b.yaml").spec
+    moments = list(replay(spec, read_trace(TRACES / "step-burst.csv"), Speeds()))
+    most = {role: max(moment.pools[role, pool].replicas for moment in moments) for role, pool in (("prefill", "b200"), ("decode", "b300"))}
+
+    assert max(moment.queue_requests for moment in moments) > 1000.0
+    assert most == {"prefill": 7, "decode": 5}
+    assert max(moment.demand["prefill"] for moment in moments) / spec.autoscale.prefill.utilization_up < 7
+    assert sum(moment.queue_requests > 8.0 for moment in moments) * 5.0 < 300.0

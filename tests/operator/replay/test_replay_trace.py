@@ -86,6 +86,16 @@ def test_wrong_row_is_named_by_line_and_column(tmp_path: Path, row: str, fault: 
             "line 1, column output_tokens: is missing; there are seconds, requests_per_second, input_tokens; "
             "name the columns seconds, requests_per_second, input_tokens, output_tokens",
         ),
+        (
+            HEADER.replace(",", ";") + "0;4,5;1500;500\n",
+            "line 1: has its names separated by semicolons; separate names and values by commas: "
+            "seconds,requests_per_second,input_tokens,output_tokens",
+        ),
+        (
+            HEADER.replace(",", "\t") + "0\t4\t1500\t500\n",
+            "line 1: has its names separated by tabs; separate names and values by commas: "
+            "seconds,requests_per_second,input_tokens,output_tokens",
+        ),
         (HEADER.replace("\n", ",seconds\n"), "line 1, column seconds: is given twice; keep one of them"),
         (b"\xff\xfe", "is not UTF-8 text; save it as CSV in UTF-8"),
         (HEADER + '0,"1"x,1,1\n', "line 2: is not CSV: ',' expected after '\"'; separate the values by commas"),
@@ -93,6 +103,21 @@ def test_wrong_row_is_named_by_line_and_column(tmp_path: Path, row: str, fault: 
 )
 def test_wrong_file_says_how_to_write_one(tmp_path: Path, text: str | bytes, fault: str):
     assert faults(tmp_path, text) == [fault]
+
+
+def test_a_decimal_comma_is_refused_and_not_read_as_another_column(tmp_path: Path):
+    assert faults(tmp_path, HEADER + "0,4,5,1500,500\n60,4,1500,500\n") == [
+        "line 2: has 5 values, and line 1 has 4 names; write decimals with a point, as in 12.5, and put text that holds a comma in quotes"
+    ]
+
+
+def test_lines_are_those_of_the_file_where_quotes_hold_line_breaks(tmp_path: Path):
+    text = "note," + HEADER + '"two\nlines",100,2,1000,50\n"a\nb",160,x,500,100\n,220,y,1,1\n'
+
+    assert [each.partition(":")[0] for each in faults(tmp_path, text)] == [
+        "line 4, column requests_per_second",
+        "line 6, column requests_per_second",
+    ]
 
 
 def test_every_missing_column_is_named(tmp_path: Path):

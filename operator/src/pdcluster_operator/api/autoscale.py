@@ -48,22 +48,26 @@ class DecodeScalingSpec(Section):
     tpot_seconds: Seconds | None = None
 
 
+Window = Annotated[int, Field(ge=0, le=3600)]
+"""Seconds, all of whose decisions are remembered."""
+
+
 class ScaleUpSpec(Section):
     """How fast a role grows.
 
     window_seconds: how long every decision must have agreed
-    max_step:       most workers of a role in one decision; None = no limit
+    max_step:       most workers of a role in one decision; 0 = no limit
     """
 
-    window_seconds: Natural = 0
-    max_step: Positive | None = None
+    window_seconds: Window = 0
+    max_step: Natural = 0
 
 
 class ScaleDownSpec(Section):
     """How fast a role shrinks; as in ScaleUpSpec."""
 
-    window_seconds: Natural = 300
-    max_step: Positive | None = 1
+    window_seconds: Window = 300
+    max_step: Natural = 1
 
 
 class RatioSpec(Section):
@@ -92,7 +96,7 @@ def _time_zone(name: str) -> str:
 
 
 class ScheduleSpec(Section):
-    """Other bounds of a pool at some hours.
+    """Other bounds of a pool at some hours: one of them at least.
 
     start, end: HH:MM in time_zone; an end before the start is on the next day
     days:       on which it starts; none = every day
@@ -111,6 +115,8 @@ class ScheduleSpec(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         low, high = self.min_replicas, self.max_replicas
+        if low is None and high is None:
+            raise rule("changes nothing", "give minReplicas, maxReplicas or both")
         if low is not None and high is not None and low > high:
             raise rule(f"must be at most maxReplicas ({high}), not {low}", "lower minReplicas or raise maxReplicas", at="minReplicas")
         return self
@@ -129,8 +135,8 @@ class AutoscaleSpec(Section):
     """
 
     mode: Literal["Off", "Advise", "On"] = "Off"
-    interval_seconds: Positive = 5
-    stale_after: Positive = 3
+    interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 5
+    stale_after: Annotated[int, Field(ge=1, le=100)] = 3
     prefill: PrefillScalingSpec = PrefillScalingSpec()
     decode: DecodeScalingSpec = DecodeScalingSpec()
     scale_up: ScaleUpSpec = ScaleUpSpec()
@@ -154,6 +160,10 @@ class AutoscaleSpec(Section):
         ):
             if low >= high:
                 raise rule(f"must be less than its line up ({high}), not {low}", "lower it, or raise the line up", at=at)
+        names = [schedule.name for schedule in self.schedules]
+        for index, name in enumerate(names):
+            if name in names[:index]:  # what decisions call it
+                raise rule(f"{name} is given twice", "give each schedule a name of its own", at=f"schedules[{index}].name")
         if self.ratio.min is not None and self.ratio.max is not None and self.ratio.min > self.ratio.max:
             raise rule(f"must be at most ratio.max ({self.ratio.max}), not {self.ratio.min}", "lower min or raise max", at="ratio.min")
         return self

@@ -53,8 +53,9 @@ CAPACITY_SHORT: Final = "CapacityShort"
 RATIO_CONSTRAINT_VIOLATED: Final = "RatioConstraintViolated"
 BUDGET_TOO_SMALL: Final = "BudgetTooSmall"
 BOUNDS_CONFLICT: Final = "BoundsConflict"
+SCALING_LIMITED: Final = "ScalingLimited"
 
-AUTOSCALING: Final = (METRICS_MISSING, CAPACITY_SHORT, RATIO_CONSTRAINT_VIOLATED, BUDGET_TOO_SMALL, BOUNDS_CONFLICT)
+AUTOSCALING: Final = (METRICS_MISSING, CAPACITY_SHORT, RATIO_CONSTRAINT_VIOLATED, BUDGET_TOO_SMALL, BOUNDS_CONFLICT, SCALING_LIMITED)
 """Each is a condition of its own, there only while it is true, and its own reason."""
 
 # What etcd and Kubernetes do not agree on.

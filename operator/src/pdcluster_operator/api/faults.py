@@ -57,6 +57,8 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
     if found is None:
         return Fault(path, "is empty", "give it a value or remove the key")
     reason, fix = _explain(kind, context)
+    if kind == "literal_error" and isinstance(found, bool):
+        fix = "put it in quotes, for YAML takes a plain On or Off for true or false"
     return Fault(path, f"{reason}, not {_short(found)}", fix)
 
 

@@ -15,7 +15,7 @@ from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cluster.cache import Body, Key
 from pdcluster_operator.plan.pods import FOR_ETCD, pod_problem, pod_state
 from pdcluster_operator.plan.problems import worst_of
-from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, ScalerState, WorkloadState
+from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, PodState, ScalerState, WorkloadState
 
 LATE_SECONDS = 10.0
 """After the end of its grace period a kubelet kills a pod at once; then it needs a moment to say so."""
@@ -136,14 +136,21 @@ def _seconds_left(pod: Body, now: datetime) -> float | None:
     return (datetime.fromisoformat(should_be_gone) - now).total_seconds() + LATE_SECONDS
 
 
-def ready_workers(live: Live, revision: str | None) -> list[tuple[WorkloadId, Body]]:
-    """Pods of workers that are ready and do not end, of one revision; None = of all.  Those that drain are among them."""
+def ready_workers(live: Live, revision: str | None, draining: Collection[str] = ()) -> list[tuple[WorkloadId, Body]]:
+    """Pods of workers that are ready and do not end, of one revision; None = of all.
+
+    draining: pods that count too though they say that they are not ready any more
+    """
     return [
         (identity, pod)
         for identity, pods in sorted(_pods_by_workload(live).items())
         for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
-        if revision in (None, identity.revision) and (state := pod_state(pod)).ready and not state.terminating
+        if revision in (None, identity.revision) and _is_at_work(pod_state(pod), draining)
     ]
+
+
+def _is_at_work(pod: PodState, draining: Collection[str]) -> bool:
+    return not pod.terminating and (pod.ready or (pod.started and pod.name in draining))
 
 
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:

@@ -14,9 +14,11 @@ from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.plan.autoscale.explain import read_record, remembered, summary
 from pdcluster_operator.plan.autoscale.values import PoolKey
 from pdcluster_operator.plan.conditions import Condition
+from pdcluster_operator.plan.pools import Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.scalers import PoolSize
 from pdcluster_operator.plan.state import Happening, Observed, ScalerState
+from pdcluster_operator.plan.status import shortened
 
 FIELD = "autoscaling"
 ON, OFF = "On", "Off"
@@ -37,6 +39,15 @@ def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
     """Whether the decision of this pass says something else than the record."""
     decided = observed.decided
     return decided is not None and spec.mode != OFF and dict(decided.decision.replicas) != recorded(observed.status, spec.mode)
+
+
+def is_news(spec: AutoscaleSpec, observed: Observed) -> bool:
+    """Whether a pass with this decision would write another status than there is."""
+    found = {condition.type: shortened(condition.message) for condition in autoscale_conditions(spec, observed)}
+    before = Previous(observed.status)
+    return is_new(spec, observed) or found != {
+        kind: before.condition(kind).get("message") for kind in words.AUTOSCALING if before.is_true(kind)
+    }
 
 
 def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observed) -> tuple[PoolSize, ...]:
@@ -65,7 +76,8 @@ def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any
         return {FIELD: before} if before else {}
     entries = before.get("lastDecisions") if isinstance(before, Mapping) else None
     sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in decided.decision.replicas.items()]
-    return {FIELD: {"mode": spec.mode, "replicas": sizes, "lastDecisions": remembered(entries, decided)}}
+    newest, *older = remembered(entries, decided)
+    return {FIELD: {"mode": spec.mode, "replicas": sizes, "lastDecisions": [{"mode": spec.mode, **newest}, *older]}}
 
 
 def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Condition]:
@@ -105,13 +117,15 @@ def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observe
     known = recorded(observed.status, ON) if spec.mode == ON else None
     if known is None or is_new(spec, observed):
         return  # the next pass, which follows the record, tells it
-    scalers = _by_pool(observed.scalers)
+    scalers, there = _by_pool(observed.scalers), Workloads(observed)
     fix = "change its bounds or schedules, or set spec.autoscale.mode to Off"
     for size in sizes:
         scaler, name = scalers.get(size.key), "/".join(size.key)
         if scaler is None or size.key not in known:
             continue
-        if scaler.replicas != size.wanted and scaler.writer is not None:
+        state = there.of(*size.key, observed.service_revision)
+        is_behind = state is not None and state.desired == scaler.replicas  # nobody asked: both have yet to follow the record
+        if scaler.replicas != size.wanted and scaler.writer is not None and not is_behind:
             text = f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler alone decides, and keeps {size.wanted}"
             yield Happening(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
         elif scaler.seen not in (None, size.pool.replicas):

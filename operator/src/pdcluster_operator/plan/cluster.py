@@ -22,7 +22,7 @@ from pdcluster_operator.plan.autoscaled import (
 )
 from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers
 from pdcluster_operator.plan.drain import Drain, plan_drain
-from pdcluster_operator.plan.happenings import cut_short, happenings
+from pdcluster_operator.plan.happenings import happenings
 from pdcluster_operator.plan.insync import InSync, in_sync
 from pdcluster_operator.plan.invalid import plan_invalid
 from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads
@@ -73,7 +73,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         workloads=drain.workloads,
         scalers=tuple(_scalers(scene)),
         status=status,
-        happenings=(*happenings(observed.status, status), *(() if is_decision else cut_short(drain.cut)), *_autoscale_news(scene, status)),
+        happenings=(*happenings(observed.status, status), *_autoscale_news(scene, status)),
         is_decision=is_decision,
         look_again_seconds=min(looks, default=None),
         commands=drain.commands,
@@ -89,18 +89,29 @@ def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
 
 
 def _scene(cluster: PDCluster, observed: Observed) -> _Scene:
-    there, target, selected = Workloads(observed), revision_of(cluster.spec), current_revision(observed)
-    # What serves seeds a scaler that was lost; of an earlier revision that no longer counts nothing is taken.
-    live = {
+    there, target = Workloads(observed), revision_of(cluster.spec)
+    sizes = autoscaled(cluster.spec.autoscale, pool_sizes(cluster.spec, observed.scalers, _before(cluster, observed)), observed)
+    is_target_ready = _can_take_over(observed, sizes, {size.key: there.of(*size.key, target) for size in sizes})
+    current = current_revision(observed, target, is_target_ready=is_target_ready)
+    return _Scene(cluster, observed, there, target, current, sizes, is_target_ready)
+
+
+def _before(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
+    """What seeds a scaler that was lost: the size that the last pass wanted, which a StatefulSet may not have yet while workers drain.
+
+    A pool that the status does not know is new, and begins with its `replicas`.  Without a status what serves counts; of an
+    earlier revision that no longer counts nothing is taken.
+    """
+    wanted = {key: desired for key, (_, desired) in Previous(observed.status).pools().items()}
+    if wanted:
+        return wanted
+    there, selected, target = Workloads(observed), current_revision(observed), revision_of(cluster.spec)
+    return {
         (role, pool.name): state.desired
         for role, spec in cluster.spec.roles.present().items()
         for pool in spec.pools
         if (state := there.of(role, pool.name, selected) or there.of(role, pool.name, target))
     }
-    sizes = autoscaled(cluster.spec.autoscale, pool_sizes(cluster.spec, observed.scalers, live), observed)
-    is_target_ready = _can_take_over(observed, sizes, {size.key: there.of(*size.key, target) for size in sizes})
-    current = current_revision(observed, target, is_target_ready=is_target_ready)
-    return _Scene(cluster, observed, there, target, current, sizes, is_target_ready)
 
 
 def _can_take_over(observed: Observed, sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:

@@ -20,7 +20,7 @@ from pdcluster_operator.api.workload import Workload, WorkloadId
 from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
 
 NO_RECORD_SECONDS = 30.0
-"""Three leases: a ready worker that has no record for so long does not hear commands either, and SIGTERM has to do."""
+"""Three leases: a worker that has no record for so long does not hear commands either, and SIGTERM has to do."""
 
 DRAINED = "drained"
 STARTING = "starting"
@@ -101,6 +101,7 @@ def plan_drain(
     told = frozenset() if registry is None else registry.commands
     commands = told.intersection(ending).union(*(shrink.commands for shrink in shrinks.values()))
     waits = any(shrink.draining or shrink.unknown for shrink in shrinks.values())
+    shrinking = any(not state.gone and each in shrinks and shrinks[each].replicas < state.desired for each, state in states.items())
     stale = registry is not None and registry.error is None and registry.commands != commands
     error = None if registry is None else registry.error
     return Drain(
@@ -110,7 +111,7 @@ def plan_drain(
         commands=commands,
         cut=tuple(sorted(pod for shrink in shrinks.values() for pod in shrink.cut)),
         messages=_messages({each: shrink for each, shrink in shrinks.items() if shrink.draining or shrink.unknown}, error),
-        needs_registry=waits or stale or any(shrink.cut for shrink in shrinks.values()),
+        needs_registry=waits or stale or shrinking,  # nobody goes by what etcd said some time ago
         look_again_seconds=None if not (waits or stale) else LOOK_AGAIN_SECONDS if error is None else HELD_SECONDS,
     )
 
@@ -119,10 +120,11 @@ def plan_shrink(wanted: int, state: WorkloadState | None, registry: Registry | N
     """One StatefulSet on its way to the wanted size."""
     if state is None:
         return Shrink(wanted)
-    surplus = [(pod, ordinal) for pod in state.pods if (ordinal := ordinal_of(pod)) >= wanted]
+    pods = [*state.pods, *_unseen(state, registry)]
+    surplus = [(pod, ordinal) for pod in pods if (ordinal := ordinal_of(pod)) >= wanted]
     told = frozenset() if registry is None else registry.commands
-    # Who was told stays told until it has ended: it would serve again before it hears SIGTERM.
-    kept = frozenset(pod.name for pod, _ in surplus if pod.name in told)
+    # Who was told stays told until it has ended, even if one of its name is wanted again: it would serve before it hears SIGTERM.
+    kept = told.intersection({pod.name for pod, _ in surplus} | {pod.name for pod in pods if pod.terminating})
     if state.gone or state.desired <= wanted:
         return Shrink(wanted, commands=kept)
     living = [(pod, ordinal) for pod, ordinal in surplus if ordinal < state.desired and not pod.terminating]
@@ -140,6 +142,15 @@ def plan_shrink(wanted: int, state: WorkloadState | None, registry: Registry | N
     )
 
 
+def _unseen(state: WorkloadState, registry: Registry | None) -> Iterator[PodState]:
+    """Pods of which only etcd tells: the watch may be late."""
+    seen = {pod.name for pod in state.pods}
+    for name in () if registry is None else registry.states:
+        pod = PodState(name, state.id, ready=True, terminating=False)
+        if name not in seen and ordinal_of(pod) >= 0:
+            yield pod
+
+
 def _highest_first(pod: tuple[PodState, int]) -> int:
     return -pod[1]
 
@@ -151,13 +162,14 @@ def ordinal_of(pod: PodState) -> int:
 
 
 def _fate(pod: PodState, registry: Registry | None) -> Fate:
+    may_serve = pod.ready or pod.started  # who drains is not ready
     if registry is None or registry.error is not None:
-        never_ran = not pod.ready and (pod.problem is not None or not pod.node)
+        never_ran = not may_serve and (pod.problem is not None or not pod.node)
         return Fate.FREE if never_ran else Fate.UNKNOWN
     state = registry.states.get(pod.name)
     if state is None:
-        # Etcd may have come back empty: a ready worker registers anew.
-        is_expected = pod.ready and registry.asked.get(pod.name, 0.0) < NO_RECORD_SECONDS
+        # Etcd may have come back empty, or the lease was lost: a worker that lives registers anew.
+        is_expected = may_serve and registry.odd.get(pod.name, 0.0) < NO_RECORD_SECONDS
         return Fate.DRAINS if is_expected else Fate.FREE
     is_done = state == STARTING or (state == DRAINED and pod.name in registry.commands)
     return Fate.FREE if is_done else Fate.DRAINS

@@ -25,7 +25,7 @@ def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Hap
 
 
 def cut_short(pods: Sequence[str]) -> tuple[Happening, ...]:
-    """Of workers that go though they have not drained."""
+    """Of workers that have gone though they had not drained."""
     said = "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or within rollout.gracePeriodSeconds"
     return tuple(Happening(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
 

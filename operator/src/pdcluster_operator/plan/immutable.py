@@ -10,7 +10,7 @@ _NEW_CLUSTER = "make a new PDCluster"
 
 def immutable_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:
     """Every change that would be refused."""
-    return (*_etcd(old, new), *_pools(old, new))
+    return (*_etcd(old, new), *_pools(old, new), *_accelerators(old, new))
 
 
 def _etcd(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
@@ -33,6 +33,17 @@ def _pools(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
                 reason = f"of the pool {pool.name} cannot change from {before.gpu} to {pool.gpu}"
                 fix = "add a pool under another name, and remove this one"
                 yield Fault(f"spec.roles.{role}.pools[{index}].gpu", reason, fix)
+
+
+def _accelerators(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
+    before = old.spec.accelerators
+    for name, definition in new.spec.accelerators.items():
+        if name in before and definition != before[name]:
+            yield Fault(
+                f"spec.accelerators.{name}",
+                "the definition of an accelerator cannot change",
+                "add a type under another name, and pools of it",
+            )
 
 
 def identity_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:

@@ -38,17 +38,25 @@ def ghosts_and_orphans(states: Mapping[str, str], workloads: Iterable[WorkloadSt
     return frozenset(states).difference(pod.name for pod in pods), frozenset(ready.difference(states))
 
 
+def odd_ones(states: Mapping[str, str], workloads: Iterable[WorkloadState]) -> frozenset[str]:
+    """Records without a pod, and pods without a record whose worker has been ready: one that drains is not ready any more."""
+    workloads = list(workloads)
+    ghosts, orphans = ghosts_and_orphans(states, workloads)
+    started = {pod.name for workload in workloads for pod in workload.pods if pod.started and not pod.terminating}
+    return ghosts | orphans | started.difference(states)
+
+
 def in_sync(registry: Registry | None, workloads: Iterable[WorkloadState], previous: Previous) -> InSync:
     """The condition; while etcd does not answer, as it was."""
     if registry is None or registry.error is not None:
-        return InSync(_as_it_was(previous))
+        return InSync(_as_it_was(previous), look_again_seconds=None if registry is None else registry.again_seconds)
     ghosts, orphans = (sorted(found) for found in ghosts_and_orphans(registry.states, workloads))
     look_again = LOOK_AGAIN_SECONDS if ghosts or orphans else None
     ghosts, orphans = ([pod for pod in found if registry.odd.get(pod, 0.0) >= STAYS_SECONDS] for found in (ghosts, orphans))
     if not ghosts and not orphans:
         message = "the records in etcd are those of the pods"
         return InSync(Condition(words.DISCOVERY_IN_SYNC, is_true=True, reason=words.AS_DECLARED, message=message), (), look_again)
-    is_mass = 2 * len(ghosts) > len(registry.states)
+    is_mass = len(ghosts) > 1 and 2 * len(ghosts) > len(registry.states)
     reason, said = (words.GHOSTS, _of_ghosts(ghosts, len(registry.states), is_mass=is_mass)) if ghosts else (words.ORPHANS, [])
     message = "; ".join([*said, *_of_orphans(orphans)])
     condition = Condition(words.DISCOVERY_IN_SYNC, is_true=False, reason=reason, message=message)

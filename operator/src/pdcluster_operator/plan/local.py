@@ -37,6 +37,15 @@ class LocalPlan:
     ingress: ProcessSpec
 
 
+def scaling_remark(cluster: PDCluster) -> str | None:
+    """What a person should know who gives an autoscaler to one machine; None = there is none."""
+    mode = cluster.spec.autoscale.mode
+    if mode == "Off":
+        return None
+    instead = "every pool runs its `replicas`; `pdctl autoscale replay` tries it on a trace"
+    return f"autoscale.mode is {mode}, and pdctl up does not scale: {instead}"
+
+
 def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
     """Plan the processes of a cluster on a machine with so many cores.
 

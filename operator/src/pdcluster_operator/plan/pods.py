@@ -72,6 +72,7 @@ def pod_state(body: Body) -> PodState:
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=pod_problem(body),
         node=(body.get("spec") or {}).get("nodeName") or "",
+        started=any(each["name"] == WORKER and each.get("started") and "running" in (each.get("state") or {}) for each in _statuses(body)),
     )
 
 
@@ -107,9 +108,13 @@ def _put_out(body: Body) -> Problem | None:
 def _first_problem(body: Body, advice: Advice) -> Problem | None:
     """Of the first container that has one, in the order in which they start."""
     status = body.get("status") or {}
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
     images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
     return next((found for entry in containers if (found := _container_problem(entry, images.get(entry["name"], ""), advice))), None)
+
+
+def _statuses(body: Body) -> Iterable[Body]:
+    return (body.get("status") or {}).get("containerStatuses") or ()
 
 
 def _containers(body: Body) -> Iterable[Body]:

@@ -66,6 +66,8 @@ def _facts(size: PoolSize, state: WorkloadState | None, num_held: int, seen: See
         unschedulable_top=_num_top(staying, size.wanted),
         unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
         fault=None if state.fault is None or state.current >= state.desired else state.fault[1],
+        leaving=frozenset(pod.name for pod in leaving),
+        top=state.desired,
     )
 
 

@@ -16,8 +16,10 @@ from pdcluster_operator.api.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.sections import PoolSpec
 from pdcluster_operator.api.workload import Workload, WorkloadId
+from pdcluster_operator.plan.autoscale.explain import Record
 from pdcluster_operator.plan.cluster import plan_cluster, sizes_of
 from pdcluster_operator.plan.fields import changed_fields
+from pdcluster_operator.plan.foreseen import coming_conflicts, foreseen, why_resized
 from pdcluster_operator.plan.immutable import immutable_faults
 from pdcluster_operator.plan.scalers import PoolKey, PoolSize
 from pdcluster_operator.plan.state import DiscoveryState, Observed, ScalerState, WorkloadState
@@ -31,8 +33,11 @@ class Effect(Enum):
     REVISION = "new workers: a new revision"
     NONE = "nothing: no worker gets another value"
     POLICY = "policy: in a minute or two, without a restart"
+    MODE = "who decides the sizes of pools: at once"
     AUTOSCALER = "the next decision of the autoscaler"
+    ASLEEP = "nothing while autoscale.mode is Off"
     POOLS = "the size of a pool, see below"
+    OVERRULED = "nothing: the autoscaler decides"
     BOUNDS = "the sizes that the pool may have"
     SERVICE = "the Service: at once, workers stay"
     OBJECTS = "the objects beside the workers: at once"
@@ -47,6 +52,7 @@ _EFFECTS = (
     ("metadata.", Effect.LABELS),
     ("spec.routing.", Effect.POLICY),
     ("spec.qos.", Effect.POLICY),
+    ("spec.autoscale.mode", Effect.MODE),
     ("spec.autoscale.", Effect.AUTOSCALER),
     ("spec.service.apiKeySecret", Effect.REVISION),
     ("spec.service.", Effect.SERVICE),
@@ -102,16 +108,20 @@ class Accelerators:
 class Preview:
     """All of it.
 
-    before:  the revision that is declared, or serves, now; None = there is no object
-    refused: what the API server would refuse; then nothing of the rest would happen
+    before:   the revision that is declared, or serves, now; None = there is no object
+    mode:     autoscale.mode now (None = there is no object, or it cannot be read) and afterwards
+    problems: what would stand in the autoscaler's way, as (condition, message)
+    refused:  what the API server would refuse; then nothing of the rest would happen
     """
 
     before: str | None
     after: str
     strategy: str
+    mode: tuple[str | None, str] = (None, "Off")
     changes: tuple[Change, ...] = ()
     pools: tuple[PoolChange, ...] = ()
     accelerators: tuple[Accelerators, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
     refused: tuple[Fault, ...] = ()
 
     @property
@@ -146,7 +156,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     observed: what runs; None = nothing does
     now:      RFC 3339 in UTC
     """
-    there = observed or Observed(generation=0, status={}, discovery=DiscoveryState(managed=True))
+    there = foreseen(new, observed or Observed(generation=0, status={}, discovery=DiscoveryState(managed=True)), now)
     after = revision_of(new.spec)
     before = there.service_revision if old is None else revision_of(old.spec)
     running = _running(there, after)
@@ -156,9 +166,11 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         before=before,
         after=after,
         strategy=new.spec.rollout.strategy,
+        mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
         changes=() if old is None else tuple(_changes(old, new, is_rollout=before != after)),
-        pools=tuple(_pools(new.spec, sizes, running, known)),
+        pools=tuple(_pools(new.spec, sizes, running, known, there.decided)),
         accelerators=tuple(_accelerators(plan_cluster(new, there, now).workloads, there, sizes, known)),
+        problems=tuple(_problems(new.spec, there.decided, now)),
         refused=() if old is None else immutable_faults(old, new),
     )
 
@@ -169,6 +181,10 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
         effect = effect_of(path)
         if effect is Effect.REVISION and not is_rollout:
             effect = Effect.NONE
+        elif effect is Effect.AUTOSCALER and new.spec.autoscale.mode == "Off":
+            effect = Effect.ASLEEP
+        elif effect is Effect.POOLS and new.spec.autoscale.mode == "On" and before is not None and path.endswith("].replicas"):
+            effect = Effect.OVERRULED
         elif effect is Effect.ACCELERATORS and not any(path.startswith(f"spec.accelerators.{gpu}.") for gpu in named):
             effect = Effect.UNUSED
         yield Change(path, before, after, effect)
@@ -194,15 +210,25 @@ def _running(observed: Observed, revision: str) -> dict[PoolKey, int]:
 
 
 def _pools(
-    spec: PDClusterSpec, sizes: Iterable[PoolSize], running: Mapping[PoolKey, int], known: Mapping[PoolKey, PoolSpec]
+    spec: PDClusterSpec,
+    sizes: Iterable[PoolSize],
+    running: Mapping[PoolKey, int],
+    known: Mapping[PoolKey, PoolSpec],
+    decided: Record | None,
 ) -> Iterator[PoolChange]:
     found = set()
     for size in sizes:
         found.add(size.key)
-        yield PoolChange(size.key, size.pool.gpu, running.get(size.key), size.wanted, size.note or _unheeded(spec, size))
+        note = why_resized(decided, size) or size.note or _unheeded(spec, size)
+        yield PoolChange(size.key, size.pool.gpu, running.get(size.key), size.wanted, note)
     for key, workers in running.items():
         if key not in found:
             yield PoolChange(key, known[key].gpu if key in known else _UNKNOWN, workers, None)
+
+
+def _problems(spec: PDClusterSpec, decided: Record | None, now: str) -> Iterator[tuple[str, str]]:
+    for each in (*(() if decided is None else decided.problems), *coming_conflicts(spec, now)):
+        yield each.reason, each.message
 
 
 def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:

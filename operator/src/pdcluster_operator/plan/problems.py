@@ -7,6 +7,7 @@ from names, so that the same pods always tell the same.
 from collections.abc import Iterable, Iterator
 
 from pdcluster_operator.api import conditions as words
+from pdcluster_operator.plan.drain import ordinal_of
 from pdcluster_operator.plan.pools import PoolView, RoleView
 
 _WORST_FIRST = (
@@ -64,5 +65,6 @@ def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
         reason, message = pool.target.fault
         yield pool.target.id.name, reason, f"pool {pool.declared.name}: {message}", pool.wanted - pool.target.current
     for pod in pool.target.pods:
-        if pod.problem is not None and not pod.ready and not pod.terminating:
+        is_leaving = pod.terminating or ordinal_of(pod) >= pool.wanted  # who drains is not ready, and nothing is wrong with that
+        if pod.problem is not None and not pod.ready and not is_leaving:
             yield pod.name, *pod.problem, 1

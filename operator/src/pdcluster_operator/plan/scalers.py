@@ -48,19 +48,19 @@ class PoolSize:
         return f"pool {self.pool.name}: {self.asked} workers are asked for, {limit}"
 
 
-def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], live: Mapping[PoolKey, int]) -> tuple[PoolSize, ...]:
+def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapping[PoolKey, int]) -> tuple[PoolSize, ...]:
     """The size of every declared pool, in the spec's order.
 
-    live: replicas of the workloads that run now, by pool; they seed a scaler that is not there
+    before: replicas that were wanted until now, by pool; they seed a scaler that is not there
     """
     known = {(scaler.role, scaler.pool): scaler for scaler in scalers}
     pools = [(role, pool) for role, declared in spec.roles.present().items() for pool in declared.pools]
-    return tuple(_size(role, pool, known.get((role, pool.name)), live.get((role, pool.name))) for role, pool in pools)
+    return tuple(_size(role, pool, known.get((role, pool.name)), before.get((role, pool.name))) for role, pool in pools)
 
 
-def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, live: int | None) -> PoolSize:
+def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | None) -> PoolSize:
     if scaler is None:
-        seed = clamp(pool.replicas if live is None else live, pool)
+        seed = clamp(pool.replicas if before is None else before, pool)
         return PoolSize(role, pool, wanted=seed, asked=seed, request=seed)
     if scaler.seen == pool.replicas:
         return PoolSize(role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None)

@@ -18,6 +18,7 @@ class PodState:
 
     problem: why it is not ready, as (reason of api.conditions, message); None while it is ready or just starting
     node:    that it is bound to; empty = none yet
+    started: its worker runs and has been ready since it began: one that drains is not ready any more, and still serves
     """
 
     name: str
@@ -26,6 +27,7 @@ class PodState:
     terminating: bool
     problem: tuple[str, str] | None = None
     node: str = ""
+    started: bool = False
 
     def __str__(self) -> str:
         return f"pod {self.name} on node {self.node}" if self.node else f"pod {self.name}"
@@ -88,8 +90,9 @@ class Registry:
     states:   starting, ready, draining or drained, of every registered worker, by pod
     commands: pods that are told to drain
     asked:    seconds since it was first wanted that a pod drains, by pod
-    odd:      seconds for which a record has had no pod, or a ready pod no record, by pod
+    odd:      seconds since etcd first said that a record has no pod, or a pod that is ready or has started no record, by pod
     error:    why etcd cannot be asked now, and nothing is known but `asked`; None = it answers
+    again_seconds: with an error: after which it is asked again
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class Registry:
     asked: Mapping[str, float] = field(default_factory=dict)
     odd: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    again_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def dated(found: Iterable[Condition], previous: Previous, *, generation: int, no
             "type": condition.type,
             "status": str(condition.is_true),
             "reason": condition.reason,
-            "message": _short(condition.message),
+            "message": shortened(condition.message),
             "lastTransitionTime": _since(condition, previous.condition(condition.type), now),
             "observedGeneration": generation,
         }
@@ -55,7 +55,8 @@ def dated(found: Iterable[Condition], previous: Previous, *, generation: int, no
     ]
 
 
-def _short(message: str) -> str:
+def shortened(message: str) -> str:
+    """A condition's message as the status holds it."""
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
 
 

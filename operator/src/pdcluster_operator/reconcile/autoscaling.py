@@ -1,9 +1,11 @@
-"""Rounds of scrapes of every PDCluster that is scaled by metrics, and the decision that a pass takes from each.
+"""Rounds of scrapes of every PDCluster that is scaled by metrics, and the decision on each.
 
-A pass tells whom to follow.  A round ends by making its PDCluster due; the pass
-that follows decides once, on those numbers.  A pass in between decides nothing,
-and goes on from the record in the status.  What is remembered here is lost with
-the process, which only makes the autoscaler wait longer.
+A pass tells whom to follow, and what it has seen.  A round ends with a decision
+on that and on the new numbers.  One that says nothing new is done with; for any
+other the PDCluster is made due, and the pass decides, once, on what it sees
+itself.  A pass in between decides nothing, and goes on from the record in the
+status.  What is remembered here is lost with the process, which only makes the
+autoscaler wait longer.
 """
 
 import asyncio
@@ -11,8 +13,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry
 
@@ -26,7 +28,8 @@ from pdcluster_operator.cluster.observe import Live, ready_workers
 from pdcluster_operator.manifests.objects import HTTP_PORT
 from pdcluster_operator.plan.autoscale.decide import decide
 from pdcluster_operator.plan.autoscale.explain import Record
-from pdcluster_operator.plan.autoscale.values import Clock, Memory
+from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome
+from pdcluster_operator.plan.autoscaled import is_news
 from pdcluster_operator.plan.cluster import sizes_of
 from pdcluster_operator.plan.pool_facts import Seen, is_unschedulable, pool_facts
 from pdcluster_operator.plan.state import Observed
@@ -44,14 +47,18 @@ class _Followed:
 
     next_at:  when its next round begins
     in_round: whether one is under way
-    seen:     of the newest round that no pass has decided on; None = there is none
+    scraped:  pods of the newest round that nobody has decided on; None = there is none
+    last:     what the last pass saw
+    leaving:  pods on their way out, which are scraped as long as they run
     waiting:  since when each pod has been unschedulable, by name
     """
 
     spec: AutoscaleSpec
     next_at: float
     in_round: bool = False
-    seen: tuple[str, ...] | None = None
+    scraped: tuple[str, ...] | None = None
+    last: tuple[PDCluster, Observed] | None = None
+    leaving: frozenset[str] = frozenset()
     memory: Memory = field(default_factory=Memory)
     waiting: dict[str, float] = field(default_factory=dict)
 
@@ -62,6 +69,7 @@ class Autoscaling:
     add:   makes a key due
     port:  of the workers' HTTP listeners
     clock: seconds that never jump
+    now:   wall-clock time, in UTC
     """
 
     def __init__(
@@ -72,8 +80,9 @@ class Autoscaling:
         *,
         port: int = HTTP_PORT,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._cache, self._add, self._port, self._clock = cache, add, port, clock
+        self._cache, self._add, self._port, self._clock, self._now = cache, add, port, clock, now
         self._scraper = Scraper(clock=clock)
         self._rounds = Rounds(self._scraper, registry, clock)
         self._metrics = AutoscaleMetrics(registry)
@@ -98,19 +107,45 @@ class Autoscaling:
             self._rounds.forget(key)
             self._metrics.forget(key)
 
-    def decide(self, key: Key, cluster: PDCluster, observed: Observed, wall: datetime) -> Record | None:
+    def decide(self, key: Key, cluster: PDCluster, observed: Observed) -> Record | None:
         """The decision on the numbers of the newest round; None = there has been none since the last decision."""
         followed = self._followed.get(key)
-        if followed is None or followed.seen is None:
+        if followed is None:
             return None
-        scraped, followed.seen = followed.seen, None
-        now = self._clock()
-        seen = Seen(frozenset(scraped), self._waits(followed, observed, now))
+        followed.last = cluster, observed
+        if followed.scraped is None:
+            return None
+        outcome, record = self._outcome(key, followed, cluster, observed)
+        self._keep(key, followed, outcome)
+        return record
+
+    def _outcome(self, key: Key, followed: _Followed, cluster: PDCluster, observed: Observed) -> tuple[Outcome, Record]:
+        clock = Clock(self._clock(), self._now())
+        seen = Seen(frozenset(followed.scraped or ()), self._waits(followed, observed, clock.now))
         facts = pool_facts(sizes_of(cluster, observed), observed, revision_of(cluster.spec), seen)
-        outcome = decide(cluster.spec, facts, self._rounds.windows(key), followed.memory, Clock(now, wall))
-        followed.memory = outcome.memory
+        followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
+        outcome = decide(cluster.spec, facts, self._rounds.windows(key), followed.memory, clock)
+        return outcome, Record(clock.wall, outcome.decision, outcome.problems)
+
+    def _keep(self, key: Key, followed: _Followed, outcome: Outcome) -> None:
+        followed.scraped, followed.memory = None, outcome.memory
         self._metrics.show(key, outcome)
-        return Record(wall, outcome.decision, outcome.problems)
+
+    def _needs_pass(self, key: Key, followed: _Followed) -> bool:
+        """Decide on a round; whatever would be written is for a pass to decide, and nothing is kept of it here.
+
+        Whatever the last pass saw is still so, for each event makes another one.
+        """
+        body = self._cache.get(PDCLUSTER.name, *key)
+        if body is None or followed.last is None:
+            return True
+        cluster, observed = followed.last
+        observed = replace(observed, status=body.get("status", {}))  # as that pass has left it
+        outcome, record = self._outcome(key, followed, cluster, observed)
+        if is_news(cluster.spec.autoscale, replace(observed, decided=record)):
+            return True
+        self._keep(key, followed, outcome)
+        return False
 
     async def run(self) -> None:
         """Begin every round when it is due; one of a PDCluster at a time."""
@@ -133,11 +168,12 @@ class Autoscaling:
 
     async def _round(self, key: Key, followed: _Followed) -> None:
         try:
-            targets = self._targets(key)
+            targets = self._targets(key, followed.leaving)
             await self._rounds.run(key, targets, followed.spec.stale_after)
             if self._followed.get(key) is followed:
-                followed.seen = tuple(target.pod for target in targets)
-                self._add(key)
+                followed.scraped = tuple(target.pod for target in targets)
+                if self._needs_pass(key, followed):
+                    self._add(key)
         except Exception:  # of one cluster: the others go on, and so does its next round
             logger.exception("round of scrapes failed key=%s", key)
         finally:
@@ -146,7 +182,7 @@ class Autoscaling:
                 self._rounds.forget(key)
             self._wake.set()
 
-    def _targets(self, key: Key) -> Sequence[Target]:
+    def _targets(self, key: Key, leaving: frozenset[str]) -> Sequence[Target]:
         body = self._cache.get(PDCLUSTER.name, *key)
         if body is None:
             return ()
@@ -155,7 +191,7 @@ class Autoscaling:
         revision = None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)
         return [
             Target(key, workload.role, workload.pool, pod["metadata"]["name"], address_of(str(pod["status"]["podIP"]), self._port))
-            for workload, pod in ready_workers(live, revision)
+            for workload, pod in ready_workers(live, revision, leaving)
             if pod["status"].get("podIP")
         ]
 

@@ -2,9 +2,10 @@
 
 Two writers who each insist would otherwise go on for ever, as fast as the API
 server lets them.  The same content, written again and again under the same
-name, is the sign of it, whether the object was changed, deleted or replaced:
-what we wish otherwise each time, as a size, counts anew.  A fight is over when
-the object has stayed as it should be for longer than a fight leaves it alone.
+name, is the sign of it, whether the object was changed, deleted or replaced.
+When we wish something else in between, as sizes that go up and down, the count
+begins anew.  A fight is over when the object has stayed as it should be for
+longer than a fight leaves it alone.
 """
 
 import hashlib
@@ -33,6 +34,9 @@ _PUTS_BACK = frozenset({Verb.CREATE, Verb.APPLY, Verb.TAKE_OVER, Verb.PATCH, Ver
 What = tuple[str, str, str, str]
 """Kind, namespace and name of an object, and the digest of what is written to it."""
 
+Place = tuple[str, str, str]
+"""Kind, namespace and name."""
+
 
 @dataclass
 class _Fight:
@@ -51,7 +55,7 @@ class Contested:
     """Remembers when the same was written to the same object, and the objects that are fought over, by PDCluster."""
 
     clock: Callable[[], float] = time.monotonic
-    _written: dict[What, list[float]] = field(default_factory=dict)
+    _written: dict[Place, tuple[What, list[float]]] = field(default_factory=dict)
     _fights: dict[Key, dict[ObjectName, _Fight]] = field(default_factory=dict)
     _swept_at: float = 0.0
 
@@ -72,7 +76,7 @@ class Contested:
         names = {failure.object for failure in refused}
         for action in actions:
             if action.verb in _PUTS_BACK and str(action) not in names:
-                self._written.setdefault(_what(action), []).append(self.clock())
+                self._written[_what(action)[:3]] = _what(action), [*self._times(action), self.clock()]
 
     def forget(self, key: Key) -> None:
         """The PDCluster is gone."""
@@ -85,12 +89,17 @@ class Contested:
         fights = {name: fight for name, fight in fights.items() if name in by_name or not fight.is_over(now)}
         bodies = {str(body["metadata"]["uid"]): body for body in children}
         for name, action in by_name.items():
-            times = [when for when in self._written.get(_what(action), ()) if now - when < WINDOW_SECONDS]
+            times = [when for when in self._times(action) if now - when < WINDOW_SECONDS]
             if name not in fights and len(times) >= MAX_WRITES:
                 fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {_what(action): times[-1]})
         if fights:
             self._fights[key] = fights
         return fights
+
+    def _times(self, action: Action) -> list[float]:
+        """When the same was written to the object, since anything else was."""
+        what, times = self._written.get(_what(action)[:3], (None, []))
+        return times if what == _what(action) else []
 
     def _may(self, action: Action, fights: Mapping[ObjectName, _Fight]) -> bool:
         """Whether an action may be carried out; over what is fought, it is then noted as tried."""
@@ -110,8 +119,8 @@ class Contested:
             return
         self._swept_at = self.clock()
         least = self._swept_at - WINDOW_SECONDS
-        kept = ((what, [when for when in times if when > least]) for what, times in self._written.items())
-        self._written = {what: times for what, times in kept if times}
+        kept = ((place, what, [when for when in times if when > least]) for place, (what, times) in self._written.items())
+        self._written = {place: (what, times) for place, what, times in kept if times}
 
 
 def _name(action: Action) -> ObjectName:

@@ -70,7 +70,7 @@ class Loop:
             capabilities=self._capabilities,
             autoscaling=self._autoscaling,
             on_ready=self._count_ready,
-            on_cut=self.metrics.drains_cut.inc,
+            on_cut=lambda key, number: self.metrics.drains_cut.labels(*key).inc(number),
         )
         self._ready: dict[Key, str] = {}
         self.metrics.queue_depth.set_function(lambda: self._workers.queue.depth)
@@ -138,6 +138,8 @@ class Loop:
 
     def _count_ready(self, key: Key, ready: str | None) -> None:
         before = self._ready.pop(key, None)
+        if ready is None:
+            self.metrics.drains_cut.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
         if before is not None:
             self.metrics.pdclusters.labels(before).dec()
         if ready is not None:

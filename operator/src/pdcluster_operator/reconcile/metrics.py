@@ -27,6 +27,7 @@ class LoopMetrics:
         self.drains_cut = Counter(
             "pdcluster_operator_drains_cut",
             "Workers that were scaled away before they had drained, for rollout.drainTimeoutSeconds was over.",
+            ["namespace", "pdcluster"],
             registry=registry,
         )
         self.is_leader = Gauge("pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry)
@@ -62,6 +63,7 @@ class AutoscaleMetrics:
     def show(self, key: Key, outcome: Outcome) -> None:
         """Show a decision in place of the one before."""
         replicas, before = dict(outcome.decision.replicas), self._last.get(key)
+        self._changes.labels(*key)  # there from the start: a counter that begins at 1 has not increased
         if replicas != before if before is not None else outcome.changed:
             self._changes.labels(*key).inc()
         self._clear(key)

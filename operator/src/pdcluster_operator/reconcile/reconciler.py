@@ -10,7 +10,7 @@ makes its cluster due again.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +31,8 @@ from pdcluster_operator.cluster.observe import Live, managed_etcd, observe, stil
 from pdcluster_operator.cluster.status import write_status
 from pdcluster_operator.manifests.render import Capabilities, Owner, Site
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
+from pdcluster_operator.plan.conditions import discovery_answers
+from pdcluster_operator.plan.happenings import cut_short
 from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Failure, Happening, Observed
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
@@ -73,7 +75,7 @@ class Reconciler:
 
     capabilities: which optional kinds exist now
     on_ready:     told of the status of a cluster's Ready condition; None = the cluster is gone
-    on_cut:       told how many workers went before they had drained
+    on_cut:       told of a cluster how many workers went before they had drained
     now:          wall-clock time, in UTC
     _learnt:      clusters about which the pass under way has learnt something that no event will tell
     """
@@ -90,7 +92,7 @@ class Reconciler:
     capabilities: Callable[[], Capabilities]
     autoscaling: Autoscaling
     on_ready: Callable[[Key, str | None], None] = lambda key, ready: None
-    on_cut: Callable[[int], None] = lambda num_workers: None
+    on_cut: Callable[[Key, int], None] = lambda key, num_workers: None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     contested: Contested = field(default_factory=Contested)
     _failures: dict[Key, tuple[Failure, ...]] = field(default_factory=dict)
@@ -129,9 +131,10 @@ class Reconciler:
 
         self.autoscaling.follow(live.key, cluster.spec.autoscale)
         seen: Observed = observe(live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault)
-        seen = replace(seen, decided=self.autoscaling.decide(live.key, cluster, seen, self.now()))
+        seen = replace(seen, decided=self.autoscaling.decide(live.key, cluster, seen))
         question = workers_question(cluster)
-        seen = replace(seen, registry=self.registrations.last(live.key, question, seen.workloads))
+        is_up = discovery_answers(discovery)
+        seen = replace(seen, registry=self.registrations.last(live.key, question, seen.workloads, is_up=is_up))
 
         def plan_with(failures: tuple[Failure, ...]) -> ClusterPlan:
             return plan_cluster(cluster, replace(seen, failures=failures), self._stamp())
@@ -146,11 +149,12 @@ class Reconciler:
         await self.registrations.command(live.key, question, plan.commands)
         made = await self._carry_out(live, cluster, plan)
         await self.registrations.remove(live.key, question, plan.ghosts)
-        self.on_cut(0 if made.failures else len(plan.cut))
+        cut = gone(plan.cut, made.failures)
+        self.on_cut(live.key, len(cut))
         if made.failures != before:
             self._failures[live.key] = made.failures
             plan = plan_with(made.failures)
-        told = await self._tell(live, plan.status, (*plan.happenings, *made.news))
+        told = await self._tell(live, plan.status, (*plan.happenings, *cut_short(cut), *made.news))
         if made.conflict is not None:
             raise made.conflict
         asked_again = LOOK_AGAIN_SECONDS if key_fault else None
@@ -274,6 +278,12 @@ class Reconciler:
 
     def _stamp(self) -> str:
         return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gone(pods: Iterable[str], failures: Iterable[Failure]) -> list[str]:
+    """Those of the pods that were to go whose StatefulSet could be written."""
+    refused = {failure.object for failure in failures}
+    return [pod for pod in pods if f"StatefulSet {pod.rpartition('-')[0]}" not in refused]
 
 
 def _owner(live: Live) -> Owner:

@@ -6,13 +6,14 @@ drain, each pass reads anew, with a time limit; once an etcd has not answered no
 pass waits for it any more until it does.  What is remembered is since when each drain and
 each oddity lasts; the commands themselves say so too, for an operator that
 starts anew.  All times but those are measured by a clock that nobody sets.
+When a PDCluster is gone its commands are taken back, for nobody else would.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.cluster.errors import ClusterError
 from pdcluster_operator.discovery.commands import Registered, StoredRecord
 from pdcluster_operator.manifests.engine_config import etcd_endpoints
-from pdcluster_operator.plan.insync import ghosts_and_orphans
+from pdcluster_operator.plan.insync import odd_ones
 from pdcluster_operator.plan.state import Registry, WorkloadState
 from pdcluster_operator.reconcile.discovery import Question
 
@@ -31,7 +32,9 @@ SELDOM_SECONDS = 60.0
 """Between two looks at workers of which nothing is odd."""
 
 SOON_SECONDS = 10.0
-"""Between two looks while something is odd, or etcd has not answered."""
+"""Between two looks while something is odd, and after one that etcd has not answered: then twice as long each time, for long."""
+
+MAX_PAUSE_SECONDS = 300.0
 
 DEAD_SECONDS = 5.0
 """For so long an etcd that has not answered is not asked again, though a shrink is held."""
@@ -68,8 +71,10 @@ class _Known:
 
     at:    when etcd last answered or should have; None = it was never asked
     error: why it did not
+    pause: seconds until it is asked again then
     asked: since when pods drain, or should
-    odd:   since when a record has no pod or a pod no record
+    odd:   since which look a record has no pod or a pod no record
+    looks: answers so far; judged: those by which `odd` was judged: what came since the last one is not odd yet
     turn:  counts looks and commands; told: the turn of what `last` says, which no look that began before it may overwrite
     """
 
@@ -77,8 +82,11 @@ class _Known:
     at: float | None = None
     last: Registered | None = None
     error: str | None = None
+    pause: float = 0.0
     asked: dict[str, float] = field(default_factory=dict)
     odd: dict[str, float] = field(default_factory=dict)
+    looks: int = 0
+    judged: int = 0
     turn: int = 0
     told: int = 0
 
@@ -102,13 +110,20 @@ class Registrations:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _known: dict[Key, _Known] = field(default_factory=dict)
     _looking: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    _leaving: set[asyncio.Task[None]] = field(default_factory=set)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKS))
 
-    def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> Registry | None:
-        """What was last known; a look that is due is begun, and makes the key due when it finds something new."""
+    def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> Registry | None:
+        """What was last known; a look that is due is begun, and makes the key due when it finds something new.
+
+        is_up: False = etcd is known not to answer, and whatever changes that makes the key due
+        """
         known = self._of(key, question)
-        seldom = SOON_SECONDS if known.odd or known.error else SELDOM_SECONDS
-        self._look_if_due(key, known, seldom)
+        if not is_up:
+            found = self._registry(known, workloads)
+            return found and replace(found, again_seconds=None)
+        is_odd = known.last is not None and odd_ones(_states(known.last), workloads)
+        self._look_if_due(key, known, known.pause if known.error else SOON_SECONDS if is_odd else SELDOM_SECONDS)
         return self._registry(known, workloads)
 
     async def fresh(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> Registry | None:
@@ -136,7 +151,7 @@ class Registrations:
             commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **told}
             known.last, known.told = Registered(known.last.records, commands), known.next_turn()
         else:
-            known.error, known.at = error, now
+            self._fail(key, known, error)
 
     async def remove(self, key: Key, question: Question, pods: Collection[str]) -> None:
         """Remove the records of pods that do not exist, as they were last read."""
@@ -150,18 +165,30 @@ class Registrations:
         known.at = None  # look again
 
     def forget(self, key: Key) -> None:
-        """A PDCluster is gone."""
-        self._known.pop(key, None)
+        """A PDCluster is gone, and with it whoever could take a command back later."""
+        known = self._drop(key)
+        if known is not None and known.last is not None and known.last.commands and known.error is None:
+            task = asyncio.create_task(self._take_back(key, known.question, known.last.commands), name=f"commands of {key}")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _take_back(self, key: Key, question: Question, pods: Collection[str]) -> None:
+        error = await _error(self.talk.command(question, key, {}, pods))
+        if error is not None:  # as of an etcd that went with its cluster
+            logger.info("commands left key=%s pods=%s error=%s", key, ",".join(sorted(pods)), error)
+
+    def _drop(self, key: Key) -> _Known | None:
         task = self._looking.pop(key, None)
         if task is not None:
             task.cancel()
+        return self._known.pop(key, None)
 
     async def run(self) -> None:
         """Keep the looks that passes begin; none outlives it."""
         try:
             await asyncio.Event().wait()
         finally:
-            tasks = list(self._looking.values())
+            tasks = [*self._looking.values(), *self._leaving]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -169,7 +196,7 @@ class Registrations:
     def _of(self, key: Key, question: Question) -> _Known:
         known = self._known.get(key)
         if known is None or known.question != question:
-            self.forget(key)
+            self._drop(key)
             known = self._known[key] = _Known(question)
         return known
 
@@ -186,7 +213,7 @@ class Registrations:
         finally:
             if self._looking.get(key) is asyncio.current_task():
                 del self._looking[key]
-        if known.error is None and (error is not None or _content(known) != before):
+        if (known.error is None) != (error is None) or (known.error is None and _content(known) != before):
             self.add(key)
 
     async def _look(self, key: Key, known: _Known) -> None:
@@ -194,28 +221,36 @@ class Registrations:
 
         async def read() -> None:
             found = await self.talk.registered(known.question, key)
+            known.looks += 1
             if turn > known.told:
                 known.last, known.told = found, turn
 
-        known.error = await _error(read())
-        known.at = self.clock()
-        if known.error is not None or known.last is None:
-            logger.info("records not read key=%s error=%s", key, known.error)
+        error = await _error(read())
+        if error is not None or known.last is None:
+            self._fail(key, known, error or "etcd has said nothing")
             return
+        known.error, known.pause, known.at = None, 0.0, self.clock()
         for pod, since in known.last.commands.items():
             if since is not None:
                 known.asked.setdefault(pod, self.clock() - max(0.0, (self.now() - since).total_seconds()))
+
+    def _fail(self, key: Key, known: _Known, error: str) -> None:
+        if known.error is None:
+            logger.info("etcd of workers does not answer key=%s error=%s", key, error)
+        known.error, known.at = error, self.clock()
+        known.pause = min(MAX_PAUSE_SECONDS, max(SOON_SECONDS, 2 * known.pause))
 
     def _registry(self, known: _Known, workloads: Iterable[WorkloadState]) -> Registry | None:
         now = self.clock()
         asked = {pod: now - since for pod, since in known.asked.items()}
         if known.error is not None:
-            return Registry(asked=asked, error=known.error)
+            return Registry(asked=asked, error=known.error, again_seconds=known.pause)
         if known.last is None:
             return None
-        states = {pod: stored.record.state for pod, stored in known.last.records.items()}
-        odd = frozenset[str]().union(*ghosts_and_orphans(states, workloads))
-        known.odd = {pod: known.odd.get(pod, now) for pod in odd}
+        states = _states(known.last)
+        odd, is_new = odd_ones(states, workloads), known.looks != known.judged
+        known.judged = known.looks
+        known.odd = {pod: known.odd.get(pod, now) for pod in odd if is_new or pod in known.odd}
         return Registry(states, frozenset(known.last.commands), asked, {pod: now - since for pod, since in known.odd.items()})
 
 
@@ -223,7 +258,11 @@ def _content(known: _Known) -> tuple[object, ...]:
     """What a plan could make something of."""
     if known.last is None:
         return ()
-    return {pod: stored.record.state for pod, stored in known.last.records.items()}, frozenset(known.last.commands)
+    return _states(known.last), frozenset(known.last.commands)
+
+
+def _states(registered: Registered) -> dict[str, str]:
+    return {pod: stored.record.state for pod, stored in registered.records.items()}
 
 
 async def _error(talking: Awaitable[object]) -> str | None:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
 
 from pdcluster_operator.api.errors import Fault, InvalidTraceError
 
@@ -21,6 +22,7 @@ MAX_ROWS = 1_000_000
 MAX_NUMBER = 1e12
 _MAX_FAULTS = 20
 _WHOLE_FILE = ""
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,30 @@ def read_trace(path: Path) -> Trace:
         raise InvalidTraceError([Fault(f"line {lines}", f"is not CSV: {e}", "separate the values by commas")]) from e
 
 
-def _parse(reader: "Iterator[list[str]]") -> Trace:
+class _Reader(Protocol):
+    """What `csv.reader` gives.  line_num: of the line that was read last"""
+
+    @property
+    def line_num(self) -> int: ...
+
+    def __iter__(self) -> Self: ...
+
+    def __next__(self) -> list[str]: ...
+
+
+def _parse(reader: _Reader) -> Trace:
     header = next(reader, None)
     if header is None:
         raise InvalidTraceError([Fault(_WHOLE_FILE, "is empty", f"write the line {','.join(COLUMNS)} and two rows or more")])
     places = _places([name.strip() for name in header])
     loads: list[Load] = []
     faults: list[Fault] = []
-    for line, cells in enumerate(reader, start=2):
+    last = reader.line_num
+    for cells in reader:
+        line, last = last + 1, reader.line_num  # a row may hold line breaks, in quotes
         if not any(cell.strip() for cell in cells):
             continue
-        numbers, wrong = _row(line, cells, places)
+        numbers, wrong = _row(line, cells, places) if len(cells) <= len(header) else ({}, [_too_long(line, len(cells), len(header))])
         if not wrong and loads and numbers["seconds"] <= loads[-1].seconds:
             reason = f"must be more than {loads[-1].seconds:g} of the row before, not {numbers['seconds']:g}"
             wrong = [Fault(f"line {line}, column seconds", reason, "sort the rows by time, and give each time once")]
@@ -117,7 +132,16 @@ def _parse(reader: "Iterator[list[str]]") -> Trace:
     return Trace(_from_zero(loads))
 
 
+def _too_long(line: int, cells: int, names: int) -> Fault:
+    """Nobody can tell which of its values belong to which names."""
+    reason = f"has {cells} values, and line 1 has {names} names"
+    return Fault(f"line {line}", reason, "write decimals with a point, as in 12.5, and put text that holds a comma in quotes")
+
+
 def _places(header: Sequence[str]) -> Mapping[str, int]:
+    if len(header) == 1 and (separator := next((each for each in ";\t|" if each in header[0]), None)):
+        reason = f"has its names separated by {_SEPARATORS[separator]}"
+        raise InvalidTraceError([Fault("line 1", reason, f"separate names and values by commas: {','.join(COLUMNS)}")])
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         found = ", ".join(header) or "nothing"

@@ -40,8 +40,8 @@ class Rounds:
         _log_changes(cluster, before, self._windows.stale(cluster))
 
     def windows(self, cluster: ClusterKey) -> dict[PoolKey, tuple[Sample, ...]]:
-        """The rounds of the last seconds of each pool, the oldest first."""
-        return self._windows.of(cluster, self._clock())
+        """The last rounds of each pool, the oldest first."""
+        return self._windows.of(cluster)
 
     def stale(self, cluster: ClusterKey) -> dict[str, Miss]:
         """Why, by pod, for those that are stale."""

@@ -1,6 +1,6 @@
-"""What the scrapes of the last seconds said, for each pool of each cluster.
+"""What the last scrapes said, for each pool of each cluster.
 
-Pure: times come in with the answers and the questions.  A worker that misses a
+Pure: times come in with the answers.  Which rounds are fresh is the reader's business.  A worker that misses a
 scrape keeps its last numbers until it has missed too many; then it is stale
 until it answers again, and its rates begin anew.  A pod that comes back at
 another address is another worker.  What is not among the targets of a round is
@@ -16,8 +16,7 @@ from pdcluster_operator.plan.autoscale.values import PoolKey, Sample, WorkerSamp
 from pdcluster_operator.scrape.sample import Reading, worker_sample
 from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss, Target
 
-WINDOW_SECONDS = 600.0
-MAX_ROUNDS = 30  # the first bound at any usual pace: readers average over a few rounds, however far apart these are
+MAX_ROUNDS = 30  # readers average over a few, however far apart these are
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,9 @@ class Windows:
         """Drop all that is known of a cluster."""
         self._clusters.pop(cluster, None)
 
-    def of(self, cluster: ClusterKey, now: float) -> dict[PoolKey, tuple[Sample, ...]]:
-        """The rounds of the last WINDOW_SECONDS of each pool, the oldest first; a pool without any is not there."""
-        found = self._clusters.get(cluster, _Cluster()).rounds
-        windows = {pool: tuple(sample for sample in rounds if _is_young(sample, now)) for pool, rounds in found.items()}
-        return {pool: samples for pool, samples in windows.items() if samples}
+    def of(self, cluster: ClusterKey) -> dict[PoolKey, tuple[Sample, ...]]:
+        """The last MAX_ROUNDS rounds of each pool, the oldest first; a pool without any is not there."""
+        return {pool: tuple(rounds) for pool, rounds in self._clusters.get(cluster, _Cluster()).rounds.items()}
 
     def stale(self, cluster: ClusterKey) -> dict[str, Miss]:
         """Why, by pod, for those that are stale."""
@@ -123,13 +120,7 @@ class Windows:
             here = [(place[2], worker) for place, worker in cluster.workers.items() if place[:2] == pool]
             fresh = tuple(worker.sample for _, worker in here if worker.sample is not None)
             rounds.append(Sample(at, fresh, tuple(pod for pod, worker in here if worker.is_stale)))
-            while not _is_young(rounds[0], at):
-                rounds.popleft()
 
 
 def _place(target: Target) -> tuple[str, str, str]:
     return target.role, target.pool, target.pod
-
-
-def _is_young(sample: Sample, now: float) -> bool:
-    return now - sample.at <= WINDOW_SECONDS

@@ -15,7 +15,7 @@ from pdcluster_operator.api import conditions
 from pdcluster_operator.api.autoscale import BudgetSpec
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector
-from pdcluster_operator.plan.autoscale.values import PoolFacts, Problem, Step
+from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Problem, Step
 
 _ALL = ""  # the key of the total among types
 
@@ -55,6 +55,11 @@ class Budget:
             others[_ALL] += facts.current
         return cls(limits, others)
 
+    @property
+    def is_by_type(self) -> bool:
+        """Whether any type has a limit of its own."""
+        return any(gpu != _ALL for gpu in self.limits)
+
     def asked(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
         """Accelerators that a vector asks for, by type and in all."""
         return self._sums(pools, vector, _asked)
@@ -70,6 +75,15 @@ class Budget:
             sums[pool.facts.gpu] += number
             sums[_ALL] += number
         return sums
+
+    def keeping(self, pools: Iterable[Pool], raised: Vector, vector: Vector) -> "Budget":
+        """With room for what waits to be raised: nobody else is to take what comes free."""
+        others = Counter(self.others)
+        for pool in pools:
+            waiting = pool.gpus * (raised[pool.key] - vector[pool.key])
+            others[pool.facts.gpu] += waiting
+            others[_ALL] += waiting
+        return Budget(self.limits, others)
 
     def gate(self, trails: Sequence[Trail], base: Vector) -> Gate:
         """What says whether sizes of these trails fit: within every limit, or at least not beyond where `base` is beyond it.
@@ -109,8 +123,21 @@ class Budget:
         return f"{limits} are held or asked for" + (f", {ending} by pods that end" if ending else "")
 
 
-def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector) -> tuple[Vector, Sequence[Step], Problem | None]:
-    """The base without what exceeds the budget; the pool that is farthest above its minReplicas gives first."""
+@dataclass(frozen=True)
+class Trimmed:
+    """A base within the budget.  budget: in which what a raise waits for is taken"""
+
+    vector: Vector
+    steps: Sequence[Step]
+    problem: Problem | None
+    budget: Budget
+
+
+def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector, sizes: Vector) -> Trimmed:
+    """The base without what exceeds the budget; the pool that is farthest above its minReplicas gives first.
+
+    sizes: those from which minReplicas raised the base; what pods that end still hold lets a raise wait
+    """
     vector = dict(base)
     for gpu, limit in sorted(budget.limits.items()):
         while budget.asked(pools, vector)[gpu] > limit:
@@ -118,13 +145,29 @@ def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector) -> tuple[Vector
             if donor is None:
                 break
             vector[donor.key] -= 1
-    said = budget.over(pools, base)
+    raised = dict(vector)
+    _wait_for_room(budget, pools, vector, sizes)
+    said = budget.over(pools, base) or budget.used(pools, vector)
     steps = [
-        Step(rules.BUDGET, pool.name, base[pool.key], vector[pool.key], f"the budget is exceeded ({said})")
+        Step(
+            rules.BUDGET,
+            pool.name,
+            base[pool.key],
+            vector[pool.key],
+            f"the budget is exceeded ({said})" if vector[pool.key] < sizes[pool.key] else f"it waits for room: {said}",
+        )
         for pool in pools
         if vector[pool.key] != base[pool.key]
     ]
-    return vector, steps, _problem(budget, pools, vector)
+    return Trimmed(vector, steps, _problem(budget, pools, vector), budget.keeping(pools, raised, vector))
+
+
+def _wait_for_room(budget: Budget, pools: Sequence[Pool], vector: dict[PoolKey, int], sizes: Vector) -> None:
+    for gpu, limit in sorted(budget.limits.items()):
+        most = max(limit, budget.held(pools, sizes)[gpu])
+        for pool in pools:
+            while budget.held(pools, vector)[gpu] > most and gpu in (_ALL, pool.facts.gpu) and vector[pool.key] > sizes[pool.key]:
+                vector[pool.key] -= 1
 
 
 def _donor(among: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Pool | None:

@@ -88,12 +88,15 @@ def capacity_problems(edge: Edge, missing: Mapping[str, int]) -> Iterable[Proble
     missing: workers by role that are needed and that no open pool takes
     """
     short = Counter(edge.short)
-    for pool in edge.pools:
-        if missing.get(pool.facts.role) and pool.facts.gpu in edge.backoff and pool.facts.gpu not in edge.short:
-            short[pool.facts.gpu] = max(short[pool.facts.gpu], missing[pool.facts.role])
-    for gpu, number in sorted(short.items()):
+    for gpu in edge.backoff:
+        roles = {pool.facts.role for pool in edge.pools if pool.facts.gpu == gpu}
+        short[gpu] = max(short[gpu], sum(missing.get(role, 0) for role in roles))
+    for gpu, number in sorted((+short).items()):
         workers = "1 worker" if number == 1 else f"{number} workers"
-        message = f"{gpu} is short of {workers} that no node takes; nothing more is asked of it until backoffSeconds are over"
+        message = (
+            f"{gpu} is short of {workers} that no node takes; nothing more is asked of it while a pod waits, "
+            "nor for backoffSeconds after that"
+        )
         yield Problem(conditions.CAPACITY_SHORT, message)
     for pool in edge.pools:
         if pool.facts.fault is not None and (missing.get(pool.facts.role) or _num_refused(pool)):

@@ -67,7 +67,7 @@ def decide(spec: PDClusterSpec, facts: Sequence[PoolFacts], windows: Windows, me
     log.steps += edge.steps
     declared = {pool.key for pool in pools}
     budget = Budget.of(spec.autoscale.budget, [each for each in facts if each.key not in declared])
-    base = _base(edge, budget, log)
+    base, budget = _base(edge, budget, log)
     asked = _ask(spec, edge, base, (totals, memory, clock.now), log)
     fitted = fit(edge.pools, base, asked.wishes, budget, spec.autoscale.ratio)
     log.steps += fitted.steps
@@ -99,24 +99,23 @@ def _pools(spec: PDClusterSpec, facts: Iterable[PoolFacts], totals: Mapping[Pool
 
 def _weighed(role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float) -> list[Pool]:
     mine = [pool for pool in pools if pool.facts.role == role]
-    table = [pool.gpus * table_weight(role, pool.facts.gpu) for pool in mine]
-    found = [totals.get(pool.key, Totals()) for pool in mine]
-    speeds = [each.prefill_speed if role == "prefill" else each.decode_speed for each in found]
-    weights = measured_weights(table, speeds, tolerance)
+    weights = [pool.gpus * table_weight(role, pool.facts.gpu) for pool in mine]
+    if role == "prefill":
+        weights = measured_weights(weights, [totals.get(pool.key, Totals()).prefill_speed for pool in mine], tolerance)
     return [replace(pool, weight=weight) for pool, weight in zip(mine, weights, strict=True)]
 
 
-def _base(edge: Edge, budget: Budget, log: _Log) -> Vector:
-    """Where the decision starts: what is asked for, within min and max, and within the budget."""
+def _base(edge: Edge, budget: Budget, log: _Log) -> tuple[Vector, Budget]:
+    """Where the decision starts: what is asked for, within min and max, and within the budget; and what of the budget is left."""
     bounded = {pool.key: pool.clamp(edge.sizes[pool.key]) for pool in edge.pools}
     for pool in edge.pools:
         before, after = edge.sizes[pool.key], bounded[pool.key]
         if before != after:
             log.steps.append(Step(rules.BOUNDS, pool.name, before, after, pool.bounds_said()))
-    base, steps, problem = trimmed(budget, edge.pools, bounded)
-    log.steps += steps
-    log.problems += [] if problem is None else [problem]
-    return base
+    found = trimmed(budget, edge.pools, bounded, edge.sizes)
+    log.steps += found.steps
+    log.problems += [] if found.problem is None else [found.problem]
+    return found.vector, found.budget
 
 
 def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[PoolKey, Totals], Memory, float], log: _Log) -> _Asked:
@@ -131,14 +130,14 @@ def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[Pool
         size = _size(role, edge, base)
         heard = RoleTotals(of_role[role], of_role[spec.ingress_role])
         wish = size.asked if is_asleep else _wish(spec, size, heard, log)
-        past = past_wishes(memory, role, size.asked, now)
+        past = past_wishes(memory, role, size.asked, spec.autoscale, now)
         pace = paced(role, size.asked, wish, spec.autoscale, past=past, now=now)
         log.steps += pace.steps
         wishes[role], remembered[role], sizes[role] = pace.workers, pace.wishes, size.asked
         if not is_asleep and wishes[role] < 1:
             log.steps.append(Step(rules.NEVER_ALONE, role, wishes[role], 1, "no role serves without the other"))
             wishes[role] = 1
-    return _Asked(wishes, Memory(remembered, sizes, edge.backoff))
+    return _Asked(wishes, Memory(remembered, sizes, edge.backoff, now))
 
 
 def _size(role: str, edge: Edge, base: Vector) -> RoleSize:
@@ -155,6 +154,9 @@ def _given(pool: Pool, edge: Edge) -> int:
 def _wish(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) -> int:
     signals = signals_of(size.role, totals, spec.autoscale)
     log.inputs += [signal.input(size.role) for signal in signals]
+    if signals:
+        numbers = {"ready_workers": totals.workers, "settled_workers": totals.own.settled}
+        log.inputs += [Input(size.role, name, float(number)) for name, number in numbers.items()]
     headroom = spec.autoscale.prefill.headroom if size.role == "prefill" else 0.0
     heard = Heard(signals, totals.workers, totals.own.unheard, totals.unheard)
     wish = wish_of(size, heard, headroom=headroom, tolerance=spec.autoscale.tolerance)

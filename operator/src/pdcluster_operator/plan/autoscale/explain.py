@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pdcluster_operator.plan.autoscale.values import Decision, Input, Problem, Step
+from pdcluster_operator.plan.autoscale.values import Decision, Input, Problem, Step, short
 
 MAX_DECISIONS = 10
 MAX_INPUTS = 32
@@ -55,7 +55,8 @@ def _of_role(role: str, decision: Decision) -> Iterator[tuple[str, ...]]:
 
 
 def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
+    """Four digits, or all before the point."""
+    return short(value) if value is None or abs(value) >= 1000.0 else f"{value:.4g}"
 
 
 def summary(decision: Decision) -> str:

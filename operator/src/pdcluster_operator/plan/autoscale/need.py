@@ -5,9 +5,10 @@ its signals is over its line, and shrinks when all are under theirs; a queue is
 the role's whole, not a part of it for each worker; utilization and KV usage are
 means over the workers.  What those two show adds up, so the need is their sum
 over the line.  A queue is in no proportion to workers: it asks for one worker
-more for every line's worth of requests above its line.  A backlog in seconds, or
-a latency, asks for as many times the workers as it is over its line.  All three
-ask for twice the workers that are settled at most.
+more for every line's worth of requests above its line, for one more in all while
+it falls, and for none when it falls so fast that it is soon under its line.  A
+backlog in seconds, or a latency, asks for as many times the workers as it is over
+its line.  All three ask for twice the workers that are settled at most.
 What a role does with its need is for `safety`.
 """
 
@@ -16,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdcluster_operator.api.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
-from pdcluster_operator.plan.autoscale.rules import MAX_GROWTH
+from pdcluster_operator.plan.autoscale.rules import MAX_GROWTH, WORK_OFF_SECONDS
 from pdcluster_operator.plan.autoscale.signals import Totals, mean_latency
 from pdcluster_operator.plan.autoscale.slo import decode_need, prefill_demand
-from pdcluster_operator.plan.autoscale.values import Input
+from pdcluster_operator.plan.autoscale.values import Input, short
 
 _MOST_TIMES = 16  # a line near 0 asks for no more times the workers in one decision
 _DUST = 1e-9  # what rounding may add to a number of workers
@@ -31,9 +32,11 @@ class Signal:
 
     down:     None = it never asks for fewer workers, it only forbids it while it is over `up`
     need:     workers at which it would be at its line up
+    sum:      how `need` comes about, for a person
     peak:     of the busiest worker; the mean where workers have none of their own
     is_load:  whether `need` holds at any value, or only over the line
     is_share: whether it cannot be more than 1
+    falls:    of a queue, requests fewer in a second
     """
 
     name: str
@@ -41,9 +44,11 @@ class Signal:
     up: float
     down: float | None
     need: float
+    sum: str
     peak: float
     is_load: bool = False
     is_share: bool = False
+    falls: float = 0.0
 
     def is_over(self, tolerance: float = 0.0) -> bool:
         """Over its line up by more than the tolerance; for a share the line stays below 1."""
@@ -58,11 +63,15 @@ class Signal:
             return not self.is_over()
         return self.value <= self.down * (1.0 - tolerance)
 
+    def worked_off_seconds(self) -> float:
+        """When a queue will be under its line, as it falls now; infinite where it does not fall."""
+        return math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
+
     def said(self) -> str:
         """`engine_busy_ratio 0.93 over 0.8`."""
         word = "over" if self.is_over() else "under"
         line = self.up if self.is_over() or self.down is None else self.down
-        return f"{self.name} {_short(self.value)} {word} {_short(line)}"
+        return f"{self.name} {short(self.value)} {word} {short(line)}"
 
     def input(self, role: str) -> Input:
         """As a decision keeps it."""
@@ -99,8 +108,9 @@ def signals_of(role: str, totals: RoleTotals, spec: AutoscaleSpec) -> tuple[Sign
 def _prefill(totals: RoleTotals, lines: PrefillScalingSpec) -> Sequence[Signal]:
     own, ingress = totals.own, totals.ingress
     name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
+    queue = (own.queue_requests + ingress.queue_requests, own.queue_change + ingress.queue_change)
     found = [
-        _queue("prefill_queue_requests", own.queue_requests + ingress.queue_requests, (lines.queue_up, lines.queue_down), own),
+        _queue("prefill_queue_requests", queue, (lines.queue_up, lines.queue_down), own),
         _share(name, (own.busy, own.busiest), (lines.utilization_up, lines.utilization_down), totals.workers),
     ]
     if lines.backlog_up_seconds is not None:
@@ -118,40 +128,62 @@ def _prefill_targets(totals: RoleTotals, lines: PrefillScalingSpec) -> Sequence[
     found = [_latency("time_to_first_token_seconds", ttft, lines.ttft_seconds, own)]
     demand = prefill_demand(own, ingress, ttft)
     if demand is not None:
-        found.append(Signal("prefill_demand_workers", demand, float(totals.workers), None, demand, demand / totals.workers, is_load=True))
+        said = f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
+        number = totals.workers
+        found.append(Signal("prefill_demand_workers", demand, float(number), None, demand, said, demand / number, is_load=True))
     return found
 
 
 def _decode(totals: RoleTotals, lines: DecodeScalingSpec) -> Sequence[Signal]:
     own, workers = totals.own, totals.workers
     found = [
-        _queue("num_requests_waiting", own.num_waiting, (lines.queue_up, lines.queue_down), own),
+        _queue("num_requests_waiting", (own.num_waiting, own.waiting_change), (lines.queue_up, lines.queue_down), own),
         _share("kv_cache_usage_ratio", (own.kv_usage, own.fullest), (lines.kv_usage_up, lines.kv_usage_down), workers),
     ]
     if lines.tpot_seconds is not None:
         tpot, target = mean_latency(own.tpot), lines.tpot_seconds
         need = 0.0 if tpot is None else decode_need(workers, tpot, target)
-        found.append(Signal("time_per_output_token_seconds", tpot, target, None, need, tpot or 0.0, is_load=True))
+        said = _times(workers, tpot, target, need)
+        found.append(Signal("time_per_output_token_seconds", tpot, target, None, need, said, tpot or 0.0, is_load=True))
     return found
 
 
-def _queue(name: str, requests: float, lines: tuple[int, int], own: Totals) -> Signal:
-    up, down = lines
-    need = min(own.settled + requests / up - 1.0, own.settled * MAX_GROWTH)
-    return Signal(name, requests, float(up), float(down), need, requests)
+def _queue(name: str, queue: tuple[float, float], lines: tuple[int, int], own: Totals) -> Signal:
+    """queue: requests, and how many more in a second."""
+    (requests, change), (up, down), settled = queue, lines, own.settled
+    need, said = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
+    if settled * MAX_GROWTH < need:
+        need, said = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
+    if change < 0.0 and settled + 1.0 < need:
+        need, said = settled + 1.0, f"{settled} + 1, for it falls by {short(-change)} a second"
+    return Signal(name, requests, float(up), float(down), need, said, requests, falls=max(0.0, -change))
 
 
 def _latency(name: str, seconds: float | None, target: float, own: Totals) -> Signal:
     need = 0.0 if seconds is None else own.settled * min(seconds / target, MAX_GROWTH)
-    return Signal(name, seconds, target, None, need, seconds or 0.0)
+    return Signal(name, seconds, target, None, need, _times(own.settled, seconds, target, need), seconds or 0.0)
+
+
+def _times(workers: int, seconds: float | None, target: float, need: float) -> str:
+    if need >= workers * MAX_GROWTH:
+        return f"{workers} x {MAX_GROWTH:g} at most"
+    return f"{workers} x {short(seconds)} / {short(target)}"
 
 
 def _share(name: str, measured: tuple[float, float], lines: tuple[float, float], workers: int) -> Signal:
     """measured: the sum over the workers, and the greatest of one worker."""
     total, peak = measured
     up, down = lines
-    need = min(total / up, _MOST_TIMES * workers)
-    return Signal(name, total / workers, up, down, need, peak, is_load=True, is_share=True)
+    need, said = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
+    if _MOST_TIMES * workers < need:
+        need, said = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
+    return Signal(name, total / workers, up, down, need, said, peak, is_load=True, is_share=True)
+
+
+def being_worked_off(signals: Sequence[Signal], tolerance: float) -> Signal | None:
+    """The queue that is over its line, but soon will not be: until then all signals show its end, not what comes in."""
+    queues = [signal for signal in signals if signal.falls > 0.0 and signal.is_over(tolerance)]
+    return next((queue for queue in queues if queue.worked_off_seconds() <= WORK_OFF_SECONDS), None)
 
 
 def ceil_workers(need: float) -> int:
@@ -161,7 +193,3 @@ def ceil_workers(need: float) -> int:
     (3, 4)
     """
     return math.ceil(need - _DUST)
-
-
-def _short(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"

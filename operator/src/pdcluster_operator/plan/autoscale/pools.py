@@ -63,7 +63,7 @@ class Pool:
         growth takes them back, or waits for them: they never come on top of it.
         But a pod below them that is lost meanwhile comes again while they are there.
         """
-        return self.gpus * max(self.facts.current, self.facts.replicas + self.facts.ending, replicas)
+        return self.gpus * max(self.facts.current, self.facts.replicas + self.facts.ending, self.facts.top, replicas)
 
 
 @dataclass(frozen=True)

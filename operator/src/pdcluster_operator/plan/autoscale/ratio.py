@@ -3,9 +3,10 @@
 Capacity is counted in H100s: a prefill worker weighs its dense FP8 rate (BF16
 where there is no FP8 unit), a decode worker its memory bandwidth, each over that
 of an H100; 1 where accelerators.yaml knows none.  Where the window shows how
-fast the workers of every pool of a role really are, those speeds say how the
-pools of that role compare; the unit stays the same, so that a band means the
-same before and after the first request.
+fast the workers of every pool of prefill really are, those speeds say how its
+pools compare; the unit stays the same, so that a band means the same before and
+after the first request.  What a decode worker does in a second says how many
+streams it has, not how fast it is, so that there only the table counts.
 """
 
 import math
@@ -19,6 +20,7 @@ from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector
 
 _UNIT = "H100"
 _DUST = 1e-9
+_MOST_OFF = 2.0
 
 Fits = Callable[[int, int], bool]
 """Whether two sizes are within the budget; true of smaller ones where it is true of greater ones."""
@@ -44,7 +46,8 @@ def _rate(role: str, accelerator: Accelerator) -> int | None:
 def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tolerance: float) -> list[float]:
     """Weights of the pools of a role, by their measured tokens per second per busy worker; the first pool keeps that of the table.
 
-    One that is within the tolerance of the table's is left as it is, and so are all while one speed is unknown.
+    One that is within the tolerance of the table's is left as it is, and so are all while one speed is unknown.  None is
+    more than `_MOST_OFF` times, or less than that part, of the table's: one odd pool must not move the band.
 
     >>> measured_weights([1.0, 2.0], [100.0, 300.0], 0.1)
     [1.0, 3.0]
@@ -52,7 +55,7 @@ def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tol
     if len(table) < 2 or any(not speed for speed in speeds):
         return list(table)
     unit = table[0] / (speeds[0] or 1.0)
-    found = [(speed or 0.0) * unit for speed in speeds]
+    found = [max(old / _MOST_OFF, min(old * _MOST_OFF, (speed or 0.0) * unit)) for old, speed in zip(table, speeds, strict=True)]
     return [old if abs(new - old) <= tolerance * old else float(f"{new:.2g}") for old, new in zip(table, found, strict=True)]
 
 
@@ -94,6 +97,14 @@ class Sides:
     prefill: Trail
     decode: Trail
     wishes: tuple[int, int]
+
+    def has(self, sizes: tuple[int, int]) -> bool:
+        """Whether (prefill, decode) sizes are possible."""
+        return all(side.first <= size <= side.last for side, size in zip((self.prefill, self.decode), sizes, strict=True))
+
+    def vector(self, sizes: tuple[int, int]) -> Vector:
+        """Replicas by pool at possible sizes."""
+        return {**self.prefill.at(sizes[0]), **self.decode.at(sizes[1])}
 
 
 def nearest(sides: Sides, band: Band, fits: Fits) -> tuple[int, int] | None:

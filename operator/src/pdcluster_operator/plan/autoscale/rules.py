@@ -1,10 +1,12 @@
-"""Names of the autoscaler's rules, in the order in which they act, and the numbers that no setting moves."""
+"""Names of the autoscaler's rules, in the order in which they act, and the numbers that no setting moves.
+
+A decision begins from sizes that capacity, bounds and budget still allow, so these three can act once before all others.
+"""
 
 from typing import Final
 
 METRICS: Final = "metrics"  # what is known of a role
 CAPACITY: Final = "capacity"  # nodes, quotas and what they have refused
-BUDGET: Final = "budget"  # accelerators in all and by type
 NEED: Final = "need"  # what the signals ask for
 HEADROOM: Final = "headroom"
 SAFETY: Final = "safety"  # what the workers that stay would carry
@@ -15,12 +17,12 @@ MAX_STEP: Final = "maxStep"
 BOUNDS: Final = "bounds"  # min and max of a pool, by schedules where one is on
 NEVER_ALONE: Final = "neverAlone"  # no role serves without the other
 RATIO: Final = "ratio"
+BUDGET: Final = "budget"  # accelerators in all and by type
 POOL: Final = "pool"  # which pool of a role grows or shrinks
 
 RULES: Final = (
     METRICS,
     CAPACITY,
-    BUDGET,
     NEED,
     HEADROOM,
     SAFETY,
@@ -31,6 +33,7 @@ RULES: Final = (
     BOUNDS,
     NEVER_ALONE,
     RATIO,
+    BUDGET,
     POOL,
 )
 
@@ -39,3 +42,6 @@ GRACE_ROUNDS: Final = 3
 
 MAX_GROWTH: Final = 2.0
 """How many times its settled workers a role may ask for on account of a queue or a latency, which can be any number of times its line."""
+
+WORK_OFF_SECONDS: Final = 90.0
+"""A queue that will be under its line so soon, as it falls now, asks for nobody: [Y15]'s three intervals of 30 s."""

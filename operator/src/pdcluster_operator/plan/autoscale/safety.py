@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdcluster_operator.plan.autoscale import rules
-from pdcluster_operator.plan.autoscale.need import Signal, ceil_workers
-from pdcluster_operator.plan.autoscale.values import Step
+from pdcluster_operator.plan.autoscale.need import Signal, being_worked_off, ceil_workers
+from pdcluster_operator.plan.autoscale.values import Step, short
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,33 @@ class Wish:
     steps: tuple[Step, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Need:
+    """Workers that the signals ask for.  tight: the one that asks for most; None = none asks for any"""
+
+    plain: float
+    headroom: float
+    tight: Signal | None
+
+    @property
+    def with_headroom(self) -> float:
+        return self.plain * (1.0 + self.headroom)
+
+    @property
+    def wanted(self) -> int:
+        """Whole workers, headroom included."""
+        return max(1, ceil_workers(self.with_headroom))
+
+    def sum(self) -> str:
+        """`engine_busy_ratio 3 x 0.9 / 0.8`."""
+        return "none is busy" if self.tight is None else f"{self.tight.name} {self.tight.sum}"
+
+
+def _need_of(signals: Sequence[Signal], headroom: float) -> _Need:
+    tight = max(signals, key=lambda signal: signal.need, default=None)
+    return _Need(0.0 if tight is None else tight.need, headroom, tight)
+
+
 def wish_of(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) -> Wish:
     """The wish of a role that has workers."""
     if size.ready == 0:
@@ -68,16 +95,18 @@ def wish_of(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) 
     if heard.silent >= heard.workers:
         return _held(size, rules.METRICS, f"none of {size.ready} ready workers gives numbers that can be used")
     over = [signal for signal in heard.signals if signal.is_over(tolerance)]
-    need = max((signal.need for signal in heard.signals if signal.is_load or signal in over), default=0.0)
-    wanted = max(1, ceil_workers(need * (1.0 + headroom)))
-    lifted = need * (1.0 + headroom) > (size.asked - size.lost) * (1.0 + tolerance) and headroom > 0.0
+    need = _need_of([signal for signal in heard.signals if signal.is_load or signal in over], headroom)
+    lifted = need.with_headroom > (size.asked - size.lost) * (1.0 + tolerance) and headroom > 0.0
+    if (over or lifted) and (queue := being_worked_off(heard.signals, tolerance)) is not None:
+        seconds = f"it falls by {short(queue.falls)} a second and is under it in {queue.worked_off_seconds():.0f} s"
+        return _held(size, rules.NEED, f"{queue.said()}, but {seconds}")
     if over or lifted:
-        return _growth(size, over, need, wanted)
+        return _growth(size, over, need)
     under = all(signal.is_under() for signal in heard.signals)
     if under and heard.unheard:
         return _held(size, rules.METRICS, f"{heard.unheard} ready workers give no numbers that can be used: none is taken away")
     if under and all(signal.is_under(tolerance) for signal in heard.signals):
-        return _shrinkage(size, heard, need, wanted)
+        return _shrinkage(size, heard, need)
     near = [signal for signal in heard.signals if signal.is_over() or (under and not signal.is_under(tolerance))]
     if not near:
         return Wish(size.asked)
@@ -93,35 +122,41 @@ def _wish_without_ready(size: RoleSize) -> Wish:
     return Wish(size.asked + 1, (Step(rules.NEED, size.role, size.asked, size.asked + 1, why),))
 
 
-def _growth(size: RoleSize, over: Sequence[Signal], need: float, wanted: int) -> Wish:
-    plain = max(1, ceil_workers(need)) + size.lost
-    goal = wanted + size.lost
-    why = _said(over) if over else f"{need:.2f} workers are busy up to their line"
-    if size.lost:
-        why += f"; {size.lost} that are asked for will not come"
+def _growth(size: RoleSize, over: Sequence[Signal], need: _Need) -> Wish:
+    plain = max(1, ceil_workers(need.plain)) + size.lost
+    goal = need.wanted + size.lost
+    why = _said(over) if over else f"{short(need.plain)} workers are busy up to their line"
+    lost = f", and {size.lost} that are asked for will not come" if size.lost else ""
     if goal <= size.asked:
         if goal <= size.ready:
-            return _held(size, rules.PENDING, f"{why}: workers that became ready a moment ago have not taken their part yet")
-        return _held(size, rules.PENDING, f"{why}: {goal} are needed and {size.asked} are asked for, {size.ready} of them ready")
+            return _held(size, rules.PENDING, f"{why}: the workers have not had their part for {rules.GRACE_ROUNDS} scrapes{lost}")
+        return _held(size, rules.PENDING, f"{why}: {goal} are needed and {size.asked} are asked for, {size.ready} of them ready{lost}")
     steps = []
     if plain > size.asked:
-        steps.append(Step(rules.NEED, size.role, size.asked, plain, f"{why}: needs {plain}"))
+        says = f"{over[0].said()}: {over[0].sum}" if over == [need.tight] else f"{why}; {need.sum()}"
+        steps.append(
+            Step(rules.NEED, size.role, size.asked, plain, f"{says} = {short(need.plain)}, needs {ceil_workers(need.plain)}{lost}")
+        )
     if goal > plain:
-        steps.append(Step(rules.HEADROOM, size.role, max(size.asked, plain), goal, f"{goal - plain} above the need of {need:.2f} workers"))
+        says = f"{goal - plain} above the need: {need.sum()}, x {1.0 + need.headroom:g} = {short(need.with_headroom)}"
+        steps.append(Step(rules.HEADROOM, size.role, max(size.asked, plain), goal, says))
     return Wish(goal, tuple(steps))
 
 
-def _shrinkage(size: RoleSize, heard: Heard, need: float, wanted: int) -> Wish:
-    safe = max(safe_workers(signal, heard.workers) for signal in heard.signals)
-    plain, goal = _least(size, wanted), _least(size, max(wanted, safe))
+def _shrinkage(size: RoleSize, heard: Heard, need: _Need) -> Wish:
+    tight = max(heard.signals, key=lambda signal: safe_workers(signal, heard.workers))
+    safe = safe_workers(tight, heard.workers)
+    plain, goal = _least(size, need.wanted), _least(size, max(need.wanted, safe))
     if plain >= size.asked:
         return Wish(size.asked)
-    why = f"{_said(heard.signals)}: {need:.2f} workers are busy up to their line"
+    headroom = f", x {1.0 + need.headroom:g} for headroom" if need.headroom and need.plain else ""
+    unready = "" if size.ready >= size.asked else f"; {size.ready} of {size.asked} are ready, and any of them could go"
+    why = f"{_said(heard.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs {need.wanted}{unready}"
     steps = [Step(rules.NEED, size.role, size.asked, plain, why)]
     if goal > plain:
-        tight = max(heard.signals, key=lambda signal: safe_workers(signal, heard.workers))
-        says = f"{tight.name} of the busiest worker is {tight.peak:.3g}: fewer than {safe} ready workers would bring it to {tight.up:.3g}"
-        steps.append(Step(rules.SAFETY, size.role, plain, goal, says))
+        load = tight.peak * heard.workers / (safe - 1)
+        sum_ = f"{short(tight.peak)} x {heard.workers} / {safe - 1} = {short(load)} is not under {short(tight.up)}"
+        steps.append(Step(rules.SAFETY, size.role, plain, goal, f"{tight.name} of the busiest worker with fewer than {safe}: {sum_}"))
     return Wish(goal, tuple(steps))
 
 

@@ -3,7 +3,8 @@
 A gauge is the mean of the rounds of the last few intervals, so that one crowded
 instant moves little.  A worker with a number that cannot be (NaN,
 infinite, negative, absurd) is a worker that was not heard.  What was not heard is left
-out: sums are then too low, which `need` takes into account.
+out: sums are then too low, which `need` takes into account.  Of a worker that
+drains only its part of the prefill queue counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,10 +38,11 @@ class Totals:
     """Sums over workers, as means over rounds, of one pool or of several together.
 
     heard, unheard:  ready workers with and without fresh numbers
-    settled:         those heard that were there `GRACE_ROUNDS` rounds ago
+    settled:         those heard that were there `GRACE_ROUNDS` rounds ago; none before there are so many rounds
     busy, kv_usage:  sums of ratios: 2.5 is what two and a half workers at 100 % would show
     busiest, fullest: the greatest mean ratio of one worker
     has_gpu:         whether `busy` is a utilization of GPUs
+    waiting_change, queue_change: by how much the two queues grow in a second, as far as the same workers hold them; negative = they fall
     ttft, tpot:      (seconds, requests per second or 0 where unknown) of each worker that has one
     Rates are per second; None = not known of any worker.
     """
@@ -56,6 +58,8 @@ class Totals:
     busiest: float = 0.0
     fullest: float = 0.0
     has_gpu: bool = False
+    waiting_change: float = 0.0
+    queue_change: float = 0.0
     request_rate: float | None = None
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
@@ -69,18 +73,13 @@ class Totals:
         """Prompt tokens per second that one worker prefills while it is busy; None = not measured."""
         return _over(self.prefill_token_rate, self.prefill_busy_rate)
 
-    @property
-    def decode_speed(self) -> float | None:
-        """Tokens per second that one worker generates while it is busy; None = not measured."""
-        return _over(self.generation_token_rate, self.busy)
-
 
 _MOST = 1e12  # of anything that a worker can count; more is no number of a worker
 _LEAST = 1e-9  # a rate below it is none
 _MOST_RATIO = 1.5  # clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
 
 _RATES = ("request_rate", "prompt_token_rate", "prefill_token_rate", "prefill_busy_rate", "generation_token_rate")
-_SUMS = ("num_waiting", "queue_requests", "queue_tokens", "busy", "kv_usage")
+_SUMS = ("num_waiting", "queue_requests", "queue_tokens", "busy", "kv_usage", "waiting_change", "queue_change")
 
 
 def read_pools(facts: Iterable[PoolFacts], windows: Windows, fresh: Freshness) -> dict[PoolKey, Totals]:
@@ -95,28 +94,58 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> T
     if not rounds:
         totals.unheard = facts.ready
         return totals
-    newest = [worker for worker in rounds[0].workers if _is_sane(worker)]
+    there = [_Round(sample, facts.leaving) for sample in rounds]
+    newest = there[0].staying
     totals.heard = len(newest)
-    silent = len(rounds[0].stale) + len(rounds[0].workers) - len(newest)
-    totals.unheard = max(silent, facts.ready - totals.heard)  # a worker that has never answered is in no round
-    before = {worker.pod for worker in _earlier(window, rounds[0]).workers}
-    totals.settled = sum(worker.pod in before for worker in newest)
+    totals.unheard = max(there[0].num_silent, facts.ready - totals.heard)  # a worker that has never answered is in no round
+    totals.settled = _num_settled(newest, window, rounds[0])
     ratios: dict[str, list[tuple[float, float]]] = {}
-    for sample in rounds:
-        for worker in sample.workers:
-            if _is_sane(worker):
-                _add(totals, worker, len(rounds))
-                ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_usage_ratio))
+    for each in there:
+        for worker in each.staying:
+            _add(totals, worker, len(rounds))
+            ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_usage_ratio))
+        for worker in (*each.staying, *each.leaving):
+            totals.queue_requests += worker.queue_requests / len(rounds)
+            totals.queue_tokens += worker.queue_tokens / len(rounds)
     totals.busiest = max((sum(busy for busy, _ in each) / len(each) for each in ratios.values()), default=0.0)
     totals.fullest = max((sum(usage for _, usage in each) / len(each) for each in ratios.values()), default=0.0)
+    _add_changes(totals, there[0], there[min(rules.GRACE_ROUNDS, len(there) - 1)])
     _add_rates(totals, newest)
     return totals
 
 
-def _earlier(window: Sequence[Sample], newest: Sample) -> Sample:
-    """The round of `GRACE_ROUNDS` before the newest, or the oldest there is."""
-    at = window.index(newest)
-    return window[max(0, at - rules.GRACE_ROUNDS)]
+class _Round:
+    """One round of a pool: the workers that gave numbers, those that drain apart.  num_silent: of those that stay, without numbers"""
+
+    def __init__(self, sample: Sample, leaving: frozenset[str]) -> None:
+        sane = [worker for worker in sample.workers if _is_sane(worker)]
+        self.at = sample.at
+        self.staying = [worker for worker in sane if worker.pod not in leaving]
+        self.leaving = [worker for worker in sane if worker.pod in leaving]
+        all_staying = sum(worker.pod not in leaving for worker in sample.workers)
+        self.num_silent = all_staying - len(self.staying) + sum(pod not in leaving for pod in sample.stale)
+
+
+def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sample: Sample) -> int:
+    at = window.index(sample)
+    if at < rules.GRACE_ROUNDS:
+        return 0
+    before = {worker.pod for worker in window[at - rules.GRACE_ROUNDS].workers}
+    return sum(worker.pod in before for worker in newest)
+
+
+def _add_changes(totals: Totals, now: _Round, before: _Round) -> None:
+    """Of workers that are in both rounds: of one that was not heard once, the queue neither came nor went."""
+    seconds = now.at - before.at
+    if seconds <= 0.0:
+        return
+    old = {worker.pod: worker for worker in (*before.staying, *before.leaving)}
+    for worker in now.staying:
+        if worker.pod in old:
+            totals.waiting_change += (worker.num_waiting - old[worker.pod].num_waiting) / seconds
+    for worker in (*now.staying, *now.leaving):
+        if worker.pod in old:
+            totals.queue_change += (worker.queue_requests - old[worker.pod].queue_requests) / seconds
 
 
 def _busy(worker: WorkerSample) -> float:
@@ -139,8 +168,6 @@ def _is_sane(worker: WorkerSample) -> bool:
 def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
     totals.has_gpu |= worker.gpu_ratio is not None
     totals.num_waiting += worker.num_waiting / num_rounds
-    totals.queue_requests += worker.queue_requests / num_rounds
-    totals.queue_tokens += worker.queue_tokens / num_rounds
     totals.busy += _busy(worker) / num_rounds
     totals.kv_usage += worker.kv_usage_ratio / num_rounds
     weight = worker.request_rate if _is_known(worker.request_rate) else 0.0

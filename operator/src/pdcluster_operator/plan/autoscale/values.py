@@ -12,6 +12,17 @@ PoolKey = tuple[str, str]
 """(role, pool)"""
 
 
+def short(value: float | None) -> str:
+    """A number for a person: three digits, or all before the point.
+
+    >>> short(0.70344), short(23.07), short(1998.0), short(None)
+    ('0.703', '23.1', '1998', 'unknown')
+    """
+    if value is None:
+        return "unknown"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
 @dataclass(frozen=True)
 class WorkerSample:
     """What one worker said of itself in one scrape.
@@ -69,6 +80,8 @@ class PoolFacts:
     unschedulable_top:      how many of these are the highest ordinals without a gap: the ones that a smaller StatefulSet removes
     unschedulable_seconds:  how long the one that has waited longest has; 0 = none waits
     fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
+    top:                    what its StatefulSet still asks for while it waits for drains: a pod below them that is lost comes again
+    leaving:                pods that drain and are still scraped: of what they say only their part of the prefill queue counts
     """
 
     role: str
@@ -82,6 +95,8 @@ class PoolFacts:
     unschedulable_top: int = 0
     unschedulable_seconds: float = 0.0
     fault: str | None = None
+    top: int = 0
+    leaving: frozenset[str] = frozenset()
 
     @property
     def key(self) -> PoolKey:
@@ -145,14 +160,16 @@ class Problem:
 class Memory:
     """What the autoscaler carries from one decision to the next.  Losing it (a restart) only makes it wait longer.
 
-    wishes:  of every role the recommendations of the last `scaleDown.windowSeconds` (or `scaleUp`'s), as (at, workers)
+    wishes:  of every role what it has wished since it wishes to go one way, as in `pace`
     sizes:   of every role the workers that were asked for then: another size starts its agreement anew
     backoff: until when nothing more is asked of a GPU type that has no room
+    at:      when the decision was made
     """
 
     wishes: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     backoff: Mapping[str, float] = field(default_factory=dict)
+    at: float = 0.0
 
 
 @dataclass(frozen=True)
