@@ -129,7 +129,9 @@ def test_probes_and_metrics_are_on_the_port_that_the_operator_is_told() -> None:
         "readinessProbe": "/readyz",
     }
     assert {probe["port"] for probe in probes.values()} == {"http"}
-    assert only(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "10s"}]
+    assert only(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"] == [
+        {"port": "http", "path": "/metrics", "interval": "10s", "honorLabels": True}  # series of a PDCluster keep its namespace
+    ]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -1,5 +1,6 @@
 """The commands that explain: why, plan and autoscale replay.  They change nothing."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,7 @@ def why_command(
     try:
         place = Place(kubeconfig, context, namespace)
         body = object_of_cluster(place, name or "") if file is None else object_of_file(file, name)
-        typer.echo(render_why(body, last))
+        typer.echo(render_why(body, last, datetime.now(UTC)))
     except StartError as e:
         raise failed(e) from e
 

@@ -63,6 +63,8 @@ def _blocks(found: Preview) -> Iterator[str]:
     if found.before is not None:
         yield textwrap.fill(_revision(found), WIDTH)
     yield _pools(found)
+    if said := _scaling(found):
+        yield said
     yield _accelerators(found)
 
 
@@ -85,6 +87,22 @@ def _pools(found: Preview) -> str:
         came = "comes" if pool.before is None else "goes" if pool.after is None else ""
         rows.append(("/".join(pool.key), pool.gpu, _number(pool.before), _number(pool.after), pool.note or came))
     return "\n".join(table(("POOL", "GPU", "NOW", "THEN", "NOTE"), rows, right=(2, 3)))
+
+
+def _scaling(found: Preview) -> str:
+    """Who decides the sizes from then on, and what would stand in the autoscaler's way; empty = as it was, without an autoscaler."""
+    before, after = found.mode
+    if after == "On":
+        text = "autoscale.mode is On: THEN is what the autoscaler begins with, whatever the load is; from there it decides by metrics."
+    elif before == "On":
+        text = (
+            f"autoscale.mode was On and is {after}: pools keep their sizes until somebody scales them or their replicas change in the file."
+        )
+    elif after == "Advise":
+        text = "autoscale.mode is Advise: status.autoscaling shows what would be done, and nothing is."
+    else:
+        return ""
+    return "\n".join(textwrap.fill(line, WIDTH) for line in (text, *(f"{reason}: {message}" for reason, message in found.problems)))
 
 
 def _accelerators(found: Preview) -> str:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdcluster_operator.api.errors import StartError
-from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_operator.cli.why import record_lines
 from pdcluster_operator.replay.plot import draw, require_matplotlib
 from pdcluster_operator.replay.run import Moment, replay
-from pdcluster_operator.replay.speeds import Speeds
+from pdcluster_operator.replay.speeds import ESTIMATED, Speeds
 from pdcluster_operator.replay.summary import said, summarize
 from pdcluster_operator.replay.table import write_table
 from pdcluster_operator.replay.trace import read_trace
@@ -32,12 +32,28 @@ def run_replay(request: ReplayRequest) -> list[str]:
     spec = request.cluster.spec
     moments = list(replay(spec, read_trace(request.trace), request.speeds))
     lines = said(summarize(moments, float(spec.autoscale.interval_seconds)))
+    lines += _speeds_remark(spec, request.speeds)
     if request.out is None:
         return lines
     try:
         return [*lines, *_written(request, moments, request.out)]
     except OSError as e:
         raise StartError(f"{request.out}: cannot be written: {e.strerror or e}; give another folder with --out", exit_code=1) from e
+
+
+def _speeds_remark(spec: PDClusterSpec, speeds: Speeds) -> list[str]:
+    """That a speed is an estimate for another accelerator than the first pool of its role has."""
+    defaults = Speeds()
+    decode = (speeds.step_seconds, speeds.stream_seconds, speeds.kv_tokens)
+    is_default = {
+        "prefill": speeds.prefill_tokens_per_second == defaults.prefill_tokens_per_second,
+        "decode": decode == (defaults.step_seconds, defaults.stream_seconds, defaults.kv_tokens),
+    }
+    firsts = {role: declared.pools[0].gpu for role, declared in spec.roles.present().items()}
+    wrong = [f"{firsts[role]} as for {gpu}" for role, gpu in ESTIMATED.items() if is_default[role] and firsts[role] != gpu]
+    if not wrong:
+        return []
+    return [f"estimated speeds     taken for {' and '.join(wrong)}: give your own before you believe a figure (see --help)"]
 
 
 def _written(request: ReplayRequest, moments: list[Moment], folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
-"""`pdctl why`: the autoscaler's decisions, from metric values over rules to replicas."""
+"""`pdctl why`: what is there now, and the autoscaler's decisions, from metric values over rules to replicas."""
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import yaml
 
 from pdcluster_operator.api.errors import StartError
 from pdcluster_operator.cli.live import Place, read_object
+from pdcluster_operator.cli.present import present_lines
 from pdcluster_operator.cli.source import read_text
 from pdcluster_operator.cli.table import table
 from pdcluster_operator.plan.autoscale.explain import COLUMNS, Record, explained, read_record, summary
@@ -51,19 +53,31 @@ def object_of_file(path: Path, name: str | None) -> Body:
     return body
 
 
-def render_why(body: Body, last: int) -> str:
-    """The newest decisions.  Raises StartError when there are none, with what to do about it."""
+def render_why(body: Body, last: int, now: datetime) -> str:
+    """What is there and what stands in the way, then the newest decisions.
+
+    now: for schedules.  Raises StartError where there is no decision, with what to do about it.
+    """
     written = _section(body, "status", "autoscaling")
     mode = _section(body, "spec", "autoscale").get("mode") or written.get("mode")
+    told = list(_told(written))
+    name = str(_section(body, "metadata").get("name", "this cluster"))
+    if not told:
+        raise StartError("\n".join([_nothing(name, mode), *present_lines(body, (), now)]), exit_code=1)
+    present = present_lines(body, [record for record, _ in told], now)
+    blocks = ["\n".join(record_lines(name, manner, record)) for record, manner in told[:last]]
+    more = len(told) - last
+    hint = [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(told)}"] if more > 0 else []
+    return "\n\n".join([*(["\n".join([f"{name}, autoscale.mode {mode}", *present])] if present else []), *blocks, *hint])
+
+
+def _told(written: Body) -> Iterator[tuple[Record, object]]:
+    """Decisions with the mode that they were taken in, the newest first; None = not known."""
     entries = written.get("lastDecisions")
-    records = [record for entry in (entries if isinstance(entries, list) else []) if (record := read_record(entry)) is not None]
-    name = _section(body, "metadata").get("name", "this cluster")
-    if not records:
-        raise StartError(_nothing(str(name), mode), exit_code=1)
-    blocks = ["\n".join(record_lines(str(name), mode, record)) for record in records[:last]]
-    more = len(records) - last
-    hint = [f"{more} earlier {'decision' if more == 1 else 'decisions'}: --last {len(records)}"] if more > 0 else []
-    return "\n\n".join([*blocks, *hint])
+    for number, entry in enumerate(entries if isinstance(entries, list) else []):
+        record = read_record(entry)
+        if record is not None:  # a change of the mode is followed by a decision, so the newest was taken in the mode of the status
+            yield record, entry.get("mode") or (written.get("mode") if number == 0 else None)
 
 
 def _section(body: Body, *path: str) -> Body:
@@ -75,14 +89,14 @@ def _section(body: Body, *path: str) -> Body:
 
 def _nothing(name: str, mode: object) -> str:
     if mode in ("On", "Advise"):
-        return f"{name} has no decision yet: the first comes within a few intervals; look at the conditions in `kubectl describe pdc`"
+        return f"{name} has no decision yet: the first comes within a few intervals of the first ready worker"
     if mode is None:
         return f"{name} has no decision: autoscaling is off; set spec.autoscale.mode to Advise (only shown) or On (carried out)"
     return f"{name} has no decision: spec.autoscale.mode is {mode}; set it to Advise (only shown) or On (carried out)"
 
 
 def record_lines(name: str, mode: object, record: Record) -> Iterator[str]:
-    """One decision: a line with its time and what changed, and the table.  mode: of the cluster, None = not said"""
+    """One decision: a line with its time and what changed, and the table.  mode: that it was taken in, None = not known"""
     manner = {"On": "carried out", "Advise": "advice only"}.get(str(mode), "")
     changed = summary(record.decision) or "no pool changes"
     yield f"{name}, {record.at:%Y-%m-%d %H:%M:%S} UTC{f', {manner}' if manner else ''}: {changed}"

@@ -15,9 +15,11 @@ from pdcluster_operator.api.load import load
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.local.run_directory import write_yaml
 from pdcluster_operator.manifests.worker_config import policy_file
+from pdcluster_operator.plan.local import scaling_remark
 
 _LOOK_SECONDS = 1.0
 _POLICY_SECTIONS = ("routing", "qos")
+_UNREAD_SECTIONS = ("autoscale",)  # that nobody reads on one machine: an edit of them needs no restart
 _Stamp = tuple[int, int, int]
 
 
@@ -54,10 +56,14 @@ class PolicyWatcher:
         fixed = restart_fields(self._cluster, edited)
         if fixed:
             self._report(f"edit refused, the last good policy stays: {', '.join(fixed)} changed; restart to apply")
-        elif policy_file(edited) != policy_file(self._cluster):
+            return
+        remark, before = scaling_remark(edited), self._cluster
+        if policy_file(edited) != policy_file(before):
             write_yaml(self._target, policy_file(edited))
-            self._cluster = edited
             self._report("policy updated")
+        self._cluster = edited
+        if remark and edited.spec.autoscale != before.spec.autoscale:
+            self._report(remark)
 
 
 def restart_fields(running: PDCluster, edited: PDCluster) -> list[str]:
@@ -70,7 +76,7 @@ def _fixed_part(cluster: PDCluster) -> dict[str, Any]:
     for name, role in cluster.spec.roles.present().items():  # of a role's engine only what it was given counts
         spec["roles"][name]["engine"] = role.engine.model_dump(by_alias=True, exclude_unset=True)
     identity = {"name": cluster.metadata.name, "namespace": cluster.metadata.namespace}
-    return {"metadata": identity, "spec": {key: value for key, value in spec.items() if key not in _POLICY_SECTIONS}}
+    return {"metadata": identity, "spec": {key: value for key, value in spec.items() if key not in _POLICY_SECTIONS + _UNREAD_SECTIONS}}
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:

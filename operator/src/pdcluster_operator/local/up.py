@@ -31,7 +31,7 @@ from pdcluster_operator.local.site import Site, find_model, write_policy, write_
 from pdcluster_operator.local.state import make_state
 from pdcluster_operator.local.supervisor import CONFIGURATION_ERROR, Supervisor
 from pdcluster_operator.local.watcher import Watcher
-from pdcluster_operator.plan.local import LocalPlan, plan_local
+from pdcluster_operator.plan.local import LocalPlan, plan_local, scaling_remark
 
 _ETCD_END_SECONDS = 5.0  # it only closes files; later it is killed
 WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
@@ -107,6 +107,8 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
     name, namespace = cluster.metadata.name, cluster.metadata.namespace
     run = RunDirectory.create(prepared.request.state_dir, name)
     screen.say(f"{name}: starting revision {plan.revision}, one process per worker: {len(plan.processes)}; logs in {run.logs}")
+    if remark := scaling_remark(cluster):
+        screen.say(remark)
     async with _etcd(cluster, run, screen) as (endpoints, etcd):
         site = Site(run, prepared.model_path, endpoints, make_certificates(run.certificates), prepared.request.command)
         write_policy(cluster, site)

@@ -23,6 +23,7 @@ class Alert:
     lasting:       how long it must hold
     runbook:       what to look at and what to change
     needs_prefill: only where there is a prefill role
+    needs_autoscaler: only where it is not off; the operator's own metrics say it, where they are scraped
     """
 
     name: str
@@ -33,17 +34,24 @@ class Alert:
     description: str
     runbook: str
     needs_prefill: bool = False
+    needs_autoscaler: bool = False
 
 
-def alerts_of(ingress_role: str) -> tuple[Alert, ...]:
-    """The alerts that make sense for a cluster with this ingress role."""
-    return tuple(alert for alert in ALERTS if ingress_role == "decode" or not alert.needs_prefill)
+def alerts_of(ingress_role: str, *, is_autoscaled: bool) -> tuple[Alert, ...]:
+    """The alerts that make sense for a cluster with this ingress role, with or without the autoscaler."""
+    fitting = (alert for alert in ALERTS if ingress_role == "decode" or not alert.needs_prefill)
+    return tuple(alert for alert in fitting if is_autoscaled or not alert.needs_autoscaler)
+
+
+def _in_the_way(reasons: str) -> str:
+    return f'max by (reason) (pdcluster_operator_autoscale_problems{{$scope,reason=~"{reasons}"}}) > 0'
 
 
 def _burning(histogram: str, bound: str) -> str:
     return " and ".join(f"{share_above(histogram, bound, window)} > {_BURNING:g}" for window in ("1h", "5m"))
 
 
+_SCALE = "(kubectl scale pdps/...; with autoscale.mode On its maxReplicas or the budget, see `pdctl why`)"
 _REFUSED = 'sum(rate(pdcluster_request_rejected_total{$scope,reason=~"queue_full|not_ready|no_prefill_worker"}[5m]))'
 _SUCCEEDED = "(sum(rate(pdcluster_request_success_total{$scope}[5m])) or vector(0))"  # no series before the first success
 _QUEUE = "sum(pdcluster_prefill_queue_tokens{$scope})"
@@ -70,8 +78,7 @@ ALERTS = (
         expression=f"{_REFUSED} / ({_REFUSED} + {_SUCCEEDED}) > {_ALLOWED:g}",
         summary="requests are answered 503",
         description="More than 5 % of the requests of the last 5 minutes were refused: queues are full, or workers are not ready.",
-        runbook="Scale the ingress pool (kubectl scale pdps/...). "
-        "Raise qos.admission.maxQueuedRequests only if a longer wait is better than a refusal.",
+        runbook=f"Scale the ingress pool {_SCALE}. Raise qos.admission.maxQueuedRequests only if a longer wait is better than a refusal.",
     ),
     Alert(
         name="PDClusterSlowFirstToken",
@@ -80,7 +87,8 @@ ALERTS = (
         expression=_burning("time_to_first_token_seconds", TTFT_BOUND),
         summary="first tokens come late",
         description=f"More than {_BURNING:.0%} of requests waited over {TTFT_BOUND} s for the first token, for an hour and still now.",
-        runbook="The dashboard's parts of the time to first token say where it goes: queue = scale prefill, transfer = see the network.",
+        runbook="The dashboard's parts of the time to first token say where it goes: transfer = see the network, "
+        f"queue = scale prefill {_SCALE}.",
     ),
     Alert(
         name="PDClusterSlowOutputTokens",
@@ -89,7 +97,7 @@ ALERTS = (
         expression=_burning("time_per_output_token_seconds", TPOT_BOUND),
         summary="output tokens come slowly",
         description=f"More than {_BURNING:.0%} of requests took over {TPOT_BOUND} s for each output token, for an hour and still now.",
-        runbook="Scale decode; or make its steps shorter with a lower engine.maxSequences or routing.offload.prefillLengthThreshold.",
+        runbook=f"Scale decode {_SCALE}; or lower engine.maxSequences or routing.offload.prefillLengthThreshold.",
     ),
     Alert(
         name="PDClusterPrefillQueueGrowing",
@@ -99,7 +107,7 @@ ALERTS = (
         expression=f"{_QUEUE} / sum(rate(pdcluster_prefill_tokens_total{{$scope}}[5m])) > 30 and {_QUEUE} > 0",
         summary="prompts wait to be computed",
         description="The prefill queue holds more than 30 s of work at the present pace.",
-        runbook="Scale the pool that prefills (kubectl scale pdps/...). If it computes nothing at all, see the logs of its pods.",
+        runbook=f"Scale the pool that prefills {_SCALE}. If it computes nothing at all, see the logs of its pods.",
     ),
     Alert(
         name="PDClusterNoPrefillWorker",
@@ -149,7 +157,7 @@ ALERTS = (
         expression='avg by (role, pool) (pdcluster_kv_cache_usage_ratio{$scope,role="$ingress"}) > 0.95',
         summary="the KV cache is full",
         description="Workers of {{ $labels.role }}/{{ $labels.pool }} use more than 95 % of their KV blocks: new requests wait.",
-        runbook="Scale the pool, or give each worker more with engine.kvCacheMemory.",
+        runbook=f"Scale the pool {_SCALE}, or give each worker more with engine.kvCacheMemory.",
     ),
     Alert(
         name="PDClusterPreemptions",
@@ -158,6 +166,67 @@ ALERTS = (
         expression="sum by (role, pool) (rate(pdcluster_preemptions_total{$scope}[10m])) > 0.1",
         summary="requests are preempted and computed again",
         description="Workers of {{ $labels.role }}/{{ $labels.pool }} preempt more than one request in 10 s, for lack of KV blocks.",
-        runbook="Scale the pool, raise engine.kvCacheMemory, or lower engine.maxSequences.",
+        runbook=f"Scale the pool {_SCALE}, raise engine.kvCacheMemory, or lower engine.maxSequences.",
+    ),
+    Alert(
+        name="PDClusterDrainSlow",
+        severity="warning",
+        lasting="1h",
+        expression="max by (pod) (pdcluster_draining{$scope}) > 0",
+        summary="a worker has drained for an hour",
+        description="{{ $labels.pod }} is to go and still holds requests or transfers; it keeps its accelerator until they end.",
+        runbook="It takes as long as its longest answer. rollout.drainTimeoutSeconds sets a limit; `kubectl delete pod` ends it within "
+        "rollout.gracePeriodSeconds.",
+    ),
+    Alert(
+        name="PDClusterDrainCut",
+        severity="warning",
+        lasting="0m",
+        expression="sum(increase(pdcluster_operator_drains_cut_total{$scope}[15m])) > 0",
+        summary="workers were scaled away before they had drained",
+        description="rollout.drainTimeoutSeconds was over: requests that they held ended with them, or within the grace period.",
+        runbook="The events DrainCut name the pods. Raise rollout.drainTimeoutSeconds above the time of the longest answer, or remove it.",
+    ),
+    Alert(
+        name="PDClusterAutoscalerMetricsMissing",
+        severity="warning",
+        lasting="10m",
+        expression=_in_the_way("MetricsMissing"),
+        summary="the autoscaler gets no numbers",
+        description="Ready workers give no numbers that can be used ({{ $labels.reason }}): their role does not shrink, or holds.",
+        runbook="See the condition MetricsMissing, pdcluster_operator_scrape_misses_total by reason, and the network between the "
+        "operator's pod and port 8000 of the workers.",
+        needs_autoscaler=True,
+    ),
+    Alert(
+        name="PDClusterAutoscalerCapacityShort",
+        severity="warning",
+        lasting="15m",
+        expression=_in_the_way("CapacityShort"),
+        summary="no node takes the workers that are needed",
+        description="The autoscaler needs workers of a type that has no room ({{ $labels.reason }}), and no other pool of the role grows.",
+        runbook="The condition CapacityShort names the type and the number: add nodes, free some, or give the role a pool of another type.",
+        needs_autoscaler=True,
+    ),
+    Alert(
+        name="PDClusterAutoscalerLimited",
+        severity="warning",
+        lasting="15m",
+        expression=_in_the_way("ScalingLimited"),
+        summary="a role needs more workers than its limits allow",
+        description="By its metrics a role needs more workers than it may have ({{ $labels.reason }}): requests are slower than need be.",
+        runbook="The condition ScalingLimited names the limit: raise the pool's maxReplicas (a schedule may have its own), "
+        "autoscale.budget or autoscale.ratio.",
+        needs_autoscaler=True,
+    ),
+    Alert(
+        name="PDClusterAutoscalerConfined",
+        severity="warning",
+        lasting="30m",
+        expression=_in_the_way("RatioConstraintViolated|BudgetTooSmall|BoundsConflict"),
+        summary="the limits of the autoscaler exclude each other",
+        description="{{ $labels.reason }}: no sizes within bounds, budget and ratio exist; the nearest ones are taken.",
+        runbook="The condition of that name says which limit to widen: autoscale.ratio, autoscale.budget, or bounds of a pool or schedule.",
+        needs_autoscaler=True,
     ),
 )

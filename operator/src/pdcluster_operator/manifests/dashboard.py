@@ -18,12 +18,13 @@ _UID_LENGTH = 32  # Grafana takes 40
 def dashboard_config(cluster: PDCluster, owner: Owner) -> Manifest:
     """The ConfigMap, with one JSON file."""
     labels = {**cluster.spec.monitoring.labels, "grafana_dashboard": "1", **cluster_labels(owner.name, "ingress")}
-    data = {f"pdcluster-{owner.namespace}-{owner.name}.json": json.dumps(_dashboard(owner, cluster.spec.ingress_role), indent=1)}
+    data = {f"pdcluster-{owner.namespace}-{owner.name}.json": json.dumps(_dashboard(cluster, owner), indent=1)}
     return new_object("v1/ConfigMap", f"{owner.name}-dashboard", owner, labels, data=data)
 
 
-def _dashboard(owner: Owner, ingress_role: str) -> Manifest:
-    where = f"{owner.namespace}/{owner.name}"
+def _dashboard(cluster: PDCluster, owner: Owner) -> Manifest:
+    where, role = f"{owner.namespace}/{owner.name}", cluster.spec.ingress_role
+    panels = panels_of(role, is_autoscaled=cluster.spec.autoscale.mode != "Off")
     return {
         "uid": hashlib.sha256(where.encode()).hexdigest()[:_UID_LENGTH],  # a dashboard that is made again keeps its address
         "title": f"PDCluster {where}",
@@ -33,7 +34,7 @@ def _dashboard(owner: Owner, ingress_role: str) -> Manifest:
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}]},
-        "panels": [_panel(index, panel, owner, ingress_role) for index, panel in enumerate(panels_of(ingress_role))],
+        "panels": [_panel(index, panel, owner, role) for index, panel in enumerate(panels)],
     }
 
 

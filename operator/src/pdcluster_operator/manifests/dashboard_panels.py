@@ -22,18 +22,24 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One graph.  needs_prefill: only where there is a prefill role."""
+    """One graph.
+
+    needs_prefill:    only where there is a prefill role
+    needs_autoscaler: only where it is not off; the operator's own metrics show it, where they are scraped
+    """
 
     title: str
     description: str
     unit: str
     queries: tuple[Query, ...]
     needs_prefill: bool = False
+    needs_autoscaler: bool = False
 
 
-def panels_of(ingress_role: str) -> tuple[Panel, ...]:
-    """The panels that make sense for a cluster with this ingress role."""
-    return tuple(panel for panel in PANELS if ingress_role == "decode" or not panel.needs_prefill)
+def panels_of(ingress_role: str, *, is_autoscaled: bool) -> tuple[Panel, ...]:
+    """The panels that make sense for a cluster with this ingress role, with or without the autoscaler."""
+    fitting = (panel for panel in PANELS if ingress_role == "decode" or not panel.needs_prefill)
+    return tuple(panel for panel in fitting if is_autoscaled or not panel.needs_autoscaler)
 
 
 def _quantiles(histogram: str) -> tuple[Query, ...]:
@@ -75,7 +81,7 @@ _USERS = (
 )
 _QUEUES = (
     Panel("Requests running", "In the engines.", "short", _total("num_requests_running")),
-    Panel("Requests waiting", "In the engines, and for a credit.", "short", _total("num_requests_waiting")),
+    Panel("Requests waiting", "For the engines.", "short", _total("num_requests_waiting")),
     Panel("Prefill queue, requests", "Each pool's part; the sum is the queue.", "short", _total("prefill_queue_requests")),
     Panel("Prefill queue, tokens", "Each pool's part; the sum is the queue.", "short", _total("prefill_queue_tokens")),
     Panel("Prompt tokens", "Of admitted requests, per second.", "short", (_rate("prompt_tokens"),)),
@@ -100,4 +106,69 @@ _ENGINES = (
     Panel("Engine steps", "Per second.", "short", (_rate("engine_steps"),)),
     Panel("Engine time", "Seconds per second: on prefill, on decode, outside the model.", "percentunit", _ENGINE_TIME),
 )
-PANELS = (*_USERS, *_QUEUES, *_TRANSFERS, *_ENGINES)
+
+
+def _operator(metric: str, by: str, legend: str, over: str = "max") -> Query:
+    """A gauge of the operator's; one replica of it has any."""
+    return Query(f"{over} by ({by}) (pdcluster_operator_{metric}{{$scope}})", legend)
+
+
+def _counted(metric: str, by: str = "", legend: str = "") -> Query:
+    """How much a counter of the operator's went up."""
+    over = f"sum by ({by})" if by else "sum"
+    return Query(f"{over} (increase(pdcluster_operator_{metric}_total{{$scope}}[{_WINDOW}]))", legend)
+
+
+_READY = Query(f"count by ({_BY}) (pdcluster_num_requests_running{{$scope}})", f"{_POOL} scraped")
+_SIZES = (
+    Panel(
+        "Workers",
+        "That the autoscaler's last decision asks for, or recommends, and those that answer Prometheus.",
+        "short",
+        (_operator("autoscale_replicas", _BY, f"{_POOL} asked for"), _READY),
+        needs_autoscaler=True,
+    ),
+    Panel(
+        "Autoscaler, decisions",
+        "That changed something; `pdctl why` tells them.",
+        "short",
+        (_counted("autoscale_changes", legend="changes"),),
+        needs_autoscaler=True,
+    ),
+    Panel(
+        "In the autoscaler's way",
+        "By reason, each of which is a condition.",
+        "short",
+        (_operator("autoscale_problems", "reason", "{{reason}}"),),
+        needs_autoscaler=True,
+    ),
+    Panel(
+        "Autoscaler, age of the newest numbers",
+        "Seconds since a worker of the pool last gave good ones.",
+        "s",
+        (_operator("pool_sample_age_seconds", _BY, _POOL),),
+        needs_autoscaler=True,
+    ),
+    Panel(
+        "Autoscaler, workers read",
+        "Stale ones have missed too many scrapes.",
+        "short",
+        (_operator("pool_scraped_workers", f"{_BY}, state", f"{_POOL} {{{{state}}}}"),),
+        needs_autoscaler=True,
+    ),
+    Panel(
+        "Autoscaler, scrapes without numbers",
+        "By reason.",
+        "short",
+        (_counted("scrape_misses", "reason", "{{reason}}"),),
+        needs_autoscaler=True,
+    ),
+    Panel("Drains", "Requests and transfers that workers which are to go still hold.", "short", _total("draining")),
+    Panel(
+        "Drains cut",
+        "Workers that went before they had drained, by drainTimeoutSeconds.",
+        "short",
+        (_counted("drains_cut", legend="workers"),),
+    ),
+)
+PANELS = (*_USERS, *_QUEUES, *_TRANSFERS, *_ENGINES, *_SIZES)

@@ -12,7 +12,7 @@ def prometheus_rule(cluster: PDCluster, owner: Owner, role: str) -> Manifest:
     labels = {**cluster.spec.monitoring.labels, **cluster_labels(owner.name, "ingress")}
     group = {
         "name": f"pdcluster-{owner.namespace}-{owner.name}",
-        "rules": [_rule(alert, owner, role) for alert in alerts_of(role)],
+        "rules": [_rule(alert, owner, role) for alert in alerts_of(role, is_autoscaled=cluster.spec.autoscale.mode != "Off")],
     }
     return new_object("monitoring.coreos.com/v1/PrometheusRule", owner.name, owner, labels, spec={"groups": [group]})
 
