@@ -6,15 +6,17 @@ happen once unless a test undoes them.  A failed test leaves objects, events and
 logs under e2e/.artifacts, those of the rig in `rig` there.
 """
 
+import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from e2e.harness import ARTIFACTS, EXAMPLE, NAME, Kubernetes, kubernetes, save_state
-from e2e.rig.shell import CommandError
+from e2e.greedy import Greedy
+from e2e.harness import ARTIFACTS, EXAMPLE, LOOK_SECONDS, NAME, SELECTOR, Kubernetes, example, kubernetes, ready, save_state
+from e2e.rig.paths import CACHE
 from tests.system.waiting import wait_for
 
 READY_SECONDS = 300.0
@@ -22,6 +24,7 @@ TIMEOUT_SECONDS = 1800
 HOPELESS_SECONDS = 30.0
 _used: list[Kubernetes] = []
 _late: list[str] = []
+_notes: list[str] = []
 
 
 @pytest.fixture(scope="session")
@@ -52,19 +55,71 @@ def operator(cluster: Kubernetes) -> Kubernetes:
 def chat(operator: Kubernetes) -> Kubernetes:
     """The cluster with examples/cpu-cluster.yaml ready, one worker of each role, and a client pod."""
     operator.kubectl("apply", f"--filename={EXAMPLE}")
-    operator.kubectl("scale", f"pdps/{NAME}-decode-cpu", "--replicas=1") if _scaler_exists(operator) else None
+    if _scalers_exist(operator):
+        operator.scale(prefill=1, decode=1)
     operator.start_client()
     wait_until_ready(operator)
-    wait_for(lambda: len(operator.pods("pdcluster.io/role=decode")) == 1, READY_SECONDS, "one decode worker")
+    wait_for_workers(operator, prefill=1, decode=1)
     return operator
+
+
+FLEET_ENGINE = {
+    "maxBatchedTokens": 256,
+    "maxModelLen": 4096,
+    "kvCacheMemory": "1Gi",
+    "transferBandwidth": 40_000_000,  # slow enough that a long prompt is on its way for seconds
+}
+
+
+@pytest.fixture
+def fleet(operator: Kubernetes) -> Iterator[Kubernetes]:
+    """The example in float32, so that tokens can be compared, with two workers of each role, and a client pod."""
+    spec = example()["spec"]
+    spec["model"]["dtype"], spec["engine"] = "float32", FLEET_ENGINE
+    operator.kubectl("apply", "--filename=-", stdin=json.dumps({**example(), "spec": spec}))
+    operator.start_client()
+    wait_until_ready(operator)
+    operator.scale(prefill=2, decode=2)
+    wait_for_workers(operator, prefill=2, decode=2)
+    yield operator
+    operator.scale(prefill=1, decode=1)  # a new revision beside four workers would not find room
+    wait_for_workers(operator, prefill=1, decode=1)
+
+
+@pytest.fixture(scope="session")
+def greedy() -> Greedy:
+    """The reference for answers of the fleet."""
+    return Greedy(CACHE.model)
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Takes a line with figures of the test, to be shown at the end of the session."""
+    return lambda line: _notes.append(f"{request.node.name}: {line}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what was noted."""
+    for line in _notes:
+        terminalreporter.write_line(line)
+
+
+def wait_for_workers(operator: Kubernetes, **replicas: int) -> None:
+    """Wait until each role has so many pods, all ready, and the example is as declared."""
+
+    def is_there() -> bool:
+        found = {role: operator.pods(f"pdcluster.io/role={role}") for role in replicas}
+        return all(len(found[role]) == len(ready(found[role])) == number for role, number in replicas.items()) and operator.is_ready()
+
+    wait_for(is_there, READY_SECONDS, lambda: operator.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
 
 
 def wait_until_ready(operator: Kubernetes) -> None:
     """Wait for the example; where it did not get ready in good time once, the tests that follow soon give up."""
-    timeout = HOPELESS_SECONDS if _late else READY_SECONDS
     try:
-        operator.kubectl("wait", "--for=condition=Ready", f"pdc/{NAME}", f"--timeout={timeout:.0f}s")
-    except CommandError:
+        seconds = HOPELESS_SECONDS if _late else READY_SECONDS
+        wait_for(operator.is_ready, seconds, lambda: operator.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
+    except AssertionError:
         _late.append(NAME)
         raise
 
@@ -78,5 +133,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         save_state(_used[-1], ARTIFACTS / re.sub(r"\W+", "-", f"{item.name}-{report.when}"))
 
 
-def _scaler_exists(operator: Kubernetes) -> bool:
-    return bool(operator.kubectl("get", "pdps", f"{NAME}-decode-cpu", "--ignore-not-found", "--output=name").strip())
+def _scalers_exist(operator: Kubernetes) -> bool:
+    names = operator.kubectl("get", "pdps", f"--selector={SELECTOR}", "--output=name")
+    return len(names.split()) >= 2

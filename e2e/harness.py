@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from e2e.rig import cluster as rig
 from e2e.rig import removal
 from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
@@ -30,6 +32,7 @@ SELECTOR = f"pdcluster.io/cluster={NAME}"
 EXAMPLE = REPOSITORY / "examples" / "cpu-cluster.yaml"
 CLIENT_POD = "e2e-client"
 CLIENT_PROGRAM = Path(__file__).with_name("client_program.py")
+LOOK_SECONDS = 0.5  # between two looks of a test that waits: each costs what the workers have, too
 ARTIFACTS = Path(__file__).parent / ".artifacts"
 
 
@@ -49,6 +52,10 @@ class Kubernetes:
         """Run kubectl to its end and return its stdout.  Raises CommandError with what it said."""
         return run([*self._kubectl, *arguments], stdin=stdin)
 
+    def start(self, *arguments: object) -> "subprocess.Popen[str]":
+        """Start kubectl, to be read as it goes and ended by the caller."""
+        return subprocess.Popen([str(word) for word in (*self._kubectl, *arguments)], stdout=subprocess.PIPE, text=True)
+
     def get(self, *arguments: object) -> Json:
         """`kubectl get` as JSON: one object, or a list with `items`."""
         answer: Json = json.loads(self.kubectl("get", *arguments, "--output=json"))
@@ -66,6 +73,21 @@ class Kubernetes:
         return status.get("observedGeneration") == wanted and any(
             condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", [])
         )
+
+    def scale(self, **replicas: int) -> None:
+        """Ask for so many workers of each role of the example, as a person does it."""
+        for role, number in replicas.items():
+            self.kubectl("scale", f"pdps/{NAME}-{role}-cpu", f"--replicas={number}")
+
+    def replace(self, spec: Json) -> None:
+        """Make the example's spec this one, and nothing besides."""
+        body = {**example(), "spec": spec}
+        self.kubectl("replace", "--filename=-", stdin=json.dumps(body))
+
+    def evict(self, pod: str) -> None:
+        """Evict a pod as `kubectl drain` does.  Raises CommandError where a PodDisruptionBudget refuses it."""
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
+        self.kubectl("create", f"--raw=/api/v1/namespaces/default/pods/{pod}/eviction", "--filename=-", stdin=json.dumps(body))
 
     def helm(self, *arguments: object) -> str:
         """Run helm in the operator's namespace.  Raises CommandError."""
@@ -113,6 +135,19 @@ class Kubernetes:
     def _kubectl(self) -> tuple[object, ...]:
         program = shutil.which("kubectl") or CACHE.kubernetes / "kubectl"
         return (program, f"--kubeconfig={self.kubeconfig}")
+
+
+def example() -> Json:
+    """The object of examples/cpu-cluster.yaml."""
+    body: Json = yaml.safe_load(EXAMPLE.read_text())
+    return body
+
+
+def ready(pods: list[Json]) -> list[Json]:
+    """Those of the pods that are ready."""
+    return [
+        pod for pod in pods if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
+    ]
 
 
 @contextmanager

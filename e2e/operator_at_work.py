@@ -18,6 +18,14 @@ def operator_pod(cluster: Kubernetes) -> str:
     return names[0] if len(names) == 1 and any(holder.startswith(f"{names[0]}-") for holder in holders) else ""
 
 
+def kill_operator(cluster: Kubernetes) -> str:
+    """Kill the operator that leads, without a word to it; returns its pod's name."""
+    pod = operator_pod(cluster)
+    assert pod, "no operator leads"
+    cluster.kubectl("delete", f"pod/{pod}", f"--namespace={OPERATOR_NAMESPACE}", "--force", "--grace-period=0", "--wait=false")
+    return pod
+
+
 def num_reconciles(cluster: Kubernetes) -> float:
     """How often the operator that leads has worked on a PDCluster; 0 while none does."""
     pod = operator_pod(cluster)

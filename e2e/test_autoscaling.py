@@ -1,79 +1,157 @@
-"""Workers come and go with the load, and none that goes takes a request with it."""
+"""Each role comes and goes with its own load, within its bounds, and where no node takes a worker the request is given back."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from e2e.harness import EXAMPLE, NAME, Json, Kubernetes
+from e2e.client_program import Stories
+from e2e.harness import LOOK_SECONDS, NAME, Json, Kubernetes, example, ready
+from e2e.streams import cut, streams
 from tests.system.waiting import wait_for
 
-DECODE = "pdcluster.io/role=decode"
-SECONDS = 300.0
-CLIENTS = 12
-REQUESTS = 600
+SECONDS = 240.0
+END_SECONDS = 180.0
 # Lines that a small load on a small model crosses, and a window that a test can wait for.
-AUTOSCALE = {
+AUTOSCALE: Json = {
     "mode": "On",
     "intervalSeconds": 2,
-    "decode": {"kvUsageUp": 0.02, "kvUsageDown": 0.005},
+    "prefill": {"queueUp": 3, "queueDown": 1},
+    "decode": {"queueUp": 4, "queueDown": 1, "kvUsageUp": 0.12, "kvUsageDown": 0.04},
     "scaleDown": {"windowSeconds": 15},
-    "budget": {"total": 3},
 }
+# Short prompts, which decode workers prefill themselves, and long answers; long prompts, of which a word is the answer.
+LONG_ANSWERS = Stories(count=1000, clients=32, max_tokens=250, words=8, seconds=45)
+LONG_PROMPTS = Stories(count=1000, clients=8, max_tokens=2, words=500, seconds=45, first=5000)
+FAR: Json = {"far": {"nodeLabels": {"pdcluster.io/e2e": "no-node-has-it"}}}
 
 
 @pytest.fixture
-def autoscaled(chat: Kubernetes) -> Iterator[Kubernetes]:
-    """The example with the autoscaler on, with room for one worker more."""
-    chat.kubectl("patch", f"pdc/{NAME}", "--type=merge", f"--patch={json.dumps({'spec': {'autoscale': AUTOSCALE}})}")
+def scaled(chat: Kubernetes) -> Iterator[Kubernetes]:
+    """The example, whose spec the test replaces; at the end it is as it was."""
     yield chat
-    chat.kubectl("replace", f"--filename={EXAMPLE}")
+    chat.replace(example()["spec"])
 
 
-def num_decode(cluster: Kubernetes) -> int:
-    return len(cluster.pods(DECODE))
+def spec(decode: list[Json], **autoscale: object) -> Json:
+    """The example's with the autoscaler on, at most two prefill workers, and these decode pools."""
+    found = {**example()["spec"], "accelerators": FAR, "autoscale": {**AUTOSCALE, **autoscale}}
+    found["roles"]["prefill"]["pools"] = [pool("cpu", 1, maximum=2)]
+    found["roles"]["decode"]["pools"] = decode
+    return found
 
 
-def num_ready(cluster: Kubernetes) -> int:
-    conditions = [pod["status"].get("conditions", []) for pod in cluster.pods(DECODE)]
-    return sum(any(each["type"] == "Ready" and each["status"] == "True" for each in found) for found in conditions)
+def pool(gpu: str, minimum: int, *, maximum: int) -> Json:
+    return {"name": gpu, "gpu": gpu, "replicas": minimum, "minReplicas": minimum, "maxReplicas": maximum}
 
 
-def answers_of(load: "subprocess.Popen[str]") -> list[Json]:
-    assert load.stdout is not None
-    return [json.loads(line) for line in load.stdout]
+def num_pods(cluster: Kubernetes, role: str, gpu: str = "cpu") -> int:
+    return len(cluster.pods(f"pdcluster.io/role={role}", f"pdcluster.io/pool={gpu}"))
 
 
-def failures(answers: list[Json]) -> list[Json]:
-    return [answer for answer in answers if answer["status"] != 200 or "Paris" not in answer["text"]]
+def wait_ready(cluster: Kubernetes, number: int, role: str) -> None:
+    """Wait for so many ready workers of the role's pool on CPUs, and no pod besides."""
+
+    def is_there() -> bool:
+        found = cluster.pods(f"pdcluster.io/role={role}", "pdcluster.io/pool=cpu")
+        return len(found) == len(ready(found)) == number
+
+    wait_for(is_there, SECONDS, lambda: why(cluster) + cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
 
 
-def test_decode_grows_with_the_load_and_shrinks_after_it(autoscaled: Kubernetes) -> None:
-    wait_for(lambda: num_decode(autoscaled) == 1, SECONDS, "one decode worker to begin with")
-
-    with autoscaled.load("load", f"http://{NAME}:8000", REQUESTS, CLIENTS) as load:
-        wait_for(lambda: num_decode(autoscaled) == 2, SECONDS, lambda: autoscaled.get(f"pdc/{NAME}")["status"])
-        answers = answers_of(load)
-
-    assert (len(answers), failures(answers)) == (REQUESTS, [])
-    wait_for(lambda: num_decode(autoscaled) == 1, SECONDS, lambda: autoscaled.get(f"pdc/{NAME}")["status"])
-    why = [Path(sys.executable).with_name("pdctl"), "why", NAME, "--namespace=default", f"--kubeconfig={autoscaled.kubeconfig}"]
-    told = subprocess.run(why, capture_output=True, text=True, check=True).stdout
-    assert "kv_cache_usage" in told
+def decisions(cluster: Kubernetes) -> list[Json]:
+    """The recorded ones, the newest first."""
+    status = cluster.get(f"pdc/{NAME}").get("status", {})
+    return list(status.get("autoscaling", {}).get("lastDecisions", []))
 
 
-def test_scaling_down_under_load_fails_no_request(chat: Kubernetes) -> None:
-    chat.kubectl("scale", f"pdps/{NAME}-decode-cpu", "--replicas=2")
-    wait_for(lambda: num_ready(chat) == 2, SECONDS, lambda: chat.kubectl("get", "pods,pdc"))
+def change(cluster: Kubernetes, subject: str, before: int, after: int, rule: str = "pool") -> Json | None:
+    """The newest decision in which a rule took a pool or role from one number to another; None = there is none."""
+    wanted = {"rule": rule, "subject": subject, "before": before, "after": after}
+    return next((each for each in decisions(cluster) if any(wanted.items() <= step.items() for step in each["steps"])), None)
 
-    with chat.load("load", f"http://{NAME}:8000", REQUESTS // 4, CLIENTS // 2) as load:
-        assert load.stdout is not None
-        first = json.loads(load.stdout.readline())  # under way
-        chat.kubectl("scale", f"pdps/{NAME}-decode-cpu", "--replicas=1")
-        answers = [first, *answers_of(load)]
 
-    assert (len(answers), failures(answers)) == (REQUESTS // 4, [])
-    wait_for(lambda: num_decode(chat) == 1, SECONDS, lambda: chat.kubectl("get", "pods,pdc"))
+def reasons(decision: Json, role: str) -> set[str]:
+    """The numbers that were over their line and that the rule `need` names."""
+    over = {each["name"] for each in decision["inputs"] if each["subject"] == role and each.get("value", 0.0) > each.get("limit", inf)}
+    said = " ".join(step["why"] for step in decision["steps"] if (step["rule"], step["subject"]) == ("need", role))
+    return {name for name in over if name in said}
+
+
+def size_of(decision: Json, role: str) -> int:
+    return sum(each["replicas"] for each in decision["replicas"] if each["role"] == role)
+
+
+def why(cluster: Kubernetes) -> str:
+    """What `pdctl why` tells of the last ten decisions."""
+    pdctl = Path(sys.executable).with_name("pdctl")
+    command = [pdctl, "why", NAME, "--last=10", "--namespace=default", f"--kubeconfig={cluster.kubeconfig}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def condition(cluster: Kubernetes, kind: str) -> str | None:
+    """The message of a condition that is true."""
+    found = cluster.get(f"pdc/{NAME}").get("status", {}).get("conditions", [])
+    return next((each["message"] for each in found if each["type"] == kind and each["status"] == "True"), None)
+
+
+def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes) -> None:
+    scaled.replace(spec([pool("cpu", 1, maximum=2)]))
+
+    for role, load in (("decode", LONG_ANSWERS), ("prefill", LONG_PROMPTS)):
+        with streams(scaled, load) as running:
+            wait_ready(scaled, 2, role)
+            answers = running.wait_ended(SECONDS)
+        assert (len(answers) >= load.clients, cut(answers, load)) == (True, [])
+
+    decode, prefill = change(scaled, "decode/cpu", 1, 2), change(scaled, "prefill/cpu", 1, 2)
+    assert decode is not None
+    assert prefill is not None
+    assert reasons(decode, "decode") == {"kv_cache_usage_ratio"}
+    assert size_of(decode, "prefill") == 1
+    assert reasons(prefill, "prefill") & {"prefill_queue_requests", "engine_busy_ratio"}
+    assert not reasons(prefill, "decode")
+    wait_ready(scaled, 1, "decode")
+    wait_ready(scaled, 1, "prefill")
+    grown = [
+        step["subject"] for each in decisions(scaled) for step in each["steps"] if step["rule"] == "pool" and step["before"] < step["after"]
+    ]
+    assert sorted(grown) == ["decode/cpu", "prefill/cpu"], why(scaled)
+    told = [line.split() for line in why(scaled).splitlines()]
+    for role, name in (("decode", "kv_cache_usage_ratio"), ("prefill", "prefill_queue_requests")):
+        assert [role, "sees", name] in [words[:3] for words in told]
+        assert [f"{role}/cpu", "pool", "1", "2"] in [words[:4] for words in told]
+        assert [f"{role}/cpu", "pool", "2", "1"] in [words[:4] for words in told]
+
+
+def test_type_without_a_node_gives_its_request_back_and_another_takes_it(scaled: Kubernetes) -> None:
+    decode = [pool("cpu", 1, maximum=2), pool("far", 0, maximum=2)]
+    scaled.replace(spec(decode, cost={"far": 0.5}, capacitySeconds=5, backoffSeconds=300))
+
+    with streams(scaled, LONG_ANSWERS) as running:
+        wait_for(partial(num_pods, scaled, "decode", "far"), SECONDS, lambda: why(scaled), poll_seconds=LOOK_SECONDS)
+        told = wait_for(lambda: condition(scaled, "CapacityShort"), SECONDS, lambda: why(scaled), poll_seconds=LOOK_SECONDS)
+        wait_ready(scaled, 2, "decode")
+        answers = running.wait_ended(SECONDS)
+
+    assert cut(answers, LONG_ANSWERS) == []
+    assert "far is short of 1 worker" in told
+    assert num_pods(scaled, "decode", "far") == 0
+    for subject, before, after, rule in (("far", 0, 1, "pool"), ("far", 1, 0, "capacity"), ("cpu", 1, 2, "pool")):
+        assert change(scaled, f"decode/{subject}", before, after, rule) is not None, why(scaled)
+    wait_ready(scaled, 1, "decode")
+    assert condition(scaled, "CapacityShort") is None
+
+
+def test_bounds_are_kept_without_any_load(scaled: Kubernetes) -> None:
+    scaled.replace(spec([pool("cpu", 1, maximum=1)]))
+    wait_for(lambda: decisions(scaled), SECONDS, "the first decision", poll_seconds=LOOK_SECONDS)
+
+    for before, bound in ((1, 2), (2, 1)):
+        scaled.replace(spec([pool("cpu", bound, maximum=bound)]))
+        wait_ready(scaled, bound, "decode")
+        assert change(scaled, "decode/cpu", before, bound, "bounds") is not None, why(scaled)
