@@ -86,6 +86,26 @@ def test_a_role_alone_on_a_full_type_says_so():
     assert "4 of 4 B300" in step_of(outcome, rules.BUDGET, "decode").why
 
 
+def test_a_role_keeps_its_last_worker_while_the_one_in_its_place_waits_for_room():
+    prefill = [pool(1, "a", minReplicas=1), pool(3, "b", gpu="cpu")]
+    spec = make_spec(prefill=prefill, decode=[pool(1, gpu="B300")], budget={"total": 2})
+    facts = facts_of(spec, prefill_a={"replicas": 0}, prefill_b={"replicas": 1, "current": 3, "ready": 1, "ending": 2})
+
+    outcome = see(spec, facts)
+
+    assert outcome.decision.replicas == {("prefill", "a"): 0, ("prefill", "b"): 1, D: 1}
+    assert reasons(outcome) == ["BudgetTooSmall"]
+
+
+def test_a_minimum_that_its_type_forbids_takes_nothing_from_others():
+    """It would be given back in the next decision, and taken again in the one after that."""
+    decode = [pool(1, "a", minReplicas=1), pool(2, "b", gpu="cpu")]
+    spec = make_spec(prefill=[pool(1)], decode=decode, budget={"total": 3, "perGpu": {"H100": 1}})
+    facts = facts_of(spec, decode_a={"replicas": 0})
+
+    assert see(spec, facts).decision.replicas == {P: 1, ("decode", "a"): 0, ("decode", "b"): 2}
+
+
 def test_a_raised_minimum_waits_for_pods_that_still_end():
     spec = make_spec(decode=[pool(4, minReplicas=4)], budget={"total": 8})
     ending = facts_of(spec, prefill={"replicas": 4, "current": 6, "ready": 4, "ending": 2}, decode={"replicas": 2})

@@ -139,7 +139,7 @@ def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector, sizes: Vector) 
     sizes: those from which minReplicas raised the base; what pods that end still hold lets a raise wait
     """
     vector = dict(base)
-    for gpu, limit in sorted(budget.limits.items()):
+    for gpu, limit in sorted(budget.limits.items(), reverse=True):  # all together last: what a type forbids takes no room there
         while budget.asked(pools, vector)[gpu] > limit:
             donor = _donor([pool for pool in pools if gpu in (_ALL, pool.facts.gpu)], pools, vector)
             if donor is None:
@@ -168,6 +168,11 @@ def _wait_for_room(budget: Budget, pools: Sequence[Pool], vector: dict[PoolKey, 
         for pool in pools:
             while budget.held(pools, vector)[gpu] > most and gpu in (_ALL, pool.facts.gpu) and vector[pool.key] > sizes[pool.key]:
                 vector[pool.key] -= 1
+    for role in {pool.facts.role for pool in pools}:
+        mine = [pool for pool in pools if pool.facts.role == role]
+        last = max(mine, key=lambda pool: sizes[pool.key])
+        if sizes[last.key] and not any(vector[pool.key] for pool in mine):
+            vector[last.key] = 1  # until the one that is to take its place has room
 
 
 def _donor(among: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Pool | None:
