@@ -68,7 +68,7 @@ def spec_of(workers: int) -> PDClusterSpec:
         roles.setdefault(role, {"pools": []})["pools"].append(declared)
     autoscale = {
         "mode": "On",
-        "ratio": {"min": 0.5, "max": 1.1},
+        "ratio": {"min": 0.5, "max": 1.2},
         "budget": {"total": 5 * workers, "perGpu": {"B200": 2 * workers}},
         "cost": {"B200": 3.0, "B300": 4.0},
         "prefill": {"ttftSeconds": 0.5, "backlogUpSeconds": 2.0, "headroom": 0.1},
@@ -89,7 +89,7 @@ def case(spec: PDClusterSpec, workers: int, share: float) -> Case:
     windows = {(role, name): window(role, name, workers, share) for role, name, _ in POOLS}
     wishes = tuple((NOW - 5.0 * back, 2 * workers - 1 - back % 2) for back in reversed(range(1, 61)))
     roles = ("prefill", "decode")
-    return Case(spec, facts, windows, Memory(dict.fromkeys(roles, wishes), dict.fromkeys(roles, 2 * workers)))
+    return Case(spec, facts, windows, Memory(dict.fromkeys(roles, wishes), dict.fromkeys(roles, 2 * workers), at=NOW - INTERVAL_SECONDS))
 
 
 def run(clusters: int, workers: int, times: int) -> Figures:

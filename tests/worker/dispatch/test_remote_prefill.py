@@ -180,6 +180,7 @@ async def test_remote_prefill_out_of_blocks_returns_the_credit_and_waits_for_roo
     engine.say(stats(free_blocks=2))
     await asyncio.sleep(0)
     assert not task.done()
+    assert (worker.load().num_waiting, worker.load().credit_queue_requests) == (1, 0)  # for this worker, not for prefill
     engine.say(stats(free_blocks=3))
 
     assert [g.token.token_id for g in await task] == [7, 8]

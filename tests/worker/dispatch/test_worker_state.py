@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.dispatch import worker as worker_module
+from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.worker import Worker, merge
 from pdcluster_worker.engine.messages import Abort, BlockEvents
 from pdcluster_worker.errors import ConfigError, RequestError
@@ -70,8 +71,8 @@ async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Wor
     while worker.engine.stats is None:
         await asyncio.sleep(0)
 
-    await asyncio.wait_for(worker.room(8), 5)
-    waiting = asyncio.create_task(worker.room(9))
+    await asyncio.wait_for(worker.room("r", 8), 5)
+    waiting = asyncio.create_task(worker.room("r", 9))
     await asyncio.sleep(0)
     assert not waiting.done()
     engine.say(stats(free_blocks=9))
@@ -79,7 +80,7 @@ async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Wor
 
 
 async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(worker: Worker, engine: ScriptedEngine) -> None:
-    """A line that stands because there are no blocks here is no reason for another prefill worker."""
+    """A request that found no blocks here is no reason for another prefill worker, and those behind it still are."""
 
     def shown() -> list[float]:
         metrics = worker.metrics
@@ -89,20 +90,24 @@ async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks
     engine.say(stats(free_blocks=1))
     while worker.engine.stats is None:
         await asyncio.sleep(0)
-    for request_id in ("a", "b"):
-        worker.credit_queue.add(request_id, 30, 0)
-    assert shown() == [0, 2, 60]
-    assert (worker.load().num_waiting, worker.load().credit_queue_requests) == (0, 2)
+    for n in range(ASKING_HEADS + 2):
+        worker.credit_queue.add(f"r{n}", 30 + n, 0)
+    assert shown() == [0, 10, 345]
 
-    waiting = asyncio.create_task(worker.room(8))
+    waiting = [asyncio.create_task(worker.room("r2", 8))]
     await asyncio.sleep(0)
-    assert shown() == [2, 0, 0]
+    assert shown() == [1, 9, 313]
     load = worker.load()
-    assert (load.num_waiting, load.waiting_tokens, load.credit_queue_requests, load.credit_queue_tokens) == (2, 60, 0, 0)
+    assert (load.num_waiting, load.waiting_tokens, load.credit_queue_requests, load.credit_queue_tokens) == (1, 32, 9, 313)
+
+    # When none of those that may ask does, nobody behind them can.
+    waiting += [asyncio.create_task(worker.room(f"r{n}", 8)) for n in range(ASKING_HEADS) if n != 2]
+    await asyncio.sleep(0)
+    assert shown() == [10, 0, 0]
 
     engine.say(stats(free_blocks=8))
-    await asyncio.wait_for(waiting, 5)
-    assert shown() == [0, 2, 60]
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert shown() == [0, 10, 345]
 
 
 async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

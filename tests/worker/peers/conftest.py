@@ -177,6 +177,7 @@ class Watcher:
         self.command = command_key(namespace, "chat", own.pod)
         self.own_key = worker_key(prefix, own.role, own.pool, own.pod)
         self.members: dict[str, WorkerRecord] = {}
+        self.told: list[dict[str, WorkerRecord]] = []
         self.drains: list[bool] = []
         self.dead: set[str] = set()
         self.probed: list[str] = []
@@ -193,6 +194,7 @@ class Watcher:
 
     def _on_members(self, members: dict[str, WorkerRecord]) -> None:
         self.members = members
+        self.told.append(members)
 
     def _on_drain(self, present: bool) -> None:
         self.drains.append(present)

@@ -168,13 +168,26 @@ async def test_peer_that_left_is_dropped(worker: Any, eventually: Eventually) ->
     assert d.directory.prefills() == []
 
 
-async def test_calls_to_a_dropped_peer_go_on_to_their_end(worker: Any, spec: Any, eventually: Eventually) -> None:
+def drained(d: Any, d2: Any) -> None:
+    """Let d2's record say that it has drained."""
+    d2.record = msgspec.structs.replace(d2.record, state="drained")
+    d.sees(d2)
+
+
+@pytest.mark.parametrize("said", ["record", "report"])
+async def test_calls_to_a_drained_peer_go_on_to_their_end(worker: Any, spec: Any, eventually: Eventually, said: str) -> None:
     """It has answered in full before it left etcd; that etcd's word was read sooner than the answer must not matter."""
     d, d2 = await worker("d", "decode"), await worker("d2", "decode")
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
     tokens = peer.generate(spec(), "auto")
     await anext(tokens)
+    if said == "record":
+        drained(d, d2)
+    else:
+        d2.handler.reports.append(Report(Load(state="drained")))
+        d2.handler.report_added.set()
+        await eventually(lambda: peer.load.state == "drained")
 
     d.sees()
     await eventually(lambda: d.lost == ["d2"])
@@ -184,13 +197,14 @@ async def test_calls_to_a_dropped_peer_go_on_to_their_end(worker: Any, spec: Any
 
 
 @pytest.mark.parametrize("end", ["worker", "directory"])
-async def test_calls_to_a_dropped_peer_break_off_as_peer_errors(worker: Any, spec: Any, eventually: Eventually, end: str) -> None:
+async def test_calls_to_a_drained_peer_break_off_as_peer_errors(worker: Any, spec: Any, eventually: Eventually, end: str) -> None:
     d, d2 = await worker("d", "decode"), await worker("d2", "decode")
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
     d2.handler.hold = True
     tokens = peer.generate(spec(), "auto")
     await anext(tokens)
+    drained(d, d2)
 
     d.sees()
     await eventually(lambda: d.lost == ["d2"])
@@ -198,6 +212,26 @@ async def test_calls_to_a_dropped_peer_break_off_as_peer_errors(worker: Any, spe
 
     with pytest.raises(PeerError):
         await anext(tokens)
+
+
+@pytest.mark.parametrize("state", ["ready", "draining"])
+async def test_calls_to_a_peer_that_went_without_draining_end_at_once(worker: Any, spec: Any, eventually: Eventually, state: str) -> None:
+    """Its process may hang, with a connection that answers every ping."""
+    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
+    d.sees(d2)
+    peer = (await eventually(d.directory.decodes))[0]
+    d2.handler.hold = True
+    tokens = peer.generate(spec(), "auto")
+    await anext(tokens)
+    d2.record = msgspec.structs.replace(d2.record, state=state)
+    d.sees(d2)
+
+    d.sees()
+
+    async with asyncio.timeout(20):
+        with pytest.raises(PeerError):
+            await anext(tokens)
+    await eventually(lambda: not d.directory._leaving)
 
 
 async def test_watch_brings_load_and_prefix_cache(worker: Any, eventually: Eventually) -> None:

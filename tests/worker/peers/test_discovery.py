@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdcluster_worker.peers.etcd import Etcd
 from pdcluster_worker.peers.records import WorkerRecord
 
 Eventually = Callable[..., Any]
@@ -46,6 +47,27 @@ async def test_drained_worker_leaves_without_a_probe(shared_etcd: Any, watcher: 
 
     await eventually(lambda: b.pods == {"b"})
     assert b.probed == []
+
+
+async def test_last_word_of_a_worker_is_told_before_its_end(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    """Both may come in one answer of etcd, and who has drained is treated otherwise than who is lost."""
+    a, b = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "b")
+    await eventually(lambda: a.pods == b.pods == {"a", "b"})
+    async with Etcd(shared_etcd.endpoint, 5.0, None) as etcd:
+        before = await etcd.read(a.own_key)
+        a.discovery.update(msgspec.structs.replace(a.own, state="drained"))
+        await a.discovery.close()
+        await eventually(lambda: b.pods == {"b"})
+        b.told.clear()
+        again = asyncio.create_task(b.discovery._watch_workers(etcd, before.revision + 1))  # what has been comes in one answer
+        await eventually(lambda: b.told and b.pods == {"b"})
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+
+    assert [{pod: record.state for pod, record in members.items()} for members in b.told] == [
+        {"a": "drained", "b": "ready"},
+        {"b": "ready"},
+    ]
 
 
 async def test_deleted_member_that_answers_is_kept_until_it_does_not(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:

@@ -144,7 +144,7 @@ class ServerProcess:
 
 
 async def _leave(node: Node, http: HttpServer) -> None:
-    """Let requests end, those too that come until no connection is taken any more, and their clients read the last bytes of the answers."""
+    """Let requests end, those too that come until no connection is taken any more, and the kernel take the last bytes of their answers."""
     await node.leave()
     http.refuse()
     while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.is_sending or not node.is_drained):

@@ -118,7 +118,7 @@ class RemotePrefill:
                 blocks = await self._receive(mailbox, spec, peer)
                 if isinstance(blocks, ReceiveReady):
                     return _Reserved(peer, blocks, clock() - start)
-                await self._worker.room(blocks.needed_blocks)
+                await self._worker.room(spec.request_id, blocks.needed_blocks)
             return None
         finally:
             self._worker.credit_queue.discard(spec.request_id)

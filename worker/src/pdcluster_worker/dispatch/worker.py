@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pdcluster_worker.config import PolicyConfig, Role
+from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineClient
 from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats
 from pdcluster_worker.errors import RequestError
@@ -53,7 +54,7 @@ class Worker:
     on_request: Callable[[], None] = lambda: None
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
-    _room: "list[tuple[int, asyncio.Future[None]]]" = field(default_factory=list)
+    _room: "dict[str, tuple[int, asyncio.Future[None]]]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.engine.on_blocks.append(self._on_blocks)
@@ -106,35 +107,32 @@ class Worker:
         stats = self.engine.stats
         return self.active + (0 if stats is None else stats.num_transfers) + (not self.engine.is_reported)
 
-    async def room(self, needed_blocks: int) -> None:
-        """Wait until the engine reports that many free blocks.
+    async def room(self, request_id: str, needed_blocks: int) -> None:
+        """Let a request of the credit queue wait until the engine reports that many free blocks.
 
         Its last report counts too: an engine that frees them and goes idle does not say so twice.
         """
         if self.engine.stats is not None and self.engine.stats.free_blocks >= needed_blocks:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (needed_blocks, future)
-        self._room.append(entry)
+        self._room[request_id] = (needed_blocks, future)
         try:
             await future
         finally:
-            self._room.remove(entry)
+            del self._room[request_id]
 
     def load(self) -> Load:
         """This worker's load now."""
         stats = self.engine.stats
         if stats is None:
             return Load(state=self.state, total_blocks=self.engine_ready.num_blocks)
-        queued = (self.credit_queue.num_requests, self.credit_queue.num_tokens)
-        # A request that had a credit and found no blocks here holds up all behind it: then they wait for this worker, not for prefill.
-        for_blocks, for_credit = (queued, (0, 0)) if self._room else ((0, 0), queued)
+        requests_here, tokens_here = self._waiting_for_blocks()
         return Load(
             num_running=stats.num_running + stats.num_receiving,  # whatever holds blocks here
-            num_waiting=stats.num_waiting + for_blocks[0],
-            waiting_tokens=stats.waiting_tokens + for_blocks[1],
-            credit_queue_requests=for_credit[0],
-            credit_queue_tokens=for_credit[1],
+            num_waiting=stats.num_waiting + requests_here,
+            waiting_tokens=stats.waiting_tokens + tokens_here,
+            credit_queue_requests=self.credit_queue.num_requests - requests_here,
+            credit_queue_tokens=self.credit_queue.num_tokens - tokens_here,
             free_blocks=stats.free_blocks,
             total_blocks=self.engine_ready.num_blocks,
             state=self.state,
@@ -158,6 +156,16 @@ class Worker:
             self._changes.discard(changes)
             self._listeners.discard(announced)
 
+    def _waiting_for_blocks(self) -> tuple[int, int]:
+        """The part of the credit queue that waits for this worker and not for prefill, in requests and tokens.
+
+        Those that had a credit and found no blocks; and all behind them once nobody is left at the head who may ask for a credit.
+        """
+        queue = self.credit_queue
+        if self._room and all(head in self._room for head in queue.heads(ASKING_HEADS)):
+            return queue.num_requests, queue.num_tokens
+        return len(self._room), sum(queue.tokens(request_id) for request_id in self._room)
+
     def _export_queues(self) -> None:
         metrics = self.metrics
         metrics.num_requests_waiting.set_function(lambda: self.load().num_waiting)
@@ -177,7 +185,7 @@ class Worker:
             changes.put_nowait(events)
 
     def _on_stats(self, stats: EngineStats) -> None:
-        for needed, future in self._room:
+        for needed, future in self._room.values():
             if stats.free_blocks >= needed and not future.done():
                 future.set_result(None)
 

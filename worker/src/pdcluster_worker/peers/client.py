@@ -92,13 +92,16 @@ class Peer:
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
     async def leave(self) -> None:
-        """End the streams, wait until the last request there has ended, and close.
+        """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
 
-        A worker that goes in good order has sent every answer before etcd says that it is gone, but we may not have read them yet.
+        That one has sent every answer before etcd says that it is gone, but we may not have read them yet.  Any other may hang,
+        with a connection that answers pings for ever.
         """
+        has_drained = "drained" in (self.record.state, self.load.state)
         await self._end_streams()
         try:
-            await self._line.idle()
+            if has_drained:
+                await self._line.idle()
         finally:
             await self._line.close()
 

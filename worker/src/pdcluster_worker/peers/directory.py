@@ -3,8 +3,8 @@
 A decode or mixed worker keeps every prefill, decode and mixed worker of its
 revision; a prefill worker keeps none, it only serves.  A peer lives as long as
 its engine id: draining takes it out of the choice and leaves its streams
-alone, and so does the end of its membership: they end with the worker or with
-the connection.  Which of the choice is best is `dispatch`'s and `routing`'s business.
+alone.  The end of its membership ends them, unless it has drained: then they
+end by themselves.  Which of the choice is best is `dispatch`'s and `routing`'s business.
 """
 
 import asyncio

@@ -177,8 +177,8 @@ class Discovery:
 
     async def _watch_workers(self, etcd: Etcd, from_revision: int) -> None:
         async for events in etcd.watch(self._keys.workers_prefix, from_revision):
-            changes = [self._on_worker(event) for event in events]
-            self._apply(any(changes))
+            for event in events:  # one by one: a last word is told before the end that may come with it
+                self._apply(self._on_worker(event))
 
     async def _watch_command(self, etcd: Etcd, from_revision: int) -> None:
         async for events in etcd.watch(self._keys.command, from_revision):

@@ -44,7 +44,7 @@ class HttpServer:
 
     @property
     def is_sending(self) -> bool:
-        """Whether a client has not read yet what was written for it; one that stops reading is cut off by `connection`."""
+        """Whether the kernel has not taken yet what was written for a client; one that stops reading is cut off by `connection`."""
         return any(connection.transport.get_write_buffer_size() for connection in self._server.server_state.connections)
 
     async def has_finished(self, timeout_seconds: float) -> bool:
