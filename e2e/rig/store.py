@@ -35,10 +35,11 @@ def fill() -> None:
     with (CACHE.images / "store.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with _containerd() as address:
+            _sweep(address)
             held = _held(address)
             for image in IMAGES.loaded:
                 if held.get(image) != (wanted := _identity(image)):
-                    with step(f"loading {image}"):
+                    with step(f"loading {image}"), _kept(address, image):
                         _load(address, image)
                     (STORE / "loaded").mkdir(exist_ok=True)
                     _record(image).write_text(wanted)
@@ -56,8 +57,30 @@ def copy_to(folder: Path) -> None:
 
 def _held(address: Path) -> dict[str, str]:
     """Names of the images in the store -> id of the build that each came from."""
-    names = run(["ctr", "--address", address, "--namespace", "k8s.io", "images", "list", "--quiet"]).split()
+    names = _ctr(address, "images", "list", "--quiet").split()
     return {name: _record(name).read_text() for name in names if _record(name).is_file()}
+
+
+def _sweep(address: Path) -> None:
+    """Collect now what no image holds any more: later it could go while an image that was thought to have it is imported."""
+    _ctr(address, "leases", "create", "--id", "sweep")
+    _ctr(address, "leases", "delete", "--sync", "sweep")
+
+
+@contextmanager
+def _kept(address: Path, image: str) -> Iterator[None]:
+    """Hold what the older image of a name has: layers of the new one that are there already are held by nobody until it is unpacked."""
+    before = f"{image}-before"
+    is_held = image in _ctr(address, "images", "list", "--quiet").split()
+    if is_held:
+        _ctr(address, "images", "tag", "--force", image, before)
+    yield
+    if is_held:
+        _ctr(address, "images", "delete", before)
+
+
+def _ctr(address: Path, *arguments: str) -> str:
+    return run(["ctr", "--address", address, "--namespace", "k8s.io", *arguments])
 
 
 def _record(image: str) -> Path:
