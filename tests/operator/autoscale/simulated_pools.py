@@ -4,6 +4,7 @@ Naive on purpose: every pod is an entry by ordinal, nothing is summed up ahead.
 A decision is carried out in the worst order: new pods at once, before any old one has gone.
 """
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +42,9 @@ class SimulatedPool:
     def having(self, state: str) -> list[int]:
         return [ordinal for ordinal, pod in sorted(self.pods.items()) if pod.state == state]
 
+    def pod_name(self, ordinal: int) -> str:
+        return f"{self.role}-{self.name}-{ordinal}"
+
     @property
     def top(self) -> int:
         """The highest ordinal and one: below it every pod may come again."""
@@ -52,6 +56,9 @@ class SimulatedPool:
         top = 0
         while self.replicas - 1 - top in waiting:
             top += 1
+        unready = 0
+        while unready < self.replicas and self.replicas - 1 - unready not in ready:
+            unready += 1
         return PoolFacts(
             role=self.role,
             pool=self.name,
@@ -63,13 +70,19 @@ class SimulatedPool:
             top=self.top,
             unschedulable=len(waiting),
             unschedulable_top=top,
+            unready_top=unready,
+            leaving=frozenset(self.pod_name(ordinal) for ordinal in ending),
             unschedulable_seconds=max((now - self.pods[each].since for each in waiting), default=0.0),
         )
 
 
 @dataclass
 class SimulatedCluster:
-    """All pools.  nodes: pods that fit of each type; load: work of each role in busy workers; queues: requests that wait; now: seconds"""
+    """All pools.
+
+    nodes: pods that fit of each type; load: work of each role in busy workers; queues: requests that wait; now: seconds
+    noise: of each scrape of each worker, a share
+    """
 
     pools: list[SimulatedPool]
     nodes: dict[str, int]
@@ -77,6 +90,8 @@ class SimulatedCluster:
     now: float = 0.0
     windows: dict[PoolKey, list[Sample]] = field(default_factory=dict)
     queues: dict[str, float] = field(default_factory=dict)
+    noise: float = 0.0
+    chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     def facts(self) -> list[PoolFacts]:
         return [pool.facts(self.now) for pool in self.pools]
@@ -155,7 +170,14 @@ class SimulatedCluster:
             del self.windows[pool.key][:-12]
 
     def _sample(self, pool: SimulatedPool, worker: WorkerSample) -> Sample:
-        answering = {ordinal: f"{pool.role}-{pool.name}-{ordinal}" for ordinal in pool.having(READY)}
-        fresh = tuple(replace(worker, pod=name) for ordinal, name in answering.items() if not pool.pods[ordinal].stale)
-        stale = tuple(name for ordinal, name in answering.items() if pool.pods[ordinal].stale)
-        return Sample(self.now, fresh, stale)
+        """Those that drain say that they are full, which counts for nothing."""
+        ready, ending = pool.having(READY), pool.having(ENDING)
+        fresh = [replace(self._noisy(worker), pod=pool.pod_name(each)) for each in ready if not pool.pods[each].stale]
+        full = [replace(IDLE, pod=pool.pod_name(each), num_waiting=100.0, kv_usage_ratio=1.0, busy_ratio=1.0) for each in ending]
+        return Sample(self.now, (*fresh, *full), tuple(pool.pod_name(each) for each in ready if pool.pods[each].stale))
+
+    def _noisy(self, worker: WorkerSample) -> WorkerSample:
+        share, queue = (1.0 + self.chance.uniform(-self.noise, self.noise) for _ in range(2))
+        busy = min(1.0, worker.busy_ratio * share)
+        waiting, requests = worker.num_waiting * queue, worker.queue_requests * queue
+        return replace(worker, busy_ratio=busy, kv_usage_ratio=busy, num_waiting=waiting, queue_requests=requests)

@@ -146,3 +146,31 @@ def test_no_role_serves_without_the_other():
     assert rules.NEVER_ALONE in rules_of(outcome, "prefill")
     one = make_spec(prefill=[pool(1)], decode=[pool(1)])
     assert agreed(one, prefill=IDLE, decode=IDLE).decision.replicas == {P: 1, D: 1}
+
+
+def test_the_last_ready_worker_of_a_role_stays_while_another_pool_takes_over_by_schedule():
+    """At eight the pool of the night goes to 0, and that of the day has yet to start."""
+    hours = {"role": "decode", "start": "08:00", "end": "20:00"}
+    schedules = [{"name": "day", "pool": "day", "minReplicas": 4, **hours}, {"name": "night", "pool": "night", "maxReplicas": 0, **hours}]
+    decode = [pool(4, "night", maxReplicas=8), pool(0, "day", maxReplicas=8)]
+    spec = make_spec(decode=decode, schedules=schedules, scaleDown={"windowSeconds": 0, "maxStep": 0})
+    night, day = ("decode", "night"), ("decode", "day")
+
+    begun = see(spec)
+    waiting = see(spec, facts_of(spec, decode_night={"replicas": 1}, decode_day={"replicas": 4, "ready": 0}), decode=IDLE)
+    done = see(spec, facts_of(spec, decode_night={"replicas": 1}, decode_day={"replicas": 4, "ready": 1}))
+
+    assert begun.decision.replicas == {P: 4, night: 1, day: 4}
+    assert rules_of(begun, "decode/night") == [rules.BOUNDS, rules.NEVER_ALONE]
+    assert "waits until another is ready" in step_of(begun, rules.NEVER_ALONE, "decode/night").why
+    assert waiting.decision.replicas == {P: 4, night: 1, day: 4}
+    assert done.decision.replicas == {P: 4, night: 0, day: 4}
+    assert not begun.problems
+
+
+@pytest.mark.parametrize(("unready_top", "size"), [(0, 4), (2, 2), (3, 1)])
+def test_a_lowered_maximum_waits_for_the_one_ready_worker_where_it_may_be_among_those_that_go(unready_top: int, size: int):
+    spec = make_spec(decode=[pool(1, maxReplicas=1)])
+    facts = facts_of(spec, decode={"replicas": 4, "ready": 1, "unready_top": unready_top})
+
+    assert see(spec, facts).decision.replicas[D] == size

@@ -222,3 +222,29 @@ def test_a_role_for_which_there_is_no_budget_at_all_says_so():
 
     assert outcome.decision.replicas == {P: 0, D: 4}
     assert [each.message for each in outcome.problems] == ["prefill needs more than its 0 workers: held by autoscale.budget"]
+
+
+def test_a_lowered_budget_takes_workers_that_start_and_not_the_last_that_is_ready():
+    decode = [pool(1, "a"), pool(3, "b", minReplicas=3)]
+    spec = make_spec(prefill=[pool(1)], decode=decode, budget={"total": 4})
+    starting = facts_of(spec, decode_b={"replicas": 3, "ready": 0})
+
+    assert see(spec, starting).decision.replicas == {P: 1, ("decode", "a"): 1, ("decode", "b"): 2}
+    assert see(spec).decision.replicas == {P: 1, ("decode", "a"): 0, ("decode", "b"): 3}
+
+
+def test_of_pools_above_their_minimum_that_gives_first_which_has_workers_that_start():
+    spec = make_spec(prefill=[pool(6)], decode=[pool(4)], budget={"total": 8})
+
+    outcome = see(spec, facts_of(spec, decode={"replicas": 4, "ready": 2, "unready_top": 2}))
+
+    assert outcome.decision.replicas == {P: 6, D: 2}
+
+
+def test_a_budget_is_exceeded_while_the_one_ready_worker_is_the_last_to_have_come_and_says_so():
+    spec = make_spec(prefill=[pool(1)], decode=[pool(3)], budget={"total": 2})
+
+    outcome = see(spec, facts_of(spec, decode={"replicas": 3, "ready": 1}))
+
+    assert outcome.decision.replicas == {P: 1, D: 3}
+    assert "waits until another is ready, over the budget (in all: 4 of 2)" in outcome.problems[0].message

@@ -27,6 +27,7 @@ def facts(role: str, name: str) -> st.SearchStrategy[PoolFacts]:
         ending=COUNTS,
         unschedulable=COUNTS,
         unschedulable_top=COUNTS,
+        unready_top=COUNTS,
         unschedulable_seconds=st.floats(0.0, 1000.0),
         fault=st.sampled_from([None, "quota"]),
     )
@@ -58,8 +59,11 @@ def test_nothing_that_is_read_breaks_a_decision(found: tuple[PoolFacts, ...], wi
     outcome = run(SPEC, found, windows, memory)
 
     assert outcome.decision.replicas.keys() == {P, D}
-    assert all(1 <= size <= 9 for size in outcome.decision.replicas.values())
-    assert sum(outcome.decision.replicas.values()) <= 14
+    assert all(size >= 1 for size in outcome.decision.replicas.values())
+    said = [*(step.why for step in outcome.decision.steps), *(problem.message for problem in outcome.problems)]
+    if not any("waits until another is ready" in each for each in said):
+        assert max(outcome.decision.replicas.values()) <= 9
+        assert sum(outcome.decision.replicas.values()) <= 14
     assert all(each.value is None or math.isfinite(each.value) for each in outcome.decision.inputs)
     assert run(SPEC, found, windows, memory) == outcome
 

@@ -6,8 +6,8 @@ by type; the band is kept once it is met, and met where growth within bounds,
 capacity and budget can; a role that has ready workers keeps one, and either both
 roles are asked for or none; nothing shrinks by numbers that are missing, before
 its window is over, or farther than a step; what changes and what is held is
-explained.  Under a load that stays the same sizes come to rest: no pool turns back
-more often than capacity makes it.
+explained.  Under a load that stays the same but for noise sizes come to rest: no
+pool turns back more often than capacity makes it.
 """
 
 from itertools import pairwise, product
@@ -71,6 +71,14 @@ def with_budget(spec: PDClusterSpec, **limits: Any) -> PDClusterSpec:
     return spec.model_copy(update={"autoscale": spec.autoscale.model_copy(update={"budget": budget})})
 
 
+def with_bounds(spec: PDClusterSpec, key: PoolKey, *, low: int, high: int) -> PDClusterSpec:
+    role, name = key
+    bounds = {"min_replicas": low, "max_replicas": high}
+    of_role = spec.roles.present()[role]
+    pools = [each.model_copy(update=bounds) if each.name == name else each for each in of_role.pools]
+    return spec.model_copy(update={"roles": spec.roles.model_copy(update={role: of_role.model_copy(update={"pools": pools})})})
+
+
 class AutoscaleMachine(RuleBasedStateMachine):
     """One cluster and its autoscaler.  since: by role, from when on its size and the autoscaler's memory are as they are"""
 
@@ -110,6 +118,13 @@ class AutoscaleMachine(RuleBasedStateMachine):
     @rule(gpu=st.sampled_from(GPUS), limit=st.sampled_from([None, 1, 3, 6]))
     def change_the_budget_of_a_type(self, gpu: str, limit: int | None) -> None:
         self.spec = with_budget(self.spec, per_gpu={} if limit is None else {gpu: limit})
+        self.allow_what_there_is()
+
+    @rule(data=st.data(), low=st.sampled_from([0, 1, 2]), high=st.sampled_from([0, 2, HIGH]))
+    def change_the_bounds(self, data: st.DataObject, low: int, high: int) -> None:
+        """As a schedule does, or an edit: to nothing, too."""
+        chosen = data.draw(st.sampled_from(self.there.pools))
+        self.spec = with_bounds(self.spec, chosen.key, low=min(low, high), high=high)
         self.allow_what_there_is()
 
     @rule(data=st.data())
@@ -184,17 +199,15 @@ class AutoscaleMachine(RuleBasedStateMachine):
         self.check(outcome, base)
         self.check_pace(outcome, facts, base)
         self.memory = outcome.memory
-        self.carry_out(outcome, facts, base)
+        self.carry_out(outcome)
         return outcome
 
-    def carry_out(self, outcome: Outcome, facts: list[PoolFacts], base: dict[PoolKey, int]) -> None:
-        """What capacity and limits take may be the last that is ready; what needs decide never is."""
+    def carry_out(self, outcome: Outcome) -> None:
         self.allowed = {gpu: min(number, self.held(gpu)) for gpu, number in self.allowed.items()}
-        is_taken = {role: any(base[each.key] < each.replicas for each in facts if each.role == role) for role in ROLES}
         ready = {role: sum(len(self.serving(each)) for each in self.there.pools if each.role == role) for role in ROLES}
         self.there.carry_out(outcome.decision.replicas)
         for role, before in ready.items():
-            assert before == 0 or is_taken[role] or self.there.ready_of(role) > 0, outcome.decision
+            assert before == 0 or self.there.ready_of(role) > 0, outcome.decision
 
     @invariant()
     def budget_is_kept(self) -> None:
@@ -211,7 +224,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
         replicas = outcome.decision.replicas
         declared = {(role, each.name): each for role, of_role in self.spec.roles.present().items() for each in of_role.pools}
         for key, size in replicas.items():
-            assert size <= HIGH
+            assert size <= (declared[key].max_replicas or 0) or "neverAlone" in rules_of(outcome, "/".join(key))
             assert size >= (declared[key].min_replicas or 0) or "BudgetTooSmall" in reasons(outcome)
         for role in ROLES:
             self.check_held_is_explained(outcome, role)
@@ -254,7 +267,8 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     def could_grow_into(self, band: Band, base: dict[PoolKey, int], memory: Memory) -> bool:
         """Whether any growth from `base` would meet the band, tried out one by one."""
-        tops = [base[each.key] if each.gpu in memory.backoff else HIGH for each in self.there.pools]
+        highs = {(role, each.name): each.max_replicas or 0 for role, of in self.spec.roles.present().items() for each in of.pools}
+        tops = [base[each.key] if each.gpu in memory.backoff else max(base[each.key], highs[each.key]) for each in self.there.pools]
         keys = [each.key for each in self.there.pools]
         for sizes in product(*(range(base[key], top + 1) for key, top in zip(keys, tops, strict=True))):
             if distance(band, dict(zip(keys, sizes, strict=True))) == 0.0 and self.fits(sizes):
@@ -277,6 +291,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
     def stay_the_same_for_an_hour(self, nodes: int) -> None:
         self.is_calm = True  # once in a run is enough
         self.there.nodes = dict.fromkeys(GPUS, nodes)
+        self.there.noise = 0.03
         for each in self.there.pools:
             for pod in each.pods.values():
                 pod.stale = False

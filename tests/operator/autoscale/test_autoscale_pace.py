@@ -1,7 +1,9 @@
 """Up at once, down after all of a window agreed, so far at a time, by the clock that never jumps."""
 
+import random
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,13 +12,14 @@ from hypothesis import strategies as st
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.pace import paced
-from pdcluster_operator.plan.autoscale.values import Memory
+from pdcluster_operator.plan.autoscale.values import Memory, PoolKey, Sample
 from tests.operator.autoscale.worlds import (
     CALM,
     IDLE,
     NOON,
     NOW,
     D,
+    P,
     agreed,
     facts_of,
     make_spec,
@@ -177,3 +180,70 @@ def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(g
             assert abs(pace.workers - asked) <= min(abs(each - asked) for each in whole)
         elif is_full and same_way:
             assert wish == asked
+
+
+@pytest.mark.parametrize("window", [0, 60, 300])
+def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: int):
+    """In many rounds it falls by chance, and so fast that it would soon be under its line."""
+    spec = make_spec(scaleUp={"windowSeconds": window})
+    facts, noise, memory, held = facts_of(spec), random.Random(2), Memory(), 0
+    rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
+    for number in range((window + 120) // 5):
+        now = NOW + 5.0 * number
+        full = replace(IDLE, busy_ratio=1.0, queue_requests=max(0.0, noise.gauss(14.0, 2.5)) / 4)
+        for key, samples in windows_of(facts, now=now, rounds=1, prefill=full).items():
+            rounds[key].extend(samples)
+        outcome = run(spec, facts, rounds, memory, now=now)
+        memory = outcome.memory
+        held += any("it falls by" in step.why and step.rule == rules.NEED for step in outcome.decision.steps)
+        if outcome.decision.replicas[P] > 4:
+            break
+    else:
+        raise AssertionError(f"it never grew; held in {held} rounds")
+    assert window == 0 or held
+
+
+def test_an_agreement_to_shrink_does_not_outlast_a_backlog_that_is_worked_off():
+    spec = AutoscaleSpec.model_validate({})
+
+    up = paced("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, goes_on=True)
+    down = paced("decode", 4, 4, spec, past=((0.0, 3),), now=10.0, goes_on=True)
+    other = paced("decode", 4, 4, spec, past=((0.0, 6),), now=10.0)
+
+    assert (up.workers, up.wishes) == (4, ((0.0, 6),))
+    assert (down.wishes, other.wishes) == ((), ())
+
+
+def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():
+    """Nobody follows it, so that each decision begins from the same size; with mode On the first growth would end this."""
+    spec = make_spec(prefill=[pool(8)], mode="Advise")
+    facts, noise, memory = facts_of(spec), random.Random(1), Memory()
+    rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
+    advice = []
+    for number in range(240):
+        now = NOW + 5.0 * number
+        busy = {f"prefill-x-{ordinal}": noise.uniform(0.86, 0.94) for ordinal in range(8)}
+        for key, (sample,) in windows_of(facts, now=now, rounds=1).items():
+            workers = tuple(replace(each, busy_ratio=busy.get(each.pod, each.busy_ratio)) for each in sample.workers)
+            rounds[key].append(Sample(now, workers))
+        outcome = run(spec, facts, rounds, memory, now=now)
+        memory = outcome.memory
+        advice.append(outcome.decision.replicas[P])
+
+    assert advice[-1] == 10
+    assert sum(before != after for before, after in pairwise(advice)) <= 2
+    assert len(memory.advised["prefill"]) <= 2
+
+
+def test_smaller_advice_counts_after_the_down_window():
+    spec = make_spec(mode="Advise", scaleDown={"windowSeconds": 100})
+    facts = facts_of(spec)
+    memory = run(spec, facts, windows_of(facts, decode=FULL)).memory
+    advice = {}
+    for seconds in range(5, 126, 5):
+        outcome = run(spec, facts, windows_of(facts, now=NOW + seconds), memory, now=NOW + seconds)
+        memory, advice[seconds] = outcome.memory, outcome.decision.replicas[D]
+        if seconds == 50:
+            assert "5 was advised 50 s ago, and advice goes down after 100 s" in step_of(outcome, rules.WINDOW, "decode").why
+
+    assert (advice[5], advice[95], advice[100], advice[125]) == (5, 5, 4, 4)

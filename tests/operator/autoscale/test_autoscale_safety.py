@@ -7,6 +7,7 @@ import pytest
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.need import Signal
 from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, safe_workers, wish_of
+from pdcluster_operator.plan.autoscale.values import Sample
 from tests.operator.autoscale.worlds import (
     CALM,
     IDLE,
@@ -182,3 +183,17 @@ def test_a_role_that_starts_waits():
     assert outcome.decision.replicas[P] == 4
     assert rules_of(outcome, "prefill") == [rules.PENDING]
     assert reasons(outcome) == []
+
+
+def test_a_new_worker_that_has_yet_to_answer_holds_its_role_and_is_no_problem_before_it_is_stale():
+    spec = make_spec(scaleDown={"windowSeconds": 0})
+    facts = facts_of(spec)
+    silent, stale = windows_of(facts, decode=IDLE), windows_of(facts, decode=IDLE)
+    three = silent[D][-1].workers[:3]
+    silent[D][-1] = Sample(NOW, three)
+    stale[D][-1] = Sample(NOW, three, ("decode-x-3",))
+
+    assert run(spec, facts, silent).decision.replicas[D] == run(spec, facts, stale).decision.replicas[D] == 4
+    assert "1 ready workers give no numbers" in step_of(run(spec, facts, silent), rules.METRICS, "decode").why
+    assert reasons(run(spec, facts, silent)) == []
+    assert reasons(run(spec, facts, stale)) == ["MetricsMissing"]

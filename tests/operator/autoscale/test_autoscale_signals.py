@@ -122,3 +122,21 @@ def test_pools_together_are_their_sums():
     assert whole.busy == pytest.approx(0.8)
     assert whole.generation_token_rate == 10.0
     assert whole.ttft == [(1.0, 0.0)]
+
+
+def test_a_worker_that_is_gone_counts_no_more():
+    """Else the role that it left would look busier than it is, and grow again."""
+    both = (worker("a", kv_usage_ratio=0.5, queue_requests=1.0), worker("b", kv_usage_ratio=0.6, queue_requests=4.0))
+    window = [Sample(NOW - 10.0, both), Sample(NOW - 5.0, both), Sample(NOW, both[:1])]
+
+    gone = read(*window, ready=1)
+    drains = read_pool(PoolFacts("prefill", "x", "H100", 1, 2, 1, ending=1, leaving=frozenset({"b"})), window, Freshness(NOW, 20.0))
+
+    assert (gone.heard, gone.unheard, gone.kv_usage, gone.fullest, gone.queue_requests) == (
+        1,
+        0,
+        pytest.approx(0.5),
+        0.5,
+        pytest.approx(1.0),
+    )
+    assert drains.queue_requests == pytest.approx(1.0 + 4.0 * 2 / 3)

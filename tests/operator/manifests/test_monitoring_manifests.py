@@ -159,6 +159,11 @@ def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str) -> N
     assert any(f'le="{bound}"' in rule["expr"] for rule in rules())
 
 
+def test_every_refusal_that_is_answered_503_counts_in_the_alert() -> None:
+    (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "PDClusterRequestsRefused"]
+    assert all(reason in expression for reason in ("queue_full", "draining", "not_ready", "no_prefill_worker"))
+
+
 def test_alerts_say_what_is_wrong_where_and_what_to_do() -> None:
     found = rules()
 

@@ -77,6 +77,12 @@ def test_policy_file_follows_the_spec() -> None:
     assert policy["admission"]["maxQueuedRequests"] == 7
 
 
+def test_who_drains_leaves_a_budget_its_one_worker() -> None:
+    shared = render_shared(cluster_of(TWO_POOLS), OWNER, SITE, EVERYTHING, SERVING, draining={("decode", "a"): 3})
+    budgets = {each["metadata"]["name"]: each["spec"]["maxUnavailable"] for each in shared if each["kind"] == "PodDisruptionBudget"}
+    assert budgets == {"chat-prefill-cpu": 1, "chat-decode-a": 4, "chat-decode-b": 1}
+
+
 def test_each_pool_has_a_budget_over_all_its_revisions() -> None:
     shared = shared_of(TWO_POOLS)
     spec = shared["PodDisruptionBudget", "chat-decode-a"]["spec"]

@@ -1,7 +1,8 @@
 """A random walk over sizes, requests, workers that hear late, and an etcd that goes away or comes back empty.
 
 Checked at every step: no pod is removed while it has a request or may get one,
-and replicas never fall below what is wanted.  At the end all requests end, etcd
+replicas never fall below what is wanted, and while any worker is wanted not
+all that serve are told to drain.  At the end all requests end, etcd
 answers and everybody hears: then the pool has the size that is wanted, nobody
 who stays is told to drain, and planning again changes nothing.
 """
@@ -12,7 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from pdcluster_operator.plan.drain import Shrink, plan_shrink
+from pdcluster_operator.api.workload import Workload
+from pdcluster_operator.plan.drain import Drain, plan_drain
 from pdcluster_operator.plan.state import PodState, Registry
 from tests.operator.plan.clusters import identity, workload
 
@@ -88,6 +90,11 @@ class DrainMachine(RuleBasedStateMachine):
         worker.is_told = name(ordinal) in self.commands
         worker.record = worker.state
 
+    @rule(ordinal=ORDINALS)
+    def a_worker_crashes(self, ordinal: int) -> None:
+        if ordinal in self.workers:
+            self.workers[ordinal] = Worker()
+
     # etcd, and the operator.
 
     @rule(is_away=st.booleans())
@@ -110,29 +117,34 @@ class DrainMachine(RuleBasedStateMachine):
     def the_operator_dies_in_the_middle(self) -> None:
         self.commands = set(self.plan().commands)
 
-    def plan(self) -> Shrink:
+    def plan(self) -> Drain:
         records = {name(ordinal): worker.record for ordinal, worker in self.workers.items() if worker.record is not None}
         registry = Registry(error="away") if self.is_etcd_away else Registry(records, frozenset(self.commands))
         pods = [
             PodState(name(ordinal), OF, worker.is_probed, terminating=False, node="n", started=worker.is_ready)
             for ordinal, worker in self.workers.items()
         ]
-        plan = plan_shrink(self.wanted, workload(OF, self.replicas, pods=tuple(pods)), registry, None)
+        plan = plan_drain([Workload(OF, self.wanted)], (), [workload(OF, self.replicas, pods=tuple(pods))], registry, None)
+        replicas = plan.workloads[0].replicas
         assert plan.cut == ()
-        assert plan.replicas >= self.wanted
+        assert replicas >= self.wanted
+        serving = {ordinal for ordinal, worker in self.workers.items() if worker.is_ready}
+        left = {ordinal for ordinal in serving if ordinal < replicas and name(ordinal) not in plan.commands}
+        assert left or not serving or not self.wanted, "all that serve are told to drain"
         return plan
 
-    def act(self, plan: Shrink) -> None:
+    def act(self, plan: Drain) -> None:
         """Commands before replicas."""
+        replicas = plan.workloads[0].replicas
         if not self.is_etcd_away:
             self.commands = set(plan.commands)
-        for ordinal in range(plan.replicas, self.replicas):
+        for ordinal in range(replicas, self.replicas):
             worker = self.workers.pop(ordinal, Worker())
             assert not worker.num_requests, f"worker {ordinal} went with a request"
             assert worker.is_told or not worker.is_ready, f"worker {ordinal} went while it might get a request"
-        for ordinal in range(self.replicas, plan.replicas):
+        for ordinal in range(self.replicas, replicas):
             self.workers[ordinal] = Worker()
-        self.replicas = plan.replicas
+        self.replicas = replicas
 
     def teardown(self) -> None:
         self.is_etcd_away = False
@@ -140,12 +152,13 @@ class DrainMachine(RuleBasedStateMachine):
             for ordinal, worker in self.workers.items():
                 worker.num_requests = 0
                 self.hear(ordinal)
-                worker.is_ready = True
+                worker.is_ready, worker.is_probed = True, not worker.is_told
             self.act(self.plan())
         assert self.replicas == self.wanted == len(self.workers)
         assert not self.commands
         assert {worker.state for worker in self.workers.values()} <= {"ready"}
-        assert self.plan() == Shrink(self.wanted)
+        plan = self.plan()
+        assert (plan.workloads, plan.commands, plan.messages) == ((Workload(OF, self.wanted),), frozenset(), {})
 
 
 def name(ordinal: int) -> str:

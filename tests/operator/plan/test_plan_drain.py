@@ -138,6 +138,13 @@ def test_a_scale_up_takes_commands_back_and_who_ends_stays_told():
     assert plan_shrink(4, ending, known, None) == Shrink(4, frozenset(NAMES[3:4]))  # it would serve until SIGTERM
 
 
+@pytest.mark.parametrize(("desired", "gone"), [(3, False), (4, True)], ids=["smaller", "deleted"])
+def test_who_is_about_to_end_stays_told_before_the_watch_says_that_it_ends(desired: int, gone: bool):
+    known = registry("ready", "ready", "ready", "drained", told=(3,))
+    state = replace(there(pod(0), pod(1), pod(2), pod(3, ready=False, started=True), desired=desired), gone=gone)
+    assert plan_shrink(4, state, known, None) == Shrink(4, frozenset(NAMES[3:4]))
+
+
 @pytest.mark.parametrize("desired", [0, 2, 3])
 def test_a_size_that_was_lowered_by_hand_is_put_back_at_once(desired: int):
     assert plan_shrink(4, there(pod(0), pod(1), desired=desired), None, None) == Shrink(4)
@@ -161,6 +168,45 @@ def test_a_workload_that_leaves_stays_until_all_have_drained():
     assert (gone.workloads, gone.commands) == ((), frozenset(NAMES[:4]))
     ending = [replace(four(), gone=True)]
     assert plan_drain((), (), ending, registry(*["drained"] * 4, told=(0, 1, 2, 3)), None).commands == frozenset(NAMES[:4])
+
+
+CRASHES = {"ready": False, "problem": ("CrashLooping", "it ends")}
+DRAINS = {"ready": False, "started": True}
+
+
+@pytest.mark.parametrize(
+    ("last", "known"),
+    [
+        ({}, registry(None, "ready")),
+        (DRAINS, registry(None, "draining", told=(1,))),
+        (DRAINS, registry(None, "drained", told=(1,), asked=600.0)),
+    ],
+    ids=["serves", "drains", "drained"],
+)
+def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(last: dict[str, Any], known: Registry):
+    found = plan_drain([Workload(OF, 1)], (), [there(pod(0, **CRASHES), pod(1, **last))], known, 60)
+    assert (found.workloads, found.commands, found.cut) == ((Workload(OF, 2),), frozenset(), ())
+    said = f"pool cpu: 1 worker serves on until one of the role that stays is ready: pod {NAMES[1]}"
+    assert (found.messages, found.needs_registry) == ({"decode": (said,)}, True)
+
+
+def test_a_worker_that_has_not_heard_yet_that_it_serves_again_is_nobody_to_rely_on():
+    two = [there(pod(0), pod(1))]
+    for known in (registry("ready", "ready", told=(0,)), registry("draining", "ready")):
+        assert plan_drain([Workload(OF, 1)], (), two, known, None).commands == frozenset()
+    assert plan_drain([Workload(OF, 1)], (), two, registry("ready", "ready"), None).commands == {NAMES[1]}
+
+
+def test_who_serves_alone_drains_where_another_pool_serves_or_nobody_is_wanted():
+    other = identity("r1", name="other")
+    ready = workload(other, 1, pods=(PodState(f"{other.name}-0", other, ready=True, terminating=False, node="n1"),))
+    two, known = there(pod(0, **CRASHES), pod(1)), registry(None, "ready")
+    assert plan_drain([Workload(OF, 1), Workload(other, 1)], (), [two, ready], known, None).commands == {NAMES[1]}
+    assert plan_drain([Workload(OF, 0)], (), [two], known, None).commands == {NAMES[1]}
+    for revision, role in (("r2", "decode"), ("r1", "prefill")):
+        others = replace(other, revision=revision, role=role)
+        of_others = replace(ready, id=others, pods=(replace(ready.pods[0], name=f"{others.name}-0", workload=others),))
+        assert plan_drain([Workload(OF, 1), Workload(others, 1)], (), [two, of_others], known, None).commands == frozenset()
 
 
 def test_nobody_goes_by_what_etcd_said_some_time_ago():
@@ -213,9 +259,9 @@ def test_what_a_limit_cuts_is_a_warning():
     cluster = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"rollout": rollout})})
     observed = running(cluster, scalers=[replace(each, replicas=min(each.replicas, 3)) for each in running(cluster).scalers])
     of = observed.workloads[1].id
-    last = PodState(f"{of.name}-3", of, ready=True, terminating=False)
+    first, last = (PodState(f"{of.name}-{ordinal}", of, ready=True, terminating=False) for ordinal in (0, 3))
     known = Registry({last.name: "draining"}, frozenset({last.name}), {last.name: 60.0})
-    observed = replace(observed, workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(last,))), registry=known)
+    observed = replace(observed, workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(first, last))), registry=known)
     plan = plan_cluster(cluster, observed, NOW)
     assert plan.cut == (last.name,)
     assert [(each.reason, each.warning) for each in cut_short(plan.cut)] == [("DrainCut", True)]
@@ -244,4 +290,4 @@ def test_nobody_who_may_hold_a_request_is_ever_cut_without_a_limit(
         assert error is None
         is_done = states[ordinal] == "drained" and ordinal in told
         assert is_done or states[ordinal] == "starting" or (states[ordinal] is None and not (ready[ordinal] or started[ordinal]))
-    assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(wanted, 6)))
+    assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(wanted, desired)))

@@ -10,7 +10,7 @@ from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.autoscale.values import PoolFacts
 from pdcluster_operator.plan.cluster import sizes_of
 from pdcluster_operator.plan.pool_facts import Seen, pool_facts
-from pdcluster_operator.plan.state import Observed, PodState
+from pdcluster_operator.plan.state import Observed, PodState, ScalerState
 from tests.operator.plan.clusters import failing_pod, identity, make_cluster, pool, running, workload
 
 CLUSTER = make_cluster(decode=(pool(4),))
@@ -45,7 +45,16 @@ def test_workers_that_are_ready_and_were_scraped_count() -> None:
     observed = with_pods(*pods(DECODE, 4))
 
     found = facts(observed, Seen([f"{DECODE.name}-{ordinal}" for ordinal in range(3)]))
-    assert found == PoolFacts("decode", "cpu", "cpu", replicas=4, current=4, ready=3, top=4)
+    assert found == PoolFacts("decode", "cpu", "cpu", replicas=4, current=4, ready=3, top=4, unready_top=1)
+
+
+@pytest.mark.parametrize(("ordinals", "top"), [((), 4), ((0,), 3), ((2,), 1), ((3,), 0), ((0, 3), 0)])
+def test_only_the_highest_without_one_that_is_ready_among_them_can_go_at_no_loss(ordinals: tuple[int, ...], top: int) -> None:
+    four = [replace(pod, ready=number in ordinals) for number, pod in enumerate(pods(DECODE, 4))]
+    observed = with_pods(*four)
+    found = facts(observed, scraped(observed))
+
+    assert (found.ready, found.unready_top) == (len(ordinals), top)
 
 
 def test_pods_above_the_size_and_those_that_terminate_are_on_their_way_out() -> None:
@@ -87,6 +96,41 @@ def test_pods_of_another_revision_hold_accelerators_and_serve_no_load() -> None:
 
     found = facts(observed, scraped(observed))
     assert (found.current, found.ready, found.ending) == (6, 4, 2)
+
+
+def in_roll_out(*states: PodState, size: int) -> PoolFacts:
+    """Of decode, where an older revision keeps as many workers as it has pods, and `size` is asked for by now."""
+    old = states[0].workload
+    shown = workload(old, len(states), pods=states)
+    observed = running(
+        CLUSTER,
+        workloads=[shown, workload(DECODE, size, ready=0)],
+        scalers=[ScalerState("decode", "cpu", size, 4)],
+        service_revision=old.revision,
+        status={"kept": [{"name": old.name, "replicas": len(states)}]},
+    )
+    return facts(observed, scraped(observed))
+
+
+def test_what_another_revision_will_replace_serves_at_the_size_at_which_it_is_kept() -> None:
+    for size, ending in ((3, 3), (5, 5), (6, 6)):  # those of the new revision
+        found = in_roll_out(*pods(identity("0123abcd"), 5), size=size)
+        assert (found.replicas, found.current, found.ready, found.ending) == (size, 5 + ending, 5, ending)
+        assert found.leaving == frozenset()
+
+
+def test_a_kept_pod_that_no_node_takes_and_nobody_asks_for_any_more_is_no_lack() -> None:
+    old = identity("0123abcd")
+    found = in_roll_out(*pods(old, 4), failing_pod(old, 4, conditions.UNSCHEDULABLE), size=4)
+    assert (found.ready, found.unschedulable, found.unschedulable_top) == (4, 0, 0)
+    found = in_roll_out(*pods(old, 4), failing_pod(old, 4, conditions.UNSCHEDULABLE), size=5)
+    assert (found.ready, found.unschedulable, found.unschedulable_top) == (4, 1, 1)
+
+
+def test_what_was_kept_says_nothing_of_the_declared_revision() -> None:
+    observed = with_pods(*pods(DECODE, 6))
+    observed = replace(observed, status={"kept": [{"name": DECODE.name, "replicas": 6}]})
+    assert facts(observed, scraped(observed)).ready == 4
 
 
 def test_a_pool_without_a_workload_has_what_ends() -> None:

@@ -1,16 +1,21 @@
 """Asking a given etcd: an error is a sentence, whatever is wrong, and never an exception."""
 
 import base64
+import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdcluster_operator.certificates.authority import make_authority
-from pdcluster_operator.cluster.errors import ForbiddenError
+from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.cluster.errors import ForbiddenError, UnavailableError
+from pdcluster_operator.discovery import keys
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.discovery import Question
-from tests.system.etcd_server import free_port
+from tests.system.etcd_server import EtcdServer, free_port
 
 PAIR = make_authority(datetime.now(UTC))
 
@@ -62,3 +67,40 @@ async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_cl
 async def test_the_secret_says_whether_workers_show_a_certificate_too(more: dict[str, bytes], has: bool):
     asking = Asking(WrittenSecret({"ca.crt": PAIR.certificate, **more}))
     assert await asking.has_client_certificate(question()) is has
+
+
+class Pods:
+    """A client of an API server that has no pods, and goes away after so many answers; None = it stays."""
+
+    def __init__(self, answers: int | None) -> None:
+        self.answers = answers
+
+    async def list(self, kind: object, namespace: str, *, fields: str) -> AsyncIterator[dict[str, Any]]:
+        if self.answers is not None:
+            if not self.answers:
+                raise UnavailableError("the API server is away")
+            self.answers -= 1
+        for pod in ():
+            yield pod
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_ghosts_are_not_removed_while_the_api_server_cannot_list(tmp_path: Path, answers: int):
+    """Neither those of which it had said so before it went."""
+    etcd = EtcdServer(tmp_path)
+    etcd.start()
+    record = json.dumps({"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3"})
+    prefix = keys.workers_prefix("default", "chat", "r1")
+    records = {keys.worker_key(prefix, "decode", "cpu", pod) for pod in ("ghost-0", "ghost-1")}
+    try:
+        for key in records:
+            etcd.put(key, record)
+        asked = Question((etcd.endpoint,))
+        found = (await Asking(Pods(None)).registered(asked, Key("default", "chat"))).records.values()
+        with pytest.raises(UnavailableError):
+            await Asking(Pods(answers)).remove(asked, Key("default", "chat"), found)
+        assert etcd.values(prefix).keys() == records
+        assert await Asking(Pods(None)).remove(asked, Key("default", "chat"), found) == ["ghost-0", "ghost-1"]
+        assert not etcd.values(prefix)
+    finally:
+        etcd.close()

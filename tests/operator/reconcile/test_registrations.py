@@ -22,6 +22,7 @@ from pdcluster_operator.reconcile.registry import (
     MAX_PAUSE_SECONDS,
     SELDOM_SECONDS,
     SOON_SECONDS,
+    TAKE_BACK_SECONDS,
     Registrations,
     workers_question,
 )
@@ -86,6 +87,12 @@ class World:
         await asyncio.gather(*self.registrations._looking.values())
         return found
 
+    async def drain_only(self, *names: str) -> None:
+        """Two passes, so that the commands of all others are taken back."""
+        await self.registrations.command(KEY, QUESTION, names)
+        self.pass_by(TAKE_BACK_SECONDS)
+        await self.registrations.command(KEY, QUESTION, names)
+
     async def fresh(self, *names: str) -> Registry:
         """What a pass is told while a worker drains, and then whatever it began has ended."""
         found = await self.registrations.fresh(KEY, QUESTION, pods(*names))
@@ -145,6 +152,28 @@ async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(worl
     assert (await world.fresh("a", "b")).odd == {"a": 7.0, "b": 0.0}
     world.etcd.states = {"a": "ready", "b": "ready"}
     assert (await world.fresh("a", "b")).odd == {}
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, is_asked: bool):
+    """It came back empty, went away again and came back: workers that serve have had no time to register."""
+    world.etcd.states = {"ghost": "ready"}
+    await world.fresh("a")
+    world.pass_by(5)
+    assert (await world.fresh("a")).odd == {"a": 5.0, "ghost": 5.0}
+    if is_asked:
+        world.etcd.error = EtcdUnreachableError("etcd is away")
+        await world.fresh("a")
+    else:
+        found = world.registrations.last(KEY, QUESTION, pods("a"), is_up=False)
+        assert found is not None
+        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while nobody knows
+    world.pass_by(60)
+    world.etcd.error = None
+    await world.fresh("a")
+    assert (await world.fresh("a")).odd == {"a": 0.0, "ghost": 0.0}
+    world.pass_by(7)
+    assert (await world.fresh("a")).odd == {"a": 7.0, "ghost": 7.0}
 
 
 async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
@@ -248,19 +277,19 @@ async def test_commands_are_written_once_and_taken_back(world: World):
     await world.registrations.command(KEY, QUESTION, {"a", "b"})
     assert world.etcd.commands == {"a": START, "b": START}
     world.pass_by(7)
-    await world.registrations.command(KEY, QUESTION, {"a"})
+    await world.drain_only("a")
     assert world.etcd.commands == {"a": START}
     found = await world.fresh("a", "b")
-    assert (found.commands, found.asked) == ({"a"}, {"a": 7.0})
-    await world.registrations.command(KEY, QUESTION, ())
+    assert (found.commands, found.asked) == ({"a"}, {"a": 7.0 + TAKE_BACK_SECONDS})
+    await world.drain_only()
     assert ((await world.fresh("a")).asked, world.etcd.commands) == ({}, {})
 
 
 async def test_the_next_operator_learns_since_when_from_the_command_itself(world: World):
     world.etcd.commands = {"a": START - timedelta(seconds=50), "b": None, "c": START + timedelta(hours=1)}
     assert (await world.fresh("a")).asked == {"a": 50.0, "c": 0.0}  # a clock of another went ahead
-    await world.registrations.command(KEY, QUESTION, {"a"})
-    assert (await world.fresh("a")).asked == {"a": 50.0}
+    await world.drain_only("a")
+    assert (await world.fresh("a")).asked == {"a": 50.0 + TAKE_BACK_SECONDS}
 
 
 async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
@@ -298,6 +327,19 @@ async def test_a_command_that_etcd_does_not_take_is_written_at_the_next_look(wor
     assert world.etcd.commands == {"a": START}
 
 
+async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_to_end(world: World):
+    await world.fresh("a", "b")
+    await world.registrations.command(KEY, QUESTION, {"a", "b"})
+    for seconds, drain, told in ((0.0, {"b"}, {"a", "b"}), (0.9, {"b"}, {"a", "b"}), (0.2, {"a", "b"}, {"a", "b"})):
+        world.pass_by(seconds)
+        await world.registrations.command(KEY, QUESTION, drain)
+        assert world.etcd.commands.keys() == told
+    for seconds, told in ((5.0, {"a", "b"}), (TAKE_BACK_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
+        world.pass_by(seconds)
+        await world.registrations.command(KEY, QUESTION, {"b"})
+        assert world.etcd.commands.keys() == told
+
+
 async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World):
     world.etcd.states, world.etcd.commands = {"a": "drained"}, {"a": START}
     await world.fresh("a")
@@ -307,7 +349,7 @@ async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World)
     world.registrations.last(KEY, QUESTION, pods("a"))
     await asyncio.sleep(0)
     slow, world.etcd.answers = world.etcd.answers, old
-    await world.registrations.command(KEY, QUESTION, ())
+    await world.drain_only()
     world.etcd.commands = before  # what the slow answer was made of
     slow.set()
     found = await world.last("a")

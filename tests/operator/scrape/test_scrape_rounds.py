@@ -125,6 +125,33 @@ async def test_what_was_seen_is_exported(clock: Clock):
     assert process.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") == 2
 
 
+async def test_of_who_is_on_its_way_out_only_the_queue_is_exported(clock: Clock):
+    workers = [WorkerPages(), WorkerPages()]
+    for number, worker in enumerate(workers, 1):
+        worker.set(prefill_queue_requests=number, prefill_queue_tokens=100 * number, num_requests_running=number)
+        worker.set(num_requests_waiting=2 * number, kv_cache_usage_ratio=0.25 * number, engine_busy_ratio=0.5 * number)
+    async with (
+        WorkerServer(serves(lambda: http(workers[0].text()))) as first,
+        WorkerServer(serves(lambda: http(workers[1].text()))) as second,
+        Scraper(clock=clock) as scraper,
+    ):
+        process = Process(scraper, clock)
+        await process.rounds.run(CHAT, [first.target("p-0"), second.target("p-1")], 3)
+        process.rounds.leave(CHAT, {"p-1"})
+
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "engine_busy_ratio")
+        assert [process.value(name) for name in ("prefill_queue_requests", "prefill_queue_tokens")] == [3, 300]
+        assert [process.value(name) for name in names] == [1, 2, 0.25, 0.5]
+        assert process.value("scraped_workers", state="fresh") == 1
+        clock.now += 7.0
+        await process.rounds.run(CHAT, [Target(CHAT, *KEY, "p-0", "127.0.0.1:1"), second.target("p-1")], 0)
+        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [0, 1]
+        assert [process.value(name) for name in (*names, "sample_age_seconds")] == [None] * 5
+        assert process.value("prefill_queue_requests") == 2
+        process.rounds.leave(CHAT, set())
+        assert process.value("kv_cache_usage_ratio") == 0.5
+
+
 async def test_stale_pool_exports_its_age_and_no_numbers(clock: Clock, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     page = http(WorkerPages().text())

@@ -78,6 +78,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         look_again_seconds=min(looks, default=None),
         commands=drain.commands,
         cut=drain.cut,
+        draining=drain.unready,
         ghosts=registered.ghosts,
         needs_registry=drain.needs_registry,
     )

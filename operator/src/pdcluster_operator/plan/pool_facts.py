@@ -3,6 +3,8 @@
 The numbers of a pool are those of the revision that serves; its accelerators
 are held by the pods of all revisions.  Pods above the size that is asked for
 are on their way out: they hold their accelerators and are ready for nothing.
+But what another revision will replace never shrinks before that: it serves at
+the size at which it is kept, whatever is asked for meanwhile.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,35 +41,39 @@ def pool_facts(sizes: Sequence[PoolSize], observed: Observed, revision: str, see
     sizes:    of the declared pools, as they are asked for now
     revision: the declared one; its workloads are looked at where none of the revision that serves is there
     """
-    there = Workloads(observed)
+    there, kept = Workloads(observed), Previous(observed.status).kept()
     found = []
     for size in sizes:
         state = there.of(*size.key, observed.service_revision) or there.of(*size.key, revision)
-        found.append(_facts(size, state, _num_held(observed.workloads, size.key), seen))
+        before = 0 if state is None or state.id.revision == revision else kept.get(state.id.name, 0)
+        found.append(_facts(size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen))
     return [*found, *_undeclared(observed, {size.key for size in sizes})]
 
 
-def _facts(size: PoolSize, state: WorkloadState | None, num_held: int, seen: Seen) -> PoolFacts:
+def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: int, seen: Seen) -> PoolFacts:
+    """Facts of one pool.  serving: ordinals below it serve, `size.wanted` or more."""
     role, pool = size.key
     if state is None:
         return PoolFacts(role, pool, size.pool.gpu, size.wanted, num_held, 0, ending=num_held)
-    leaving = [pod for pod in state.pods if pod.terminating or ordinal(pod) >= size.wanted]
+    leaving = [pod for pod in state.pods if pod.terminating or ordinal(pod) >= serving]
     staying = [pod for pod in state.pods if pod not in leaving]
-    waiting = [pod for pod in staying if is_unschedulable(pod)]
+    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal(pod) < size.wanted]
+    ready = [pod for pod in staying if pod.ready and pod.name in seen.scraped]
     return PoolFacts(
         role=role,
         pool=pool,
         gpu=size.pool.gpu,
         replicas=size.wanted,
         current=num_held,
-        ready=sum(pod.ready and pod.name in seen.scraped for pod in staying),
+        ready=len(ready),
         ending=num_held - len(staying),
         unschedulable=len(waiting),
-        unschedulable_top=_num_top(staying, size.wanted),
+        unschedulable_top=_num_top({ordinal(pod) for pod in waiting}, size.wanted),
         unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
         fault=None if state.fault is None or state.current >= state.desired else state.fault[1],
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
+        unready_top=_num_top(set(range(size.wanted)) - {ordinal(pod) for pod in ready}, size.wanted),
     )
 
 
@@ -77,10 +83,9 @@ def ordinal(pod: PodState) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _num_top(pods: Iterable[PodState], replicas: int) -> int:
-    """How many of the highest ordinals no node takes, without a gap."""
-    waiting = {ordinal(pod) for pod in pods if is_unschedulable(pod)}
-    return next((number for number in range(replicas) if replicas - 1 - number not in waiting), replicas)
+def _num_top(ordinals: Collection[int], replicas: int) -> int:
+    """How many of the highest ordinals are among these, without a gap."""
+    return next((number for number in range(replicas) if replicas - 1 - number not in ordinals), replicas)
 
 
 def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:

@@ -173,6 +173,7 @@ class ClusterPlan:
     workloads:  every StatefulSet that should exist, of all revisions, at the size that it may have now
     commands:   pods that are to be told to drain before StatefulSets are written; those of all others are withdrawn
     cut:        pods that go though they have not drained, for their time is over
+    draining:   pods that drain and are not ready any more, by role and pool
     ghosts:     pods that do not exist and whose records may be removed
     needs_registry: it would be another plan if more were known of the workers
     status:     the whole status of the PDCluster, conditions with their transition times included
@@ -191,5 +192,6 @@ class ClusterPlan:
     is_decision: bool = False
     commands: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
+    draining: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ghosts: tuple[str, ...] = ()
     needs_registry: bool = False

@@ -124,6 +124,7 @@ class Autoscaling:
         seen = Seen(frozenset(followed.scraped or ()), self._waits(followed, observed, clock.now))
         facts = pool_facts(sizes_of(cluster, observed), observed, revision_of(cluster.spec), seen)
         followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
+        self._rounds.leave(key, followed.leaving)
         outcome = decide(cluster.spec, facts, self._rounds.windows(key), followed.memory, clock)
         return outcome, Record(clock.wall, outcome.decision, outcome.problems)
 

@@ -41,6 +41,7 @@ class Rendering:
             serving_role=plan.serving_role,
             records=self.records.live.own("ControllerRevision").values(),
             workloads=[workload.id for workload in plan.workloads],
+            draining=plan.draining,
         )
         return [*shared, *self._workloads(plan), *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers)]
 

@@ -39,6 +39,9 @@ MAX_PAUSE_SECONDS = 300.0
 DEAD_SECONDS = 5.0
 """For so long an etcd that has not answered is not asked again, though a shrink is held."""
 
+TAKE_BACK_SECONDS = 1.0
+"""Between the pass that wants a pod to serve again and its command's end: it may be ending already, and the watch tells later."""
+
 MAX_LOOKS = 8
 """That nobody waits for, at a time: an operator that starts has to look at all clusters."""
 
@@ -73,7 +76,9 @@ class _Known:
     error: why it did not
     pause: seconds until it is asked again then
     asked: since when pods drain, or should
+    spare: since when pods that are told to drain should serve
     odd:   since which look a record has no pod or a pod no record
+    is_away: it does not answer since its last answer: what was odd then may have ended and begun anew
     looks: answers so far; judged: those by which `odd` was judged: what came since the last one is not odd yet
     turn:  counts looks and commands; told: the turn of what `last` says, which no look that began before it may overwrite
     """
@@ -84,7 +89,9 @@ class _Known:
     error: str | None = None
     pause: float = 0.0
     asked: dict[str, float] = field(default_factory=dict)
+    spare: dict[str, float] = field(default_factory=dict)
     odd: dict[str, float] = field(default_factory=dict)
+    is_away: bool = False
     looks: int = 0
     judged: int = 0
     turn: int = 0
@@ -120,6 +127,7 @@ class Registrations:
         """
         known = self._of(key, question)
         if not is_up:
+            known.is_away = True
             found = self._registry(known, workloads)
             return found and replace(found, again_seconds=None)
         is_odd = known.last is not None and odd_ones(_states(known.last), workloads)
@@ -136,13 +144,18 @@ class Registrations:
         return self._registry(known, workloads)
 
     async def command(self, key: Key, question: Question, drain: Collection[str]) -> None:
-        """Let exactly these pods be told to drain.  What etcd does not take now is missing at the next look, and written then."""
+        """Let exactly these pods be told to drain, and the others that are told no longer, a moment later.
+
+        What etcd does not take now is missing at the next look, and written then.
+        """
         known, now = self._of(key, question), self.clock()
         known.asked = {pod: known.asked.get(pod, now) for pod in drain}
+        told_now = known.last.commands if known.last else ()
+        known.spare = {pod: known.spare.get(pod, now) for pod in told_now if pod not in drain}
         if known.last is None or known.error is not None:
             return
         told = {pod: self.now() - timedelta(seconds=now - known.asked[pod]) for pod in drain if pod not in known.last.commands}
-        serve = set(known.last.commands).difference(drain)
+        serve = {pod for pod, since in known.spare.items() if now - since >= TAKE_BACK_SECONDS}
         if not told and not serve:
             return
         logger.info("commands key=%s drain=%s serve=%s", key, ",".join(sorted(told)), ",".join(sorted(serve)))
@@ -229,7 +242,9 @@ class Registrations:
         if error is not None or known.last is None:
             self._fail(key, known, error or "etcd has said nothing")
             return
-        known.error, known.pause, known.at = None, 0.0, self.clock()
+        if known.is_away:
+            known.odd = {}
+        known.error, known.pause, known.at, known.is_away = None, 0.0, self.clock(), False
         for pod, since in known.last.commands.items():
             if since is not None:
                 known.asked.setdefault(pod, self.clock() - max(0.0, (self.now() - since).total_seconds()))
@@ -237,7 +252,7 @@ class Registrations:
     def _fail(self, key: Key, known: _Known, error: str) -> None:
         if known.error is None:
             logger.info("etcd of workers does not answer key=%s error=%s", key, error)
-        known.error, known.at = error, self.clock()
+        known.error, known.at, known.is_away = error, self.clock(), True
         known.pause = min(MAX_PAUSE_SECONDS, max(SOON_SECONDS, 2 * known.pause))
 
     def _registry(self, known: _Known, workloads: Iterable[WorkloadState]) -> Registry | None:

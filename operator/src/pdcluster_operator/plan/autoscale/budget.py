@@ -4,7 +4,8 @@ Accelerators count as long as a pod may hold them: what runs, what ends, and wha
 is asked for.  So growth waits until the pods that make room for it are gone, and
 a decision keeps to the budget in whatever order it is carried out.  A budget
 that is exceeded all the same (it was lowered, or somebody scaled by hand) takes
-workers away at once, below minReplicas too, but the last worker of a role never.
+workers away at once, below minReplicas too, but never the last worker of a role,
+nor the last ready one: it waits until another is ready, whatever is exceeded meanwhile.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pdcluster_operator.api import conditions
 from pdcluster_operator.api.autoscale import BudgetSpec
 from pdcluster_operator.plan.autoscale import rules
-from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector
+from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector, num_ready_left
 from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Problem, Step
 
 _ALL = ""  # the key of the total among types
@@ -145,21 +146,32 @@ def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector, sizes: Vector) 
             if donor is None:
                 break
             vector[donor.key] -= 1
+    _keep_ready(pools, vector)
     raised = dict(vector)
     _wait_for_room(budget, pools, vector, sizes)
     said = budget.over(pools, base) or budget.used(pools, vector)
-    steps = [
-        Step(
-            rules.BUDGET,
-            pool.name,
-            base[pool.key],
-            vector[pool.key],
-            f"the budget is exceeded ({said})" if vector[pool.key] < sizes[pool.key] else f"it waits for room: {said}",
-        )
-        for pool in pools
-        if vector[pool.key] != base[pool.key]
-    ]
+    steps = [_step(pool, base[pool.key], vector[pool.key], sizes[pool.key], said) for pool in pools if vector[pool.key] != base[pool.key]]
     return Trimmed(vector, steps, _problem(budget, pools, vector), budget.keeping(pools, raised, vector))
+
+
+def _step(pool: Pool, base: int, after: int, size: int, said: str) -> Step:
+    if after > base:
+        return Step(rules.NEVER_ALONE, pool.name, base, after, "no other worker of the role is ready: it waits until another is ready")
+    why = f"the budget is exceeded ({said})" if after < size else f"it waits for room: {said}"
+    return Step(rules.BUDGET, pool.name, base, after, why)
+
+
+def _roles(pools: Sequence[Pool]) -> Iterable[list[Pool]]:
+    for role in dict.fromkeys(pool.facts.role for pool in pools):
+        yield [pool for pool in pools if pool.facts.role == role]
+
+
+def _keep_ready(pools: Sequence[Pool], vector: dict[PoolKey, int]) -> None:
+    """Leave a role its last ready worker where bounds have taken it."""
+    for mine in _roles(pools):
+        last = max(mine, key=lambda pool: (pool.facts.ready, -pool.price, -pool.order))
+        while last.facts.ready and not num_ready_left(mine, vector):
+            vector[last.key] += 1
 
 
 def _wait_for_room(budget: Budget, pools: Sequence[Pool], vector: dict[PoolKey, int], sizes: Vector) -> None:
@@ -168,25 +180,37 @@ def _wait_for_room(budget: Budget, pools: Sequence[Pool], vector: dict[PoolKey, 
         for pool in pools:
             while budget.held(pools, vector)[gpu] > most and gpu in (_ALL, pool.facts.gpu) and vector[pool.key] > sizes[pool.key]:
                 vector[pool.key] -= 1
-    for role in {pool.facts.role for pool in pools}:
-        mine = [pool for pool in pools if pool.facts.role == role]
+    for mine in _roles(pools):
         last = max(mine, key=lambda pool: sizes[pool.key])
         if sizes[last.key] and not any(vector[pool.key] for pool in mine):
             vector[last.key] = 1  # until the one that is to take its place has room
 
 
 def _donor(among: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Pool | None:
-    sizes = Counter[str]()
-    for pool in pools:
-        sizes[pool.facts.role] += vector[pool.key]
-    able = [pool for pool in among if vector[pool.key] > 0 and sizes[pool.facts.role] > 1]
-    return max(able, key=lambda pool: (vector[pool.key] - pool.low, vector[pool.key], pool.price, pool.order), default=None)
+    """Who gives a worker; above their minReplicas those first for which it is none that is ready."""
+
+    def costs_ready(pool: Pool) -> bool:
+        return pool.ready_left(vector[pool.key] - 1) < pool.ready_left(vector[pool.key])
+
+    able: set[PoolKey] = set()
+    for mine in _roles(pools):
+        is_last = sum(vector[pool.key] for pool in mine) <= 1
+        is_last_ready = num_ready_left(mine, vector) == 1
+        able |= {pool.key for pool in mine if vector[pool.key] and not is_last and not (is_last_ready and costs_ready(pool))}
+
+    def order(pool: Pool) -> tuple[bool, bool, int, int, float, int]:
+        above = vector[pool.key] - pool.low
+        return above > 0, not costs_ready(pool), above, vector[pool.key], pool.price, pool.order
+
+    return max((pool for pool in among if pool.key in able), key=order, default=None)
 
 
 def _problem(budget: Budget, pools: Sequence[Pool], vector: Vector) -> Problem | None:
     over = budget.over(pools, vector)
     if over is not None:
-        return Problem(conditions.BUDGET_TOO_SMALL, f"one worker of each role is more than the budget ({over}): raise autoscale.budget")
+        is_least = all(sum(vector[pool.key] for pool in mine) <= 1 for mine in _roles(pools))
+        why = "one worker of each role is more than" if is_least else "the last ready worker of a role waits until another is ready, over"
+        return Problem(conditions.BUDGET_TOO_SMALL, f"{why} the budget ({over}): raise autoscale.budget")
     short = [f"{pool.name} has {vector[pool.key]} of minReplicas {pool.low}" for pool in pools if vector[pool.key] < pool.low]
     if short:
         return Problem(conditions.BUDGET_TOO_SMALL, f"{', '.join(short)}: raise autoscale.budget or lower minReplicas")

@@ -1,9 +1,10 @@
 """One decision for both roles of a cluster: facts, numbers and a clock in, replicas of every pool and all the reasons out.
 
-Pure, and the same in every mode: whether it is carried out or only shown is not
-known here.  The rules act in the order of `rules.RULES`.  What cannot be known
-holds: a role without numbers keeps its size.  A cluster that asks for nothing at
-all stays so, and as long as it asks for anything each role has a worker.
+Pure, and the same in every mode, but that advice does not follow each fall of the
+load: whether a decision is carried out or only shown is not known here.  The
+rules act in the order of `rules.RULES`.  What cannot be known holds: a role
+without numbers keeps its size.  A cluster that asks for nothing at all stays so,
+and as long as it asks for anything each role has a worker.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +18,10 @@ from pdcluster_operator.plan.autoscale.budget import Budget, trimmed
 from pdcluster_operator.plan.autoscale.capacity import Edge, capacity_problems, find_edge
 from pdcluster_operator.plan.autoscale.fit import Fitted, fit
 from pdcluster_operator.plan.autoscale.need import RoleTotals, signals_of
-from pdcluster_operator.plan.autoscale.pace import paced, past_wishes
-from pdcluster_operator.plan.autoscale.pools import Pool, Vector
+from pdcluster_operator.plan.autoscale.pace import is_same, paced, steadied
+from pdcluster_operator.plan.autoscale.pools import Pool, Vector, num_ready_left
 from pdcluster_operator.plan.autoscale.ratio import measured_weights, table_weight
-from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, wish_of
+from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, Wish, wish_of
 from pdcluster_operator.plan.autoscale.signals import Freshness, Totals, read_pools, together
 from pdcluster_operator.plan.autoscale.values import (
     Clock,
@@ -125,25 +126,31 @@ def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[Pool
     of_role = {role: together(totals.get(pool.key, Totals()) for pool in edge.pools if pool.facts.role == role) for role in roles}
     is_asleep = not any(base.values())
     wishes: dict[str, int] = {}
-    remembered, sizes = {}, {}
+    remembered, sizes, advised = {}, {}, {}
     for role in roles:
         size = _size(role, edge, base)
         heard = RoleTotals(of_role[role], of_role[spec.ingress_role])
-        wish = size.asked if is_asleep else _wish(spec, size, heard, log)
-        past = past_wishes(memory, role, size.asked, spec.autoscale, now)
-        pace = paced(role, size.asked, wish, spec.autoscale, past=past, now=now)
+        wish = Wish(size.asked) if is_asleep else _wish(spec, size, heard, log)
+        before = memory if is_same(memory, role, size.asked, spec.autoscale, now) else Memory()
+        if spec.autoscale.mode == "Advise":
+            window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(role, ())
+            steady = steadied(role, size.asked, wish.workers, window, past=past, now=now)
+            log.steps += steady.steps
+            wish, advised[role] = replace(wish, workers=steady.workers), steady.wishes
+        past = before.wishes.get(role, ())
+        pace = paced(role, size.asked, wish.workers, spec.autoscale, past=past, now=now, goes_on=wish.goes_on)
         log.steps += pace.steps
         wishes[role], remembered[role], sizes[role] = pace.workers, pace.wishes, size.asked
         if not is_asleep and wishes[role] < 1:
             log.steps.append(Step(rules.NEVER_ALONE, role, wishes[role], 1, "no role serves without the other"))
             wishes[role] = 1
-    return _Asked(wishes, Memory(remembered, sizes, edge.backoff, now))
+    return _Asked(wishes, Memory(remembered, sizes, edge.backoff, now, advised))
 
 
 def _size(role: str, edge: Edge, base: Vector) -> RoleSize:
     mine = [pool for pool in edge.pools if pool.facts.role == role]
     tops = (min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - _given(pool, edge) for pool in mine)
-    asked, ready = sum(base[pool.key] for pool in mine), sum(pool.facts.ready for pool in mine)
+    asked, ready = sum(base[pool.key] for pool in mine), num_ready_left(mine, base)
     return RoleSize(role, asked, ready, sum(max(0, top) for top in tops), edge.lost.get(role, 0))
 
 
@@ -151,7 +158,7 @@ def _given(pool: Pool, edge: Edge) -> int:
     return pool.facts.replicas - edge.sizes[pool.key]
 
 
-def _wish(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) -> int:
+def _wish(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) -> Wish:
     signals = signals_of(size.role, totals, spec.autoscale)
     log.inputs += [signal.input(size.role) for signal in signals]
     if signals:
@@ -160,13 +167,13 @@ def _wish(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) ->
     headroom = spec.autoscale.prefill.headroom if size.role == "prefill" else 0.0
     heard = Heard(signals, totals.workers, totals.own.unheard, totals.unheard)
     wish = wish_of(size, heard, headroom=headroom, tolerance=spec.autoscale.tolerance)
-    if totals.own.unheard:
+    if totals.own.failing:
         message = (
-            f"{size.role}: {totals.own.unheard} of {totals.workers} ready workers give no numbers that can be used; look at their /metrics"
+            f"{size.role}: {totals.own.failing} of {totals.workers} ready workers give no numbers that can be used; look at their /metrics"
         )
         log.problems.append(Problem(conditions.METRICS_MISSING, message))
     log.steps += wish.steps
-    return wish.workers
+    return wish
 
 
 def _pool_steps(pools: Sequence[Pool], base: Vector, fitted: Fitted) -> Iterable[Step]:

@@ -2,7 +2,8 @@
 
 Only the clock that never jumps counts.  An agreement is about one size: as soon
 as the role has another, it starts anew, for what many workers showed says little
-of few.  So a role shrinks at most once in each window.  A window that is not
+of few.  So a role shrinks at most once in each window.  An agreement to grow
+outlasts rounds in which a backlog seems to be worked off.  A window that is not
 full yet holds: an operator that has just started waits, and so does one that has
 not decided for a while.
 """
@@ -29,10 +30,13 @@ class Pace:
     steps: tuple[Step, ...] = ()
 
 
-def paced(role: str, asked: int, wish: int, spec: AutoscaleSpec, *, past: Wishes, now: float) -> Pace:
-    """Let the wish of a role through as far as its windows and steps allow.  past: the wishes since it has this size."""
+def paced(role: str, asked: int, wish: int, spec: AutoscaleSpec, *, past: Wishes, now: float, goes_on: bool = False) -> Pace:
+    """Let the wish of a role through as far as its windows and steps allow.
+
+    past: the wishes since it has this size; goes_on: whether a wish for no change leaves an agreement to grow as it is
+    """
     if wish == asked:
-        return Pace(asked)
+        return Pace(asked, past if goes_on and past and past[-1][1] > asked else ())
     rule = spec.scale_up if wish > asked else spec.scale_down
     word = "up" if wish > asked else "down"
     same_way = past if past and (past[-1][1] > asked) == (wish > asked) else ()
@@ -52,11 +56,23 @@ def paced(role: str, asked: int, wish: int, spec: AutoscaleSpec, *, past: Wishes
     return Pace(limit, wishes, tuple(steps))
 
 
-def past_wishes(memory: Memory, role: str, asked: int, spec: AutoscaleSpec, now: float) -> Wishes:
-    """The wishes that still count: none from before the role had its size, of another clock, or from before nobody looked for a while."""
+def steadied(role: str, asked: int, wish: int, window: int, *, past: Wishes, now: float) -> Pace:
+    """The greatest wish to grow of the down window: advice that nobody follows would go up and down with the load.
+
+    past: `wishes` of the decision before
+    """
+    greater = tuple((at, each) for at, each in past if now - window < at and each > wish)
+    wishes = (*greater, (now, wish)) if wish > asked else greater
+    if not greater:
+        return Pace(wish, wishes)
+    why = f"{greater[0][1]} was advised {now - greater[0][0]:.0f} s ago, and advice goes down after {window} s"
+    return Pace(greater[0][1], wishes, (Step(rules.WINDOW, role, wish, greater[0][1], why),))
+
+
+def is_same(memory: Memory, role: str, asked: int, spec: AutoscaleSpec, now: float) -> bool:
+    """Whether wishes of before count: not from before the role had its size, of another clock, or from before nobody looked for a while."""
     gap = max(_LEAST_GAP_SECONDS, (spec.stale_after + 1) * spec.interval_seconds)
-    is_same = memory.sizes.get(role) == asked and now - gap <= memory.at <= now
-    return memory.wishes.get(role, ()) if is_same else ()
+    return memory.sizes.get(role) == asked and now - gap <= memory.at <= now
 
 
 def _careful(asked: int, *wishes: int) -> int:

@@ -65,6 +65,16 @@ class Pool:
         """
         return self.gpus * max(self.facts.current, self.facts.replicas + self.facts.ending, self.facts.top, replicas)
 
+    def ready_left(self, replicas: int) -> int:
+        """How many of its ready workers surely stay at that size: the highest ordinals go, whichever of the others are ready."""
+        tops = max(self.facts.unready_top, self.facts.unschedulable_top)
+        return max(0, self.facts.ready - max(0, self.facts.replicas - tops - replicas))
+
+
+def num_ready_left(pools: Iterable[Pool], vector: Vector) -> int:
+    """Ready workers that surely stay."""
+    return sum(pool.ready_left(vector[pool.key]) for pool in pools)
+
 
 @dataclass(frozen=True)
 class Trail:

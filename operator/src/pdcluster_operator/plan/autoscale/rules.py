@@ -1,6 +1,7 @@
 """Names of the autoscaler's rules, in the order in which they act, and the numbers that no setting moves.
 
-A decision begins from sizes that capacity, bounds and budget still allow, so these three can act once before all others.
+A decision begins from sizes that capacity, bounds and budget still allow, so these three can act once before all others,
+and so can `neverAlone`, which leaves a role its last ready worker then.
 """
 
 from typing import Final
@@ -15,7 +16,7 @@ TOLERANCE: Final = "tolerance"
 WINDOW: Final = "window"  # how long every decision must have agreed
 MAX_STEP: Final = "maxStep"
 BOUNDS: Final = "bounds"  # min and max of a pool, by schedules where one is on
-NEVER_ALONE: Final = "neverAlone"  # no role serves without the other
+NEVER_ALONE: Final = "neverAlone"  # no role serves without the other, or loses its last ready worker
 RATIO: Final = "ratio"
 BUDGET: Final = "budget"  # accelerators in all and by type
 POOL: Final = "pool"  # which pool of a role grows or shrinks

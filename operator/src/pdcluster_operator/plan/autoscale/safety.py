@@ -14,7 +14,7 @@ when the role would grow, at the limit when it would shrink.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.need import Signal, being_worked_off, ceil_workers
@@ -55,10 +55,11 @@ class Heard:
 
 @dataclass(frozen=True)
 class Wish:
-    """Workers that a role would have if nothing else limited it."""
+    """Workers that a role would have if nothing else limited it.  goes_on: whether an agreement to grow outlasts it"""
 
     workers: int
     steps: tuple[Step, ...] = ()
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def wish_of(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) 
     lifted = need.with_headroom > (size.asked - size.lost) * (1.0 + tolerance) and headroom > 0.0
     if (over or lifted) and (queue := being_worked_off(heard.signals, tolerance)) is not None:
         seconds = f"it falls by {short(queue.falls)} a second and is under it in {queue.worked_off_seconds():.0f} s"
-        return _held(size, rules.NEED, f"{queue.said()}, but {seconds}")
+        return replace(_held(size, rules.NEED, f"{queue.said()}, but {seconds}"), goes_on=True)
     if over or lifted:
         return _growth(size, over, need)
     under = all(signal.is_under() for signal in heard.signals)

@@ -1,10 +1,11 @@
 """Numbers of the roles from their windows: sums and means of the rounds that are fresh.
 
 A gauge is the mean of the rounds of the last few intervals, so that one crowded
-instant moves little.  A worker with a number that cannot be (NaN,
-infinite, negative, absurd) is a worker that was not heard.  What was not heard is left
-out: sums are then too low, which `need` takes into account.  Of a worker that
-drains only its part of the prefill queue counts.
+instant moves little; how a queue goes is told by means of rounds, too.  A worker
+with a number that cannot be (NaN, infinite, negative, absurd) is a worker that was
+not heard.  What was not heard is left out: sums are then too low, which `need`
+takes into account.  A worker that is not in the newest round is left out of all.
+Of one that drains only its part of the prefill queue counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ class Totals:
     """Sums over workers, as means over rounds, of one pool or of several together.
 
     heard, unheard:  ready workers with and without fresh numbers
+    failing:         those unheard of which that is a fault; the others have yet to answer for the first time
     settled:         those heard that were there `GRACE_ROUNDS` rounds ago; none before there are so many rounds
     busy, kv_usage:  sums of ratios: 2.5 is what two and a half workers at 100 % would show
     busiest, fullest: the greatest mean ratio of one worker
@@ -49,6 +51,7 @@ class Totals:
 
     heard: int = 0
     unheard: int = 0
+    failing: int = 0
     settled: int = 0
     num_waiting: float = 0.0
     queue_requests: float = 0.0
@@ -92,15 +95,18 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> T
     rounds = fresh.rounds(window)
     totals = Totals()
     if not rounds:
-        totals.unheard = facts.ready
+        totals.unheard = totals.failing = facts.ready
         return totals
     there = [_Round(sample, facts.leaving) for sample in rounds]
     newest = there[0].staying
     totals.heard = len(newest)
-    totals.unheard = max(there[0].num_silent, facts.ready - totals.heard)  # a worker that has never answered is in no round
+    totals.failing = there[0].num_silent
+    totals.unheard = max(totals.failing, facts.ready - totals.heard)  # a worker that has never answered is in no round
     totals.settled = _num_settled(newest, window, rounds[0])
     ratios: dict[str, list[tuple[float, float]]] = {}
+    here = {worker.pod for worker in newest}
     for each in there:
+        each.staying = [worker for worker in each.staying if worker.pod in here]
         for worker in each.staying:
             _add(totals, worker, len(rounds))
             ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_usage_ratio))
@@ -109,7 +115,7 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> T
             totals.queue_tokens += worker.queue_tokens / len(rounds)
     totals.busiest = max((sum(busy for busy, _ in each) / len(each) for each in ratios.values()), default=0.0)
     totals.fullest = max((sum(usage for _, usage in each) / len(each) for each in ratios.values()), default=0.0)
-    _add_changes(totals, there[0], there[min(rules.GRACE_ROUNDS, len(there) - 1)])
+    _add_changes(totals, there)
     _add_rates(totals, newest)
     return totals
 
@@ -134,18 +140,28 @@ def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sampl
     return sum(worker.pod in before for worker in newest)
 
 
-def _add_changes(totals: Totals, now: _Round, before: _Round) -> None:
-    """Of workers that are in both rounds: of one that was not heard once, the queue neither came nor went."""
-    seconds = now.at - before.at
-    if seconds <= 0.0:
-        return
-    old = {worker.pod: worker for worker in (*before.staying, *before.leaving)}
-    for worker in now.staying:
-        if worker.pod in old:
-            totals.waiting_change += (worker.num_waiting - old[worker.pod].num_waiting) / seconds
-    for worker in (*now.staying, *now.leaving):
-        if worker.pod in old:
-            totals.queue_change += (worker.queue_requests - old[worker.pod].queue_requests) / seconds
+def _add_changes(totals: Totals, there: Sequence[_Round]) -> None:
+    """Of the workers of the newest round, the first here: of one that was not heard once, the queue neither came nor went."""
+    said: dict[str, list[tuple[float, WorkerSample]]] = {}
+    for each in there[: rules.GRACE_ROUNDS + 1]:  # more of them would show a turn too late
+        for worker in (*each.staying, *each.leaving):
+            said.setdefault(worker.pod, []).append((each.at, worker))
+    for worker in there[0].staying:
+        totals.waiting_change += _trend([(at, each.num_waiting) for at, each in said[worker.pod]])
+    for worker in (*there[0].staying, *there[0].leaving):
+        totals.queue_change += _trend([(at, each.queue_requests) for at, each in said[worker.pod]])
+
+
+def _trend(points: Sequence[tuple[float, float]]) -> float:
+    """By how much a number grows in a second: the mean of the newer half of (at, value) less that of the older; 0 = not known.
+
+    >>> _trend([(15.0, 1.0), (10.0, 3.0), (5.0, 5.0), (0.0, 7.0)])
+    -0.4
+    """
+    half = len(points) // 2
+    newer, older = points[:half], points[len(points) - half :]
+    seconds = sum(at for at, _ in newer) - sum(at for at, _ in older)
+    return (sum(value for _, value in newer) - sum(value for _, value in older)) / seconds if seconds > 0.0 else 0.0
 
 
 def _busy(worker: WorkerSample) -> float:
@@ -197,6 +213,7 @@ def together(parts: Iterable[Totals]) -> Totals:
     for part in parts:
         whole.heard += part.heard
         whole.unheard += part.unheard
+        whole.failing += part.failing
         whole.settled += part.settled
         whole.busiest = max(whole.busiest, part.busiest)
         whole.fullest = max(whole.fullest, part.fullest)

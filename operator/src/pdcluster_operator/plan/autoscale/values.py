@@ -78,6 +78,7 @@ class PoolFacts:
     ending:                 pods that drain or terminate: they hold their accelerators until they are gone
     unschedulable:          pods that no node takes
     unschedulable_top:      how many of these are the highest ordinals without a gap: the ones that a smaller StatefulSet removes
+    unready_top:            how many of the highest ordinals are not ready, without a gap
     unschedulable_seconds:  how long the one that has waited longest has; 0 = none waits
     fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
     top:                    what its StatefulSet still asks for while it waits for drains: a pod below them that is lost comes again
@@ -97,6 +98,7 @@ class PoolFacts:
     fault: str | None = None
     top: int = 0
     leaving: frozenset[str] = frozenset()
+    unready_top: int = 0
 
     @property
     def key(self) -> PoolKey:
@@ -158,18 +160,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the autoscaler carries from one decision to the next.  Losing it (a restart) only makes it wait longer.
+    """What the autoscaler carries from one decision to the next.  Losing it (a restart) makes it wait longer, and advise anew.
 
     wishes:  of every role what it has wished since it wishes to go one way, as in `pace`
     sizes:   of every role the workers that were asked for then: another size starts its agreement anew
     backoff: until when nothing more is asked of a GPU type that has no room
     at:      when the decision was made
+    advised: with mode Advise, of every role its wishes to grow in the down window, those left out that a later one was as great as
     """
 
     wishes: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     backoff: Mapping[str, float] = field(default_factory=dict)
     at: float = 0.0
+    advised: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
