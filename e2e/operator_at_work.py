@@ -19,7 +19,7 @@ def operator_pod(cluster: Kubernetes) -> str:
 
 
 def kill_operator(cluster: Kubernetes) -> str:
-    """Kill the operator that leads, without a word to it; returns its pod's name."""
+    """Delete the operator that leads by force, which leaves it a moment at most to end in; returns its pod's name."""
     pod = operator_pod(cluster)
     assert pod, "no operator leads"
     cluster.kubectl("delete", f"pod/{pod}", f"--namespace={OPERATOR_NAMESPACE}", "--force", "--grace-period=0", "--wait=false")

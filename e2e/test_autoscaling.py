@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -15,14 +16,14 @@ from e2e.streams import cut, streams
 from tests.system.waiting import wait_for
 
 SECONDS = 240.0
-END_SECONDS = 180.0
+WINDOW = timedelta(seconds=15)
 # Lines that a small load on a small model crosses, and a window that a test can wait for.
 AUTOSCALE: Json = {
     "mode": "On",
     "intervalSeconds": 2,
     "prefill": {"queueUp": 3, "queueDown": 1},
     "decode": {"queueUp": 4, "queueDown": 1, "kvUsageUp": 0.12, "kvUsageDown": 0.04},
-    "scaleDown": {"windowSeconds": 15},
+    "scaleDown": {"windowSeconds": WINDOW.seconds},
 }
 # Short prompts, which decode workers prefill themselves, and long answers; long prompts, of which a word is the answer.
 LONG_ANSWERS = Stories(count=1000, clients=32, max_tokens=250, words=8, seconds=45)
@@ -102,7 +103,9 @@ def condition(cluster: Kubernetes, kind: str) -> str | None:
 def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes) -> None:
     scaled.replace(spec([pool("cpu", 1, maximum=2)]))
 
+    load_ends: dict[str, datetime] = {}
     for role, load in (("decode", LONG_ANSWERS), ("prefill", LONG_PROMPTS)):
+        load_ends[role] = datetime.now(UTC) + timedelta(seconds=load.seconds)  # until then at least clients go on asking
         with streams(scaled, load) as running:
             wait_ready(scaled, 2, role)
             answers = running.wait_ended(SECONDS)
@@ -117,6 +120,11 @@ def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes
     assert not reasons(prefill, "decode")
     wait_ready(scaled, 1, "decode")
     wait_ready(scaled, 1, "prefill")
+    for role, end in load_ends.items():
+        shrunk = change(scaled, f"{role}/cpu", 2, 1)
+        assert shrunk is not None
+        # Times of decisions are whole seconds.
+        assert datetime.fromisoformat(shrunk["at"]) >= end.replace(microsecond=0) + WINDOW, why(scaled)
     grown = [
         step["subject"] for each in decisions(scaled) for step in each["steps"] if step["rule"] == "pool" and step["before"] < step["after"]
     ]

@@ -61,6 +61,17 @@ class Drained:
 
         wait_for(holds, DEADLINE_SECONDS, self.describe)
 
+    def await_evictions(self, allowed: int, *, max_unavailable: int) -> None:
+        """What the disruption budget of decode says, and so many pods at once may be evicted."""
+
+        def holds() -> bool:
+            budget = self.scene.children("PodDisruptionBudget")[f"{self.scene.name}-decode-cpu"]
+            is_seen = budget["status"].get("observedGeneration") == budget["metadata"]["generation"]
+            found = budget["spec"]["maxUnavailable"], budget["status"].get("disruptionsAllowed")
+            return is_seen and found == (max_unavailable, allowed)
+
+        wait_for(holds, DEADLINE_SECONDS, self.describe)
+
     def await_words(self, words: str, kind: str = "DecodeReady") -> None:
         wait_for(lambda: words in self.scene.condition(kind).get("message", ""), DEADLINE_SECONDS, self.describe)
 
@@ -111,6 +122,18 @@ def test_replicas_go_down_when_the_highest_have_drained_and_the_commands_go_with
     drained.scene.await_condition("DecodeReady", "True", "AsDeclared")
     drained.scale(2)
     drained.await_states("ready", "ready")  # the new pod of the name is told nothing
+
+
+def test_one_worker_that_serves_may_be_evicted_while_others_drain(drained: Drained):
+    drained.workers.busy = {drained.pod(1), drained.pod(2)}
+    drained.scale(1)
+    drained.await_states("ready", "draining", "draining")
+    drained.await_evictions(1, max_unavailable=3)
+    drained.scale(2)
+    drained.await_evictions(1, max_unavailable=2)
+    drained.workers.busy = set()
+    drained.await_replicas(2)
+    drained.await_evictions(1, max_unavailable=1)
 
 
 def test_a_scale_up_takes_back_who_has_drained(drained: Drained):

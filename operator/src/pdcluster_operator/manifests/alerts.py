@@ -52,7 +52,7 @@ def _burning(histogram: str, bound: str) -> str:
 
 
 _SCALE = "(kubectl scale pdps/...; with autoscale.mode On its maxReplicas or the budget, see `pdctl why`)"
-_REFUSED = 'sum(rate(pdcluster_request_rejected_total{$scope,reason=~"queue_full|not_ready|no_prefill_worker"}[5m]))'
+_REFUSED = 'sum(rate(pdcluster_request_rejected_total{$scope,reason=~"queue_full|draining|not_ready|no_prefill_worker"}[5m]))'
 _SUCCEEDED = "(sum(rate(pdcluster_request_success_total{$scope}[5m])) or vector(0))"  # no series before the first success
 _QUEUE = "sum(pdcluster_prefill_queue_tokens{$scope})"
 _PREFILLS = "sum(rate(pdcluster_remote_prefill_total{$scope}[10m]))"
@@ -77,7 +77,7 @@ ALERTS = (
         lasting="5m",
         expression=f"{_REFUSED} / ({_REFUSED} + {_SUCCEEDED}) > {_ALLOWED:g}",
         summary="requests are answered 503",
-        description="More than 5 % of the requests of the last 5 minutes were refused: queues are full, or workers are not ready.",
+        description="More than 5 % of the requests of the last 5 minutes were refused: queues are full, or workers drain or are not ready.",
         runbook=f"Scale the ingress pool {_SCALE}. Raise qos.admission.maxQueuedRequests only if a longer wait is better than a refusal.",
     ),
     Alert(

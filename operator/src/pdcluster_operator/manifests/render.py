@@ -5,6 +5,7 @@ they are first made (`record`), everything else follows the newest spec.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
@@ -39,6 +40,8 @@ __all__ = [
     "render_workload",
 ]
 
+NOBODY: Mapping[tuple[str, str], int] = MappingProxyType({})
+
 
 def render_shared(
     cluster: PDCluster,
@@ -50,6 +53,7 @@ def render_shared(
     serving_role: str | None = None,
     records: Iterable[Mapping[str, Any]] = (),
     workloads: Iterable[WorkloadId] = (),
+    draining: Mapping[tuple[str, str], int] = NOBODY,
 ) -> tuple[Manifest, ...]:
     """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service comes last.
 
@@ -57,13 +61,14 @@ def render_shared(
     serving_role: the role of those that do in that revision; None = as the spec has it, which a roll out may be about to change
     records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the result, is made from its own
     workloads: those that there should be; pools that are no longer declared may be among them
+    draining: pods that drain and are not ready any more, by role and pool
     """
     role = serving_role or cluster.spec.ingress_role
     return (
         service_account(cluster, owner),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
-        *_budgets(cluster, owner, workloads),
+        *_budgets(cluster, owner, workloads, draining),
         *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
         *_monitoring(cluster, owner, capabilities, role),
         workers_service(owner),
@@ -71,11 +76,13 @@ def render_shared(
     )
 
 
-def _budgets(cluster: PDCluster, owner: Owner, workloads: Iterable[WorkloadId]) -> Iterator[Manifest]:
+def _budgets(
+    cluster: PDCluster, owner: Owner, workloads: Iterable[WorkloadId], draining: Mapping[tuple[str, str], int]
+) -> Iterator[Manifest]:
     """Of every pool that is declared, and of those that are not and serve for now."""
     declared = [(role, pool.name) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
     for role, pool in dict.fromkeys([*declared, *((workload.role, workload.pool) for workload in workloads)]):
-        yield pool_budget(owner, role, pool)
+        yield pool_budget(owner, role, pool, draining.get((role, pool), 0))
 
 
 def _monitoring(cluster: PDCluster, owner: Owner, capabilities: Capabilities, serving_role: str) -> Iterator[Manifest]:

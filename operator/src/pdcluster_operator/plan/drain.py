@@ -220,7 +220,7 @@ def ordinal_of(pod: PodState) -> int:
 
 
 def _may_serve(pod: PodState) -> bool:
-    return pod.ready or pod.started  # who drains is not ready
+    return pod.ready or pod.started  # who drains is not ready any more
 
 
 def _fate(pod: PodState, registry: Registry | None) -> Fate:

@@ -1,7 +1,9 @@
 """What the scrapes saw and what they cost, in the process's own registry.
 
 What was seen is read from the windows when the registry is collected, on the
-event loop's thread: a pool or cluster that is gone there is gone here.
+event loop's thread: a pool or cluster that is gone there is gone here.  Of a
+worker on its way out only its part of the prefill queue counts, as for the
+autoscaler.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from pdcluster_operator.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss
 from pdcluster_operator.scrape.windows import Seen, Windows
 
@@ -20,13 +23,14 @@ _PREFIX = "pdcluster_operator_pool_"
 
 # Name -> (field of WorkerSample, how the pool's workers make one number, help).
 _NUMBERS: dict[str, tuple[str, Callable[[list[float]], float], str]] = {
-    "prefill_queue_requests": ("queue_requests", sum, "Requests of the prefill queue that the pool's workers hold."),
-    "prefill_queue_tokens": ("queue_tokens", sum, "Tokens of the prefill queue that the pool's workers hold."),
-    "num_requests_running": ("num_running", sum, "Requests that run, over the pool's workers."),
-    "num_requests_waiting": ("num_waiting", sum, "Requests that wait, over the pool's workers."),
-    "kv_cache_usage_ratio": ("kv_usage_ratio", fmean, "Share of KV blocks that hold live tokens, mean of the pool's workers."),
-    "engine_busy_ratio": ("busy_ratio", fmean, "Share of time in an engine step, mean of the pool's workers."),
+    "prefill_queue_requests": ("queue_requests", sum, "Requests of the prefill queue that the pool's workers hold, those that drain too."),
+    "prefill_queue_tokens": ("queue_tokens", sum, "Tokens of the prefill queue that the pool's workers hold, those that drain too."),
+    "num_requests_running": ("num_running", sum, "Requests that run, over the pool's workers that stay."),
+    "num_requests_waiting": ("num_waiting", sum, "Requests that wait, over the pool's workers that stay."),
+    "kv_cache_usage_ratio": ("kv_usage_ratio", fmean, "Share of KV blocks that hold live tokens, mean of the pool's workers that stay."),
+    "engine_busy_ratio": ("busy_ratio", fmean, "Share of time in an engine step, mean of the pool's workers that stay."),
 }
+_OF_ALL = ("prefill_queue_requests", "prefill_queue_tokens")
 
 
 class ScrapeMetrics:
@@ -70,7 +74,9 @@ class _SeenCollector(Collector):
             yield _numbers(name, pools)
 
     def _ages(self, pools: Sequence[Seen]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"{_PREFIX}sample_age_seconds", "Time since a worker of the pool last gave good numbers.", labels=_POOL)
+        family = GaugeMetricFamily(
+            f"{_PREFIX}sample_age_seconds", "Time since a worker of the pool that stays gave good numbers.", labels=_POOL
+        )
         now = self._clock()
         for seen in pools:
             if seen.answered_at is not None:
@@ -79,11 +85,11 @@ class _SeenCollector(Collector):
 
 
 def _workers(pools: Sequence[Seen]) -> GaugeMetricFamily:
-    text = "Ready workers of the pool: fresh ones count, stale ones have missed too many scrapes."
+    text = "Ready workers of the pool that stay: fresh ones count, stale ones have missed too many scrapes."
     family = GaugeMetricFamily(f"{_PREFIX}scraped_workers", text, labels=(*_POOL, "state"))
     for seen in pools:
-        family.add_metric((*_labels(seen), "fresh"), len(seen.sample.workers))
-        family.add_metric((*_labels(seen), "stale"), len(seen.sample.stale))
+        family.add_metric((*_labels(seen), "fresh"), len(_staying(seen)))
+        family.add_metric((*_labels(seen), "stale"), sum(pod not in seen.leaving for pod in seen.sample.stale))
     return family
 
 
@@ -92,9 +98,14 @@ def _numbers(name: str, pools: Sequence[Seen]) -> GaugeMetricFamily:
     field, over, text = _NUMBERS[name]
     family = GaugeMetricFamily(_PREFIX + name, text, labels=_POOL)
     for seen in pools:
-        if seen.sample.workers:
-            family.add_metric(_labels(seen), over([getattr(worker, field) for worker in seen.sample.workers]))
+        workers = seen.sample.workers if name in _OF_ALL else _staying(seen)
+        if workers:
+            family.add_metric(_labels(seen), over([getattr(worker, field) for worker in workers]))
     return family
+
+
+def _staying(seen: Seen) -> Sequence[WorkerSample]:
+    return [worker for worker in seen.sample.workers if worker.pod not in seen.leaving]
 
 
 def _labels(seen: Seen) -> tuple[str, str, str, str]:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
 from prometheus_client import CollectorRegistry
 
@@ -38,6 +38,10 @@ class Rounds:
         self._windows.add(cluster, self._clock(), answers, stale_after)
         self._metrics.count(answers)
         _log_changes(cluster, before, self._windows.stale(cluster))
+
+    def leave(self, cluster: ClusterKey, pods: Collection[str]) -> None:
+        """Exactly these pods are on their way out: of what they say only the queue is exported."""
+        self._windows.leave(cluster, pods)
 
     def windows(self, cluster: ClusterKey) -> dict[PoolKey, tuple[Sample, ...]]:
         """The last rounds of each pool, the oldest first."""

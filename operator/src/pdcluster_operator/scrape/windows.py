@@ -9,7 +9,7 @@ times MAX_ROUNDS.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_operator.plan.autoscale.values import PoolKey, Sample, WorkerSample
@@ -21,12 +21,17 @@ MAX_ROUNDS = 30  # readers average over a few, however far apart these are
 
 @dataclass(frozen=True)
 class Seen:
-    """The newest of one pool.  answered_at: when one of its workers last gave good numbers; None = none has."""
+    """The newest of one pool.
+
+    answered_at: when one of its workers that stay last gave good numbers; None = none has
+    leaving:     pods of the cluster on their way out, some of which are in the sample
+    """
 
     cluster: ClusterKey
     pool: PoolKey
     sample: Sample
     answered_at: float | None
+    leaving: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -63,10 +68,11 @@ class _Worker:
 
 @dataclass
 class _Cluster:
-    """Workers by role, pool and pod; rounds of each pool, the oldest first."""
+    """Workers by role, pool and pod; rounds of each pool, the oldest first; pods on their way out."""
 
     workers: dict[tuple[str, str, str], _Worker] = field(default_factory=dict)
     rounds: dict[PoolKey, deque[Sample]] = field(default_factory=dict)
+    leaving: frozenset[str] = frozenset()
 
 
 class Windows:
@@ -92,6 +98,11 @@ class Windows:
         known.workers = workers
         self._add_samples(known, at)
 
+    def leave(self, cluster: ClusterKey, pods: Collection[str]) -> None:
+        """Exactly these pods of a cluster are on their way out; what has no round yet knows none."""
+        if cluster in self._clusters:
+            self._clusters[cluster].leaving = frozenset(pods)
+
     def forget(self, cluster: ClusterKey) -> None:
         """Drop all that is known of a cluster."""
         self._clusters.pop(cluster, None)
@@ -109,9 +120,9 @@ class Windows:
         """The newest of every pool."""
         for key, cluster in self._clusters.items():
             for pool, rounds in cluster.rounds.items():
-                readings = [worker.reading for place, worker in cluster.workers.items() if place[:2] == pool]
-                answered_at = max((reading.at for reading in readings if reading is not None), default=None)
-                yield Seen(key, pool, rounds[-1], answered_at)
+                staying = [worker for place, worker in cluster.workers.items() if place[:2] == pool and place[2] not in cluster.leaving]
+                answered_at = max((worker.reading.at for worker in staying if worker.reading is not None), default=None)
+                yield Seen(key, pool, rounds[-1], answered_at, cluster.leaving)
 
     def _add_samples(self, cluster: _Cluster, at: float) -> None:
         pools = {place[:2] for place in cluster.workers}
