@@ -173,7 +173,8 @@ def _start_error(given_up: asyncio.Task[Keeper | None]) -> StartError:
 
 
 def _announcement(cluster: PDCluster, address: str) -> str:
-    body = json.dumps({"model": cluster.spec.model.name, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": cluster.spec.model.name, "messages": question, "temperature": 0})
     url = f"http://{address}/v1"
     return f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n\nCtrl-C to stop"
 
