@@ -18,9 +18,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 TIMEOUT_SECONDS = 120.0
 STREAM_SECONDS = 240.0  # the most between two tokens
@@ -82,7 +83,7 @@ def chat(url: str, body: dict[str, object]) -> urllib.request.Request:
     return urllib.request.Request(f"{url}/v1/chat/completions", data, {"Content-Type": "application/json", "Connection": "close"})
 
 
-def fetch(request, read) -> dict[str, object]:  # type: ignore[no-untyped-def]
+def fetch(request: urllib.request.Request, read: Callable[[str], str]) -> dict[str, object]:
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as reply:
             text = reply.read().decode()
@@ -120,16 +121,16 @@ def stream(url: str, index: int, stories: Stories) -> dict[str, object]:
     return answer
 
 
-def events(reply) -> Iterator[bytes]:  # type: ignore[no-untyped-def]
+def events(reply: Iterable[bytes]) -> Iterator[bytes]:
     """The data of each server-sent event."""
     return (line[6:].strip() for line in reply if line.startswith(b"data: "))
 
 
-def take(event: dict[str, object], answer: dict[str, object], tokens: list[list[int]]) -> None:
+def take(event: dict[str, Any], answer: dict[str, object], tokens: list[list[int]]) -> None:
     """What one event adds to an answer."""
     answer["error"] = event.get("error", answer["error"])
     is_first = not tokens
-    for choice in event.get("choices", []):  # type: ignore[attr-defined]
+    for choice in event.get("choices", []):
         tokens += [token["bytes"] for token in (choice.get("logprobs") or {}).get("content") or []]
     if is_first and tokens:
         tell({"index": answer["index"], "begun": True})

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -47,6 +49,23 @@ class Process:
         """Exported misses."""
         labels = {"namespace": "serving", "pdcluster": "chat", "reason": reason}
         return self.registry.get_sample_value("pdcluster_operator_scrape_misses_total", labels)
+
+
+@asynccontextmanager
+async def two_scraped(clock: Clock) -> AsyncIterator[tuple[Process, WorkerServer]]:
+    """A process after a round of two workers, p-0 and p-1, the latter with twice the numbers; and p-1."""
+    workers = [WorkerPages(), WorkerPages()]
+    for number, worker in enumerate(workers, 1):
+        worker.set(prefill_queue_requests=number, prefill_queue_tokens=100 * number, num_requests_running=number)
+        worker.set(num_requests_waiting=2 * number, kv_cache_usage_ratio=0.25 * number, engine_busy_ratio=0.5 * number)
+    async with (
+        WorkerServer(serves(lambda: http(workers[0].text()))) as first,
+        WorkerServer(serves(lambda: http(workers[1].text()))) as second,
+        Scraper(clock=clock) as scraper,
+    ):
+        process = Process(scraper, clock)
+        await process.rounds.run(CHAT, [first.target("p-0"), second.target("p-1")], 3)
+        yield process, second
 
 
 async def test_rounds_fill_the_window(clock: Clock):
@@ -104,39 +123,18 @@ async def test_replaced_pod_is_another_worker(clock: Clock):
 
 
 async def test_what_was_seen_is_exported(clock: Clock):
-    workers = [WorkerPages(), WorkerPages()]
-    for number, worker in enumerate(workers, 1):
-        worker.set(prefill_queue_requests=number, prefill_queue_tokens=100 * number, num_requests_running=number)
-        worker.set(num_requests_waiting=2 * number, kv_cache_usage_ratio=0.25 * number, engine_busy_ratio=0.5 * number)
-    async with (
-        WorkerServer(serves(lambda: http(workers[0].text()))) as first,
-        WorkerServer(serves(lambda: http(workers[1].text()))) as second,
-        Scraper(clock=clock) as scraper,
-    ):
-        process = Process(scraper, clock)
-        await process.rounds.run(CHAT, [first.target("p-0"), second.target("p-1")], 3)
-
-    names = ("prefill_queue_requests", "prefill_queue_tokens", "num_requests_running", "num_requests_waiting")
-    assert [process.value(name) for name in names] == [3, 300, 3, 6]
-    assert [process.value(name) for name in ("kv_cache_usage_ratio", "engine_busy_ratio")] == [0.375, 0.75]
-    assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [2, 0]
-    clock.now += 7.0
-    assert process.value("sample_age_seconds") == 7.0
-    assert process.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") == 2
+    async with two_scraped(clock) as (process, _):
+        names = ("prefill_queue_requests", "prefill_queue_tokens", "num_requests_running", "num_requests_waiting")
+        assert [process.value(name) for name in names] == [3, 300, 3, 6]
+        assert [process.value(name) for name in ("kv_cache_usage_ratio", "engine_busy_ratio")] == [0.375, 0.75]
+        assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [2, 0]
+        clock.now += 7.0
+        assert process.value("sample_age_seconds") == 7.0
+        assert process.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") == 2
 
 
 async def test_of_who_is_on_its_way_out_only_the_queue_is_exported(clock: Clock):
-    workers = [WorkerPages(), WorkerPages()]
-    for number, worker in enumerate(workers, 1):
-        worker.set(prefill_queue_requests=number, prefill_queue_tokens=100 * number, num_requests_running=number)
-        worker.set(num_requests_waiting=2 * number, kv_cache_usage_ratio=0.25 * number, engine_busy_ratio=0.5 * number)
-    async with (
-        WorkerServer(serves(lambda: http(workers[0].text()))) as first,
-        WorkerServer(serves(lambda: http(workers[1].text()))) as second,
-        Scraper(clock=clock) as scraper,
-    ):
-        process = Process(scraper, clock)
-        await process.rounds.run(CHAT, [first.target("p-0"), second.target("p-1")], 3)
+    async with two_scraped(clock) as (process, second):
         process.rounds.leave(CHAT, {"p-1"})
 
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "engine_busy_ratio")

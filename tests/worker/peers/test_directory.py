@@ -168,9 +168,20 @@ async def test_peer_that_left_is_dropped(worker: Any, eventually: Eventually) ->
     assert d.directory.prefills() == []
 
 
-def drained(d: Any, d2: Any) -> None:
-    """Let d2's record say that it has drained."""
-    d2.record = msgspec.structs.replace(d2.record, state="drained")
+async def held_call(worker: Any, spec: Any, eventually: Eventually) -> tuple[Any, Any, Any]:
+    """Two decode workers, and a call of the first to the second that has its first token and gets no other."""
+    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
+    d.sees(d2)
+    peer = (await eventually(d.directory.decodes))[0]
+    d2.handler.hold = True
+    tokens = peer.generate(spec(), "auto")
+    await anext(tokens)
+    return d, d2, tokens
+
+
+def says(d: Any, d2: Any, state: str) -> None:
+    """Let d2's record tell d this state."""
+    d2.record = msgspec.structs.replace(d2.record, state=state)
     d.sees(d2)
 
 
@@ -183,7 +194,7 @@ async def test_calls_to_a_drained_peer_go_on_to_their_end(worker: Any, spec: Any
     tokens = peer.generate(spec(), "auto")
     await anext(tokens)
     if said == "record":
-        drained(d, d2)
+        says(d, d2, "drained")
     else:
         d2.handler.reports.append(Report(Load(state="drained")))
         d2.handler.report_added.set()
@@ -198,13 +209,8 @@ async def test_calls_to_a_drained_peer_go_on_to_their_end(worker: Any, spec: Any
 
 @pytest.mark.parametrize("end", ["worker", "directory"])
 async def test_calls_to_a_drained_peer_break_off_as_peer_errors(worker: Any, spec: Any, eventually: Eventually, end: str) -> None:
-    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
-    d.sees(d2)
-    peer = (await eventually(d.directory.decodes))[0]
-    d2.handler.hold = True
-    tokens = peer.generate(spec(), "auto")
-    await anext(tokens)
-    drained(d, d2)
+    d, d2, tokens = await held_call(worker, spec, eventually)
+    says(d, d2, "drained")
 
     d.sees()
     await eventually(lambda: d.lost == ["d2"])
@@ -217,14 +223,8 @@ async def test_calls_to_a_drained_peer_break_off_as_peer_errors(worker: Any, spe
 @pytest.mark.parametrize("state", ["ready", "draining"])
 async def test_calls_to_a_peer_that_went_without_draining_end_at_once(worker: Any, spec: Any, eventually: Eventually, state: str) -> None:
     """Its process may hang, with a connection that answers every ping."""
-    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
-    d.sees(d2)
-    peer = (await eventually(d.directory.decodes))[0]
-    d2.handler.hold = True
-    tokens = peer.generate(spec(), "auto")
-    await anext(tokens)
-    d2.record = msgspec.structs.replace(d2.record, state=state)
-    d.sees(d2)
+    d, d2, tokens = await held_call(worker, spec, eventually)
+    says(d, d2, state)
 
     d.sees()
 

@@ -6,6 +6,7 @@ fixed script, so every expected text can be written down.
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,3 +203,25 @@ def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
             await asyncio.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture
+async def deaf(server: HttpServer) -> AsyncIterator[Callable[[dict[str, object]], Awaitable[socket.socket]]]:
+    """Asks for a chat answer on a socket with small buffers, of which it reads nothing by itself."""
+    opened = []
+
+    async def ask(body: dict[str, object]) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket()
+        opened.append(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", server.port))
+        content = json.dumps(body).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        await loop.sock_sendall(sock, head.encode() + content)
+        return sock
+
+    yield ask
+    for sock in opened:
+        sock.close()

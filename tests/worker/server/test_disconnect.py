@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from contextlib import suppress
 
 import httpx
@@ -70,28 +69,6 @@ async def test_one_client_that_leaves_does_not_disturb_another(rig, wire, until)
 
     assert answer.text.endswith("data: [DONE]\n\n")
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "Hello, world!"
-
-
-@pytest.fixture
-async def deaf(server):
-    """Sends a request on a socket with small buffers, of which it reads nothing by itself."""
-    opened = []
-
-    async def ask(body):
-        loop = asyncio.get_running_loop()
-        sock = socket.socket()
-        opened.append(sock)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        sock.setblocking(False)
-        await loop.sock_connect(sock, ("127.0.0.1", server.port))
-        content = json.dumps(body).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-        await loop.sock_sendall(sock, head.encode() + content)
-        return sock
-
-    yield ask
-    for sock in opened:
-        sock.close()
 
 
 async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(rig, server, deaf, monkeypatch, caplog):

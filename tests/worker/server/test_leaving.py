@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 
 import httpx
 import pytest
@@ -76,26 +75,19 @@ async def test_a_client_that_holds_nothing_here_does_not_hold_the_end(rig, serve
     assert (node.finished, server.finished.done()) == (True, True)
 
 
-async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, until):
+async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, deaf, until):
     node = LeavingNode()
     rig.backend.max_model_len = 1 << 30
     rig.backend.script = lambda spec: [104] * 2_000
-    loop = asyncio.get_running_loop()
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        sock.setblocking(False)
-        await loop.sock_connect(sock, ("127.0.0.1", server.port))
-        content = json.dumps(LONG).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-        await loop.sock_sendall(sock, head.encode() + content)
-        async with asyncio.timeout(DEADLINE_SECONDS * 4):
-            await until(lambda: server.is_sending)
-            leaving = asyncio.create_task(server_process._leave(node, server))
-            await until(lambda: node.num_leaves >= 3)  # the time for what is open beside requests is over
-            answer = b""
-            while chunk := await loop.sock_recv(sock, 1 << 20):
-                answer += chunk
-            await leaving
+    sock = await deaf(LONG)
+    async with asyncio.timeout(DEADLINE_SECONDS * 4):
+        await until(lambda: server.is_sending)
+        leaving = asyncio.create_task(server_process._leave(node, server))
+        await until(lambda: node.num_leaves >= 3)  # the time for what is open beside requests is over
+        answer = b""
+        while chunk := await asyncio.get_running_loop().sock_recv(sock, 1 << 20):
+            answer += chunk
+        await leaving
 
     head, _, body = answer.partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in head.lower()

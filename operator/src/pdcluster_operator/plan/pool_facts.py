@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey
+from pdcluster_operator.plan.drain import ordinal_of
 from pdcluster_operator.plan.pools import Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.scalers import PoolSize
@@ -55,9 +56,9 @@ def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: 
     role, pool = size.key
     if state is None:
         return PoolFacts(role, pool, size.pool.gpu, size.wanted, num_held, 0, ending=num_held)
-    leaving = [pod for pod in state.pods if pod.terminating or ordinal(pod) >= serving]
+    leaving = [pod for pod in state.pods if pod.terminating or ordinal_of(pod) >= serving]
     staying = [pod for pod in state.pods if pod not in leaving]
-    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal(pod) < size.wanted]
+    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size.wanted]
     ready = [pod for pod in staying if pod.ready and pod.name in seen.scraped]
     return PoolFacts(
         role=role,
@@ -68,19 +69,13 @@ def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: 
         ready=len(ready),
         ending=num_held - len(staying),
         unschedulable=len(waiting),
-        unschedulable_top=_num_top({ordinal(pod) for pod in waiting}, size.wanted),
+        unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size.wanted),
         unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
         fault=None if state.fault is None or state.current >= state.desired else state.fault[1],
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
-        unready_top=_num_top(set(range(size.wanted)) - {ordinal(pod) for pod in ready}, size.wanted),
+        unready_top=_num_top(set(range(size.wanted)) - {ordinal_of(pod) for pod in ready}, size.wanted),
     )
-
-
-def ordinal(pod: PodState) -> int:
-    """The number at the end of a pod's name, which a StatefulSet gives; one without counts as the lowest."""
-    text = pod.name.rpartition("-")[2]
-    return int(text) if text.isdecimal() else 0
 
 
 def _num_top(ordinals: Collection[int], replicas: int) -> int:
