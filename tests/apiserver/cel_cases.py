@@ -272,6 +272,13 @@ AUTOSCALE_RULES = [
         at(f"{AUTOSCALE}.ratio", {"min": 0.5, "max": 0.5}),
         at(f"{AUTOSCALE}.ratio", {"min": 0.5, "max": 0.4}),
     ),
+    *(
+        Rule(f"{AUTOSCALE}.{field}", message, at(f"{AUTOSCALE}.{field}", {}), both(only("mixed"), at(f"{AUTOSCALE}.{field}", {})))
+        for field, message in (
+            ("prefill", "there is no prefill beside mixed workers: remove it, they go by the lines of autoscale.decode"),
+            ("ratio", "mixed workers are one role, which has no ratio to another: remove it"),
+        )
+    ),
     Rule(
         f"{AUTOSCALE}.schedules",
         "role and pool must name one of spec.roles' pools: correct the name, or remove the schedule",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.operator.object_cases import CPU, HUB, NIGHT, POOL, Change, at, without
+from tests.operator.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, without
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,16 @@ BAD = [
             ("scaleUp.windowSeconds", 3600),
             ("scaleDown.windowSeconds", 3600),
         )
+    ),
+    Wrong(
+        both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.prefill", {"queueUp": 9})),
+        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the lines of autoscale.decode",
+        "spec.autoscale.prefill",
+    ),
+    Wrong(
+        both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.ratio", {"min": 0.5})),
+        "spec.autoscale.ratio: mixed workers are one role, which has no ratio to another; remove it",
+        "spec.autoscale.ratio",
     ),
     Wrong(
         at("spec.autoscale.schedules", [{**NIGHT, "role": "mixed"}]),

@@ -120,12 +120,6 @@ def test_a_band_far_away_is_met_in_several_decisions():
     assert reasons(outcome) == ["RatioConstraintViolated"]
 
 
-def test_mixed_workers_have_no_ratio():
-    spec = make_spec(mixed=[pool(3)], ratio={"min": 5.0})
-
-    assert see(spec).changed is False
-
-
 SIZES = st.integers(0, 6)
 
 

@@ -99,6 +99,17 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _mixed_is_one_role(self) -> Self:
+        """Lines of prefill and a ratio would look as if they held."""
+        given = self.autoscale.model_fields_set if self.roles.mixed is not None else set()
+        if "prefill" in given:
+            fix = "remove it, they go by the lines of autoscale.decode"
+            raise rule("there is no prefill beside mixed workers", fix, at="autoscale.prefill")
+        if "ratio" in given:
+            raise rule("mixed workers are one role, which has no ratio to another", "remove it", at="autoscale.ratio")
+        return self
+
+    @model_validator(mode="after")
     def _kv_compatible(self) -> Self:
         engines = {name: self.engine_of(name) for name in self.roles.present()}
         for field in _KV_FIELDS:
