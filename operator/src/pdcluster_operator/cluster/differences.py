@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from pdcluster_operator.api.labels import APPLIED, FIELD_MANAGER
@@ -140,8 +141,15 @@ def _adds_one(path: str, inner: Fields, wanted: Any) -> bool:
 
 def _is_item(path: str, item: Mapping[str, Any]) -> bool:
     """Whether `k:{...}` names this item of a list; a part of the key that the item leaves to its default matches any."""
-    key: Mapping[str, Any] = json.loads(path[2:])
+    key = _item_key(path)
     return any(name in item for name in key) and all(item.get(name, value) == value for name, value in key.items())
+
+
+@lru_cache(maxsize=1024)
+def _item_key(path: str) -> Mapping[str, Any]:
+    """What `k:{...}` says; the same few are read for every object, and often."""
+    key: Mapping[str, Any] = json.loads(path[2:])
+    return key
 
 
 def _entries(live: Manifest) -> Sequence[Mapping[str, Any]]:
@@ -195,8 +203,8 @@ def _owned_part(desired: Manifest) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, str | int | float):  # most of what there is, and to ask for a Mapping takes long
+        return value
+    if isinstance(value, dict | Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_without_nulls(item) for item in value]
-    return value
+    return [_without_nulls(item) for item in value] if isinstance(value, list | Sequence) else value

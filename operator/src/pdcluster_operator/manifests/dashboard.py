@@ -18,7 +18,7 @@ _UID_LENGTH = 32  # Grafana takes 40
 def dashboard_config(cluster: PDCluster, owner: Owner) -> Manifest:
     """The ConfigMap, with one JSON file."""
     labels = {**cluster.spec.monitoring.labels, "grafana_dashboard": "1", **cluster_labels(owner.name, "ingress")}
-    data = {f"pdcluster-{owner.namespace}-{owner.name}.json": json.dumps(_dashboard(cluster, owner), indent=1)}
+    data = {f"pdcluster-{owner.namespace}-{owner.name}.json": json.dumps(_dashboard(cluster, owner))}
     return new_object("v1/ConfigMap", f"{owner.name}-dashboard", owner, labels, data=data)
 
 

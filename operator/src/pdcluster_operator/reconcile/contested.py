@@ -76,7 +76,8 @@ class Contested:
         names = {failure.object for failure in refused}
         for action in actions:
             if action.verb in _PUTS_BACK and str(action) not in names:
-                self._written[_what(action)[:3]] = _what(action), [*self._times(action), self.clock()]
+                what = _what(action)
+                self._written[what[:3]] = what, [*self._times(what), self.clock()]
 
     def forget(self, key: Key) -> None:
         """The PDCluster is gone."""
@@ -89,17 +90,18 @@ class Contested:
         fights = {name: fight for name, fight in fights.items() if name in by_name or not fight.is_over(now)}
         bodies = {str(body["metadata"]["uid"]): body for body in children}
         for name, action in by_name.items():
-            times = [when for when in self._times(action) if now - when < WINDOW_SECONDS]
+            what = _what(action)
+            times = [when for when in self._times(what) if now - when < WINDOW_SECONDS]
             if name not in fights and len(times) >= MAX_WRITES:
-                fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {_what(action): times[-1]})
+                fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {what: times[-1]})
         if fights:
             self._fights[key] = fights
         return fights
 
-    def _times(self, action: Action) -> list[float]:
+    def _times(self, what: What) -> list[float]:
         """When the same was written to the object, since anything else was."""
-        what, times = self._written.get(_what(action)[:3], (None, []))
-        return times if what == _what(action) else []
+        last, times = self._written.get(what[:3], (None, []))
+        return times if last == what else []
 
     def _may(self, action: Action, fights: Mapping[ObjectName, _Fight]) -> bool:
         """Whether an action may be carried out; over what is fought, it is then noted as tried."""
