@@ -8,7 +8,7 @@ from pdcluster_operator.api import conditions
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.autoscale.values import PoolFacts
-from pdcluster_operator.plan.cluster import sizes_of
+from pdcluster_operator.plan.cluster import asked_of
 from pdcluster_operator.plan.pool_facts import Seen, pool_facts
 from pdcluster_operator.plan.state import Observed, PodState, ScalerState
 from tests.operator.plan.clusters import failing_pod, identity, make_cluster, pool, running, workload
@@ -28,7 +28,7 @@ def waiting(ordinal: int) -> PodState:
 
 def facts(observed: Observed, seen: Seen) -> PoolFacts:
     """Of decode."""
-    (found,) = [each for each in pool_facts(sizes_of(CLUSTER, observed), observed, REVISION, seen) if each.role == "decode"]
+    (found,) = [each for each in pool_facts(asked_of(CLUSTER, observed), observed, seen) if each.role == "decode"]
     return found
 
 
@@ -144,6 +144,6 @@ def test_a_pool_that_is_no_longer_declared_counts_with_its_type() -> None:
     other = identity(REVISION, name="b200")
     status = {"roles": [{"name": "decode", "pools": [{"name": "b200", "gpu": "B200", "desired": 3}]}]}
     observed = running(CLUSTER, workloads=[workload(other, 3, pods=pods(other, 3))], status=status)
-    found = pool_facts(sizes_of(CLUSTER, observed), observed, REVISION, Seen())
+    found = pool_facts(asked_of(CLUSTER, observed), observed, Seen())
 
     assert found[-1] == PoolFacts("decode", "b200", "B200", replicas=0, current=3, ready=0, ending=3)

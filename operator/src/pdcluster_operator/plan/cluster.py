@@ -25,6 +25,7 @@ from pdcluster_operator.plan.drain import Drain, plan_drain
 from pdcluster_operator.plan.happenings import happenings
 from pdcluster_operator.plan.insync import InSync, in_sync
 from pdcluster_operator.plan.invalid import plan_invalid
+from pdcluster_operator.plan.pool_facts import Asked
 from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.rollout import Step, current_revision, next_step
@@ -32,7 +33,7 @@ from pdcluster_operator.plan.scalers import PoolKey, PoolSize, plan_scaler, pool
 from pdcluster_operator.plan.state import ClusterPlan, Happening, Observed, ScalerPlan, WorkloadState
 from pdcluster_operator.plan.status import Status, dated, identity_fields, kept_field, number_fields
 
-__all__ = ["plan_cluster", "plan_invalid", "sizes_of"]
+__all__ = ["asked_of", "plan_cluster", "plan_invalid", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,16 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
 def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
     """The size of every declared pool as it is asked for now."""
     return _scene(cluster, observed).sizes
+
+
+def asked_of(cluster: PDCluster, observed: Observed) -> Asked:
+    """What is asked for now, and of which workloads.
+
+    Growth is asked with it, after which the declared revision is not whole: it counts as one that cannot take over yet.
+    """
+    scene = _scene(cluster, observed)
+    step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=False)
+    return Asked(scene.sizes, scene.target, (*_of_target(scene, step), *_kept(scene, step)))
 
 
 def _scene(cluster: PDCluster, observed: Observed) -> _Scene:

@@ -4,19 +4,35 @@ The numbers of a pool are those of the revision that serves; its accelerators
 are held by the pods of all revisions.  Pods above the size that is asked for
 are on their way out: they hold their accelerators and are ready for nothing.
 But what another revision will replace never shrinks before that: it serves at
-the size at which it is kept, whatever is asked for meanwhile.
+the size at which it is kept, whatever is asked for meanwhile.  And more workers
+come to both, so that in a roll out each StatefulSet is looked at by itself.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdcluster_operator.api import conditions
-from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey
+from pdcluster_operator.api.workload import Workload
+from pdcluster_operator.plan.autoscale.values import Holding, PoolFacts, PoolKey
 from pdcluster_operator.plan.drain import ordinal_of
 from pdcluster_operator.plan.pools import Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.scalers import PoolSize
 from pdcluster_operator.plan.state import Observed, PodState, WorkloadState
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for now.
+
+    sizes:     of the declared pools
+    revision:  the declared one
+    workloads: all that a pass makes or keeps, with their sizes; those of declared pools follow the sizes of these
+    """
+
+    sizes: Sequence[PoolSize]
+    revision: str
+    workloads: Sequence[Workload]
 
 
 @dataclass(frozen=True)
@@ -36,19 +52,42 @@ def is_unschedulable(pod: PodState) -> bool:
     return pod.problem is not None and pod.problem[0] == conditions.UNSCHEDULABLE and not pod.terminating
 
 
-def pool_facts(sizes: Sequence[PoolSize], observed: Observed, revision: str, seen: Seen) -> list[PoolFacts]:
+def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
     """Facts of every declared pool, then of those that are no longer declared and still have pods.
 
-    sizes:    of the declared pools, as they are asked for now
-    revision: the declared one; its workloads are looked at where none of the revision that serves is there
+    The workloads of the declared revision are looked at where none of the revision that serves is there.
     """
-    there, kept = Workloads(observed), Previous(observed.status).kept()
+    there, kept, holdings = Workloads(observed), Previous(observed.status).kept(), _holdings(asked, observed)
     found = []
-    for size in sizes:
-        state = there.of(*size.key, observed.service_revision) or there.of(*size.key, revision)
-        before = 0 if state is None or state.id.revision == revision else kept.get(state.id.name, 0)
-        found.append(_facts(size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen))
-    return [*found, *_undeclared(observed, {size.key for size in sizes})]
+    for size in asked.sizes:
+        state = there.of(*size.key, observed.service_revision) or there.of(*size.key, asked.revision)
+        before = 0 if state is None or state.id.revision == asked.revision else kept.get(state.id.name, 0)
+        facts = _facts(size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen)
+        found.append(replace(facts, holdings=holdings.get(size.key, ())))
+    return [*found, *_undeclared(observed, {size.key for size in asked.sizes}, holdings)]
+
+
+def _holdings(asked: Asked, observed: Observed) -> dict[PoolKey, tuple[Holding, ...]]:
+    """What each StatefulSet holds, by pool; nothing where all that there is and will be is of one revision."""
+    planned = {workload.id: workload.replicas for workload in asked.workloads}
+    states = {state.id: state for state in observed.workloads}
+    identities = sorted({*planned, *states})
+    if len({each.revision for each in identities}) < 2:
+        return {}
+    declared = {size.key for size in asked.sizes}
+    found: dict[PoolKey, tuple[Holding, ...]] = {}
+    for each in identities:
+        key = each.role, each.pool
+        grows = each in planned and key in declared
+        found[key] = (*found.get(key, ()), _holding(states.get(each), planned.get(each, 0), grows=grows))
+    return found
+
+
+def _holding(state: WorkloadState | None, planned: int, *, grows: bool) -> Holding:
+    if state is None:
+        return Holding(0, planned, (), grows)
+    top = planned if state.gone else max(planned, state.desired)
+    return Holding(state.current, top, tuple(ordinal_of(pod) for pod in state.pods), grows)
 
 
 def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: int, seen: Seen) -> PoolFacts:
@@ -88,9 +127,10 @@ def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
     return sum(max(state.current, len(state.pods)) for state in workloads if (state.id.role, state.id.pool) == key)
 
 
-def _undeclared(observed: Observed, declared: Collection[PoolKey]) -> Iterable[PoolFacts]:
+def _undeclared(observed: Observed, declared: Collection[PoolKey], holdings: Mapping[PoolKey, Sequence[Holding]]) -> Iterable[PoolFacts]:
     types = {key: gpu for key, (gpu, _) in Previous(observed.status).pools().items()}
-    for role, pool in sorted({(state.id.role, state.id.pool) for state in observed.workloads}.difference(declared)):
-        number = _num_held(observed.workloads, (role, pool))
+    for role, pool in sorted({*((state.id.role, state.id.pool) for state in observed.workloads), *holdings}.difference(declared)):
+        key = role, pool
+        number = sum(each.held(0) for each in holdings[key]) if key in holdings else _num_held(observed.workloads, key)
         if number:
-            yield PoolFacts(role, pool, types.get((role, pool), ""), 0, number, 0, ending=number)
+            yield PoolFacts(role, pool, types.get(key, ""), 0, number, 0, ending=number)

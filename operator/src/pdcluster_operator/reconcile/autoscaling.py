@@ -21,7 +21,6 @@ from prometheus_client import CollectorRegistry
 from pdcluster_operator.api import labels
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.cluster.cache import Cache, Key
 from pdcluster_operator.cluster.kinds import PDCLUSTER
 from pdcluster_operator.cluster.observe import Live, ready_workers
@@ -30,7 +29,7 @@ from pdcluster_operator.plan.autoscale.decide import decide
 from pdcluster_operator.plan.autoscale.explain import Record
 from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_operator.plan.autoscaled import is_news
-from pdcluster_operator.plan.cluster import sizes_of
+from pdcluster_operator.plan.cluster import asked_of
 from pdcluster_operator.plan.pool_facts import Seen, is_unschedulable, pool_facts
 from pdcluster_operator.plan.state import Observed
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
@@ -122,7 +121,7 @@ class Autoscaling:
     def _outcome(self, key: Key, followed: _Followed, cluster: PDCluster, observed: Observed) -> tuple[Outcome, Record]:
         clock = Clock(self._clock(), self._now())
         seen = Seen(frozenset(followed.scraped or ()), self._waits(followed, observed, clock.now))
-        facts = pool_facts(sizes_of(cluster, observed), observed, revision_of(cluster.spec), seen)
+        facts = pool_facts(asked_of(cluster, observed), observed, seen)
         followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
         self._rounds.leave(key, followed.leaving)
         outcome = decide(cluster.spec, facts, self._rounds.windows(key), followed.memory, clock)

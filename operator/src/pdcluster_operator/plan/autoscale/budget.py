@@ -121,7 +121,8 @@ class Budget:
         held = self.held(pools, vector)
         ending = sum(pool.gpus * pool.facts.ending for pool in pools)
         limits = ", ".join(f"{held[gpu]} of {limit} {gpu or 'accelerators'}" for gpu, limit in sorted(self.limits.items()))
-        return f"{limits} are held or asked for" + (f", {ending} by pods that end" if ending else "")
+        whose = "pods that end or are of another revision" if any(pool.facts.holdings for pool in pools) else "pods that end"
+        return f"{limits} are held or asked for" + (f", {ending} by {whose}" if ending else "")
 
 
 @dataclass(frozen=True)

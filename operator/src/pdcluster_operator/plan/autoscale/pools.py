@@ -62,7 +62,10 @@ class Pool:
         Pods that end stand on the ordinals that growth would use, so that
         growth takes them back, or waits for them: they never come on top of it.
         But a pod below them that is lost meanwhile comes again while they are there.
+        In a roll out each StatefulSet holds its own: pods of one make no room in another, and growth may be of several.
         """
+        if self.facts.holdings:
+            return self.gpus * sum(each.held(replicas) for each in self.facts.holdings)
         return self.gpus * max(self.facts.current, self.facts.replicas + self.facts.ending, self.facts.top, replicas)
 
     def ready_left(self, replicas: int) -> int:

@@ -69,6 +69,27 @@ Windows = Mapping[PoolKey, Sequence[Sample]]
 
 
 @dataclass(frozen=True)
+class Holding:
+    """The pods of one StatefulSet of a pool, in a roll out, in which a pool may have several.
+
+    current:  how many there are, those that end included
+    top:      below it a pod of every ordinal is there or may come
+    ordinals: of those that are known
+    grows:    whether the pool's size is its size, too
+    """
+
+    current: int
+    top: int
+    ordinals: tuple[int, ...]
+    grows: bool
+
+    def held(self, replicas: int) -> int:
+        """Pods that there may be at a time while the pool moves to that size: one that ends keeps its place until it is gone."""
+        size = max(self.top, replicas) if self.grows else self.top
+        return max(self.current, size + sum(not 0 <= ordinal < size for ordinal in self.ordinals))
+
+
+@dataclass(frozen=True)
 class PoolFacts:
     """One pool as it is.
 
@@ -83,6 +104,7 @@ class PoolFacts:
     fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
     top:                    what its StatefulSet still asks for while it waits for drains: a pod below them that is lost comes again
     leaving:                pods that drain and are still scraped: of what they say only their part of the prefill queue counts
+    holdings:               in a roll out what each of its StatefulSets holds, of whichever revision; without one the other numbers say it
     """
 
     role: str
@@ -99,6 +121,7 @@ class PoolFacts:
     top: int = 0
     leaving: frozenset[str] = frozenset()
     unready_top: int = 0
+    holdings: tuple[Holding, ...] = ()
 
     @property
     def key(self) -> PoolKey:
