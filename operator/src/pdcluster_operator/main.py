@@ -6,6 +6,7 @@ the Lease is given up.  Wrong settings end it with 2 before anything starts.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -45,6 +46,7 @@ def main() -> None:
     try:
         settings = Settings.from_environment(os.environ)
         _configure_logging(settings.log_level)
+        gc.freeze()  # what is imported stays, and to look for garbage in it would stop everything for 30 ms each time
         sys.exit(asyncio.run(_run(settings)))
     except StartError as e:
         for line in str(e).splitlines():

@@ -166,6 +166,8 @@ async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Act
         on_answer(action.kind, await client.create(action.kind, action.desired))
         return None
     # Apply alone would quietly add to a foreign object, and none of them is among the children that were observed.
+    # A record is applied too: create would keep `data` byte for byte as it was sent, and every later patch, of a label,
+    # is refused then, for the server writes it otherwise and takes that for a change of what may not change.
     metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
     on_answer(action.kind, await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False))
     return None
