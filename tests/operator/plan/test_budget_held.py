@@ -1,4 +1,4 @@
-"""The budget of accelerators while two revisions have pods: growth counts what both hold, and what it adds to each."""
+"""The budget counts what the pods of every StatefulSet hold, in a roll out of both revisions, and what growth adds to each."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -171,17 +171,44 @@ def test_a_pool_that_was_larger_before_grows_at_first_in_the_new_revision_alone(
     assert sizes_after(cluster, observed, outcome) == {"prefill": [1, 1], "decode": [3, 4]}
 
 
+def test_a_pod_that_ends_above_a_gap_keeps_its_place() -> None:
+    """Pods of a StatefulSet end in any order: the third comes while the fifth is still there."""
+    cluster = budgeted(total=4)
+    of = identity(revision_of(cluster.spec), *DECODE)
+    ends = pods(of, [4], ready=False, terminating=True)
+    decode = workload(of, 2, current=3, pods=(*pods(of, range(2)), *ends))
+    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), decode])
+
+    assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 2}
+
+
+def test_a_pod_that_ends_and_comes_again_under_its_name_counts_once() -> None:
+    cluster = budgeted()
+    of = identity(revision_of(cluster.spec), *DECODE)
+    ends = pods(of, [1], ready=False, terminating=True)
+    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), workload(of, 2, 1, pods=(*pods(of, [0]), *ends))])
+    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+
+    assert [sum(each.held(2) for each in pool.holdings) for pool in facts] == [2, 2]
+
+
+@pytest.mark.parametrize("gpu", ["H100", ""])
+def test_a_pool_that_is_no_longer_declared_counts_once_and_by_the_type_of_its_record(gpu: str) -> None:
+    cluster = budgeted(decode=[pool(2), pool(0, "more", gpu="H100")], total=7, perGpu={"H100": 4})
+    target = revision_of(cluster.spec)
+    before = replace(of_size(target, ("decode", "before"), 3), gpu=gpu)
+    observed = running(cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 2), before])
+
+    assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 3, ("decode", "more"): 0}
+    bounded = budgeted(decode=[pool(2, maxReplicas=2), pool(0, "more", gpu="H100")], total=9, perGpu={"H100": 4})
+    assert outcome_of(bounded, observed).decision.replicas[("decode", "more")] == (1 if gpu else 2)
+
+
 def test_with_recreate_what_ends_first_makes_room() -> None:
     cluster = budgeted("Recreate", total=4)
     crowded = outcome_of(cluster, old_serves(cluster))
     assert crowded.decision.replicas == {PREFILL: 1, DECODE: 3}
     assert sizes_after(cluster, old_serves(cluster), crowded) == {"prefill": [], "decode": []}  # the old ends, and then three are made
-
-
-def test_outside_of_a_roll_out_the_numbers_of_the_pool_say_it_all() -> None:
-    cluster = budgeted(total=4)
-    observed = running(cluster)
-    assert all(each.holdings == () for each in pool_facts(asked_of(cluster, observed), observed, Seen()))
 
 
 @pytest.mark.parametrize(

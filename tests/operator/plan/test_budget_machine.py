@@ -1,9 +1,8 @@
 """A random walk over roll outs, load, limits and pods that start, fail and end in any order, with every decision carried out.
 
-Checked on every decision that is made while more than one revision has workers:
-what all StatefulSets may hold as it is carried out is within each limit, or no
-more than they would hold without it.  So a roll out may take what it needs, and
-growth in the middle of it takes only what is free.
+Checked on every decision: what all StatefulSets may hold as it is carried out is
+within each limit, or no more than they would hold without it.  So a roll out
+may take what it needs, and growth in the middle of it takes only what is free.
 """
 
 import copy
@@ -199,9 +198,7 @@ class BudgetMachine(RuleBasedStateMachine):
         then.status = {**then.status, "autoscaling": {"mode": "On", "replicas": entries(decision)}}
         for after in (without, then):
             after.carry_out(plan_cluster(cluster, after.observe(), NOW))
-        there = {*self.there.sets, *then.sets, *(each for each, pods in self.there.pods.items() if pods)}
-        if len({each.revision for each in there}) > 1:
-            self.check(without, then)
+        self.check(without, then)
         self.there = then
         for _ in range(passes - 1):
             self.reconcile()

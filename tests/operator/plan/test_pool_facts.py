@@ -27,9 +27,9 @@ def waiting(ordinal: int) -> PodState:
 
 
 def facts(observed: Observed, seen: Seen) -> PoolFacts:
-    """Of decode."""
+    """Of decode; what its StatefulSets hold is looked at where the budget is."""
     (found,) = [each for each in pool_facts(asked_of(CLUSTER, observed), observed, seen) if each.role == "decode"]
-    return found
+    return replace(found, holdings=())
 
 
 def with_pods(*states: PodState, **fields: object) -> Observed:

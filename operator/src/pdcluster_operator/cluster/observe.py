@@ -170,14 +170,20 @@ def _is_of_etcd(body: Body) -> bool:
 
 def _workloads(live: Live, faults: Mapping[str, tuple[str, str]]) -> list[WorkloadState]:
     """Of every StatefulSet, and of pods whose StatefulSet is gone while they end."""
-    pods = _pods_by_workload(live)
+    pods, types = _pods_by_workload(live), _recorded_types(live)
     sets = {identity: body for body in live.own("StatefulSet").values() if (identity := workload_of(body))}
-    return [
+    states = [
         _workload(identity, sets[identity], faults.get(identity.name), pods.get(identity, []))
         if identity in sets
         else _remains(identity, pods[identity])
         for identity in sorted({*sets, *pods})
     ]
+    return [replace(state, gpu=types.get(state.id.name, "")) for state in states]
+
+
+def _recorded_types(live: Live) -> dict[str, str]:
+    """The type of accelerator that a workload was made for, by its name."""
+    return {name: str(record["data"].get("pool", {}).get("gpu", "")) for name, record in live.own("ControllerRevision").items()}
 
 
 def _remains(identity: WorkloadId, pods: Sequence[Body]) -> WorkloadState:

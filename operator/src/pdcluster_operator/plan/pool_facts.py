@@ -5,7 +5,7 @@ are held by the pods of all revisions.  Pods above the size that is asked for
 are on their way out: they hold their accelerators and are ready for nothing.
 But what another revision will replace never shrinks before that: it serves at
 the size at which it is kept, whatever is asked for meanwhile.  And more workers
-come to both, so that in a roll out each StatefulSet is looked at by itself.
+come to both, so that each StatefulSet is looked at by itself.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -68,12 +68,10 @@ def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
 
 
 def _holdings(asked: Asked, observed: Observed) -> dict[PoolKey, tuple[Holding, ...]]:
-    """What each StatefulSet holds, by pool; nothing where all that there is and will be is of one revision."""
+    """What each StatefulSet holds, by pool."""
     planned = {workload.id: workload.replicas for workload in asked.workloads}
     states = {state.id: state for state in observed.workloads}
     identities = sorted({*planned, *states})
-    if len({each.revision for each in identities}) < 2:
-        return {}
     declared = {size.key for size in asked.sizes}
     found: dict[PoolKey, tuple[Holding, ...]] = {}
     for each in identities:
@@ -128,9 +126,10 @@ def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
 
 
 def _undeclared(observed: Observed, declared: Collection[PoolKey], holdings: Mapping[PoolKey, Sequence[Holding]]) -> Iterable[PoolFacts]:
+    """Their type is as the last status has it, which soon forgets them, or as their records have it, which go before the last pod."""
     types = {key: gpu for key, (gpu, _) in Previous(observed.status).pools().items()}
-    for role, pool in sorted({*((state.id.role, state.id.pool) for state in observed.workloads), *holdings}.difference(declared)):
-        key = role, pool
-        number = sum(each.held(0) for each in holdings[key]) if key in holdings else _num_held(observed.workloads, key)
+    types |= {(state.id.role, state.id.pool): state.gpu for state in observed.workloads if state.gpu}
+    for role, pool in sorted(holdings.keys() - declared):
+        number = sum(each.held(0) for each in holdings[role, pool])
         if number:
-            yield PoolFacts(role, pool, types.get(key, ""), 0, number, 0, ending=number)
+            yield PoolFacts(role, pool, types.get((role, pool), ""), 0, number, 0, ending=number)

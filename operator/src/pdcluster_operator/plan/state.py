@@ -40,6 +40,7 @@ class WorkloadState:
     desired: spec.replicas; current: pods that exist; ready: pods that are ready; updated: pods of its newest template
     fault:   why pods cannot be created (a quota, an admission webhook), as (reason, message)
     gone:    the StatefulSet is deleted or being deleted, and only its pods are left to end
+    gpu:     type of accelerator, as the workload's record has it; empty = the record is lost, or as old as that it does not say
     """
 
     id: WorkloadId
@@ -50,6 +51,7 @@ class WorkloadState:
     gone: bool = False
     fault: tuple[str, str] | None = None
     pods: tuple[PodState, ...] = ()
+    gpu: str = ""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,9 @@ class Budget:
             limits[_ALL] = spec.total
         others = Counter[str]()
         for facts in undeclared:
-            others[facts.gpu] += facts.current
             others[_ALL] += facts.current
+            if facts.gpu != _ALL:  # else nobody knows its type any more
+                others[facts.gpu] += facts.current
         return cls(limits, others)
 
     @property
@@ -121,7 +122,8 @@ class Budget:
         held = self.held(pools, vector)
         ending = sum(pool.gpus * pool.facts.ending for pool in pools)
         limits = ", ".join(f"{held[gpu]} of {limit} {gpu or 'accelerators'}" for gpu, limit in sorted(self.limits.items()))
-        whose = "pods that end or are of another revision" if any(pool.facts.holdings for pool in pools) else "pods that end"
+        is_roll_out = any(len(pool.facts.holdings) > 1 for pool in pools)
+        whose = "pods that end or are of another revision" if is_roll_out else "pods that end"
         return f"{limits} are held or asked for" + (f", {ending} by {whose}" if ending else "")
 
 

@@ -59,10 +59,8 @@ class Pool:
     def held(self, replicas: int) -> int:
         """Accelerators that the pool may hold while it moves to that size.
 
-        Pods that end stand on the ordinals that growth would use, so that
-        growth takes them back, or waits for them: they never come on top of it.
-        But a pod below them that is lost meanwhile comes again while they are there.
-        In a roll out each StatefulSet holds its own: pods of one make no room in another, and growth may be of several.
+        Each StatefulSet holds its own: pods of one make no room in another, and growth may be of several.  Of pods
+        without names those that end stand on the ordinals that growth would use: it takes them back, or waits for them.
         """
         if self.facts.holdings:
             return self.gpus * sum(each.held(replicas) for each in self.facts.holdings)

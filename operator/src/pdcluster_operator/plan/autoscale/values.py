@@ -70,7 +70,7 @@ Windows = Mapping[PoolKey, Sequence[Sample]]
 
 @dataclass(frozen=True)
 class Holding:
-    """The pods of one StatefulSet of a pool, in a roll out, in which a pool may have several.
+    """The pods of one StatefulSet of a pool; in a roll out a pool has several.
 
     current:  how many there are, those that end included
     top:      below it a pod of every ordinal is there or may come
@@ -104,7 +104,7 @@ class PoolFacts:
     fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
     top:                    what its StatefulSet still asks for while it waits for drains: a pod below them that is lost comes again
     leaving:                pods that drain and are still scraped: of what they say only their part of the prefill queue counts
-    holdings:               in a roll out what each of its StatefulSets holds, of whichever revision; without one the other numbers say it
+    holdings:               what each of its StatefulSets holds, of whichever revision; none = its pods have no names, as simulated ones
     """
 
     role: str
