@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.plan.autoscale.decide import decide
-from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Sample, Windows, WorkerSample
+from pdcluster_operator.plan.autoscale.values import Clock, Holding, Memory, Outcome, PoolFacts, Sample, Windows, WorkerSample
 
 LIMIT = 1.0
 NOW = 100_000.0
@@ -85,7 +85,8 @@ def window(role: str, name: str, workers: int, share: float) -> list[Sample]:
 
 
 def case(spec: PDClusterSpec, workers: int, share: float) -> Case:
-    facts = [PoolFacts(role, name, gpu, workers, workers, workers) for role, name, gpu in POOLS]
+    holdings = (Holding(workers, workers, tuple(range(workers)), grows=True),)
+    facts = [PoolFacts(role, name, gpu, workers, workers, workers, holdings=holdings) for role, name, gpu in POOLS]
     windows = {(role, name): window(role, name, workers, share) for role, name, _ in POOLS}
     wishes = tuple((NOW - 5.0 * back, 2 * workers - 1 - back % 2) for back in reversed(range(1, 61)))
     roles = ("prefill", "decode")

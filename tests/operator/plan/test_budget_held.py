@@ -220,7 +220,7 @@ def test_with_recreate_what_ends_first_makes_room() -> None:
         (Holding(2, top=0, ordinals=(0, 1), grows=False), [2, 2, 2, 2]),
         (Holding(1, top=3, ordinals=(0,), grows=False), [3, 3, 3, 3]),  # it stays, and what it lost comes again
         (Holding(4, top=2, ordinals=(0, 1), grows=True), [4, 4, 4, 5]),  # two pods that are not known yet
-        (Holding(3, top=2, ordinals=(0, 1, -1), grows=True), [3, 4, 5, 6]),  # one with a name that is none of a worker's
+        (Holding(3, top=2, ordinals=(-1, 0, 1), grows=True), [3, 4, 5, 6]),  # one with a name that is none of a worker's
     ],
 )
 def test_what_one_statefulset_holds_at_sizes_from_two_on(holding: Holding, held: list[int]) -> None:

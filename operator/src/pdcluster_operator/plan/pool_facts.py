@@ -85,7 +85,7 @@ def _holding(state: WorkloadState | None, planned: int, *, grows: bool) -> Holdi
     if state is None:
         return Holding(0, planned, (), grows)
     top = planned if state.gone else max(planned, state.desired)
-    return Holding(state.current, top, tuple(ordinal_of(pod) for pod in state.pods), grows)
+    return Holding(state.current, top, tuple(sorted(ordinal_of(pod) for pod in state.pods)), grows)
 
 
 def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: int, seen: Seen) -> PoolFacts:

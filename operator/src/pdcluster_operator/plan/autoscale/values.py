@@ -4,6 +4,7 @@ Times named `at` and `now` are seconds of a clock that never jumps (monotonic);
 only schedules read the wall clock.  Ratios are 0 to 1.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -74,7 +75,7 @@ class Holding:
 
     current:  how many there are, those that end included
     top:      below it a pod of every ordinal is there or may come
-    ordinals: of those that are known
+    ordinals: of those that are known, in their order
     grows:    whether the pool's size is its size, too
     """
 
@@ -86,7 +87,8 @@ class Holding:
     def held(self, replicas: int) -> int:
         """Pods that there may be at a time while the pool moves to that size: one that ends keeps its place until it is gone."""
         size = max(self.top, replicas) if self.grows else self.top
-        return max(self.current, size + sum(not 0 <= ordinal < size for ordinal in self.ordinals))
+        num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)  # asked for many sizes of many pools
+        return max(self.current, size + len(self.ordinals) - num_below)
 
 
 @dataclass(frozen=True)
