@@ -154,3 +154,7 @@ def test_template_reaches_into_the_worker_container() -> None:
 
     assert by_name(worker["env"])["NCCL_DEBUG"] == {"name": "NCCL_DEBUG", "value": "INFO"}
     assert "POD_IP" in by_name(worker["env"])
+
+
+def test_pods_tell_the_type_that_they_were_made_for() -> None:
+    assert pod_of(at("spec.roles.decode.pools.0.gpu", "H200"))["metadata"]["annotations"]["pdcluster.io/gpu"] == "H200"

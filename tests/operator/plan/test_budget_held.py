@@ -204,6 +204,32 @@ def test_a_pool_that_is_no_longer_declared_counts_once_and_by_the_type_of_its_re
     assert outcome_of(bounded, observed).decision.replicas[("decode", "more")] == (1 if gpu else 2)
 
 
+def test_pods_of_a_pool_that_came_back_with_another_type_count_by_theirs() -> None:
+    first, more = pool(1, gpu="B200", maxReplicas=1), pool(2, "more", gpu="H100")
+    cluster = budgeted(decode=[first, more], perGpu={"H100": 5})
+    target = revision_of(cluster.spec)
+    before = replace(of_size(target, DECODE, 3), gone=True, gpu="H100")
+    others = [of_size(target, PREFILL, 1), of_size(target, ("decode", "more"), 2)]
+    observed = running(cluster, workloads=[*others, before])
+
+    assert outcome_of(cluster, observed, decode_more=CROWDED).decision.replicas[("decode", "more")] == 2
+    facts = {each.pool: each for each in pool_facts(asked_of(cluster, observed), observed, Seen()) if each.role == "decode"}
+    assert [each.held(1) for each in facts["cpu"].holdings] == [1]  # the one that comes in their place
+    assert (facts["cpu of H100"].gpu, facts["cpu of H100"].current) == ("H100", 3)
+
+
+def test_what_leaves_counts_at_the_size_to_which_it_is_put_back() -> None:
+    cluster = budgeted(decode=[pool(1)], total=7)
+    target = revision_of(cluster.spec)
+    before = of_size(target, ("decode", "before"), 1)
+    status = {"kept": [{"name": before.id.name, "replicas": 4}]}
+    starting = [of_size(target, PREFILL, 1), of_size(target, DECODE, 1, ready=False)]
+    observed = running(cluster, workloads=[*starting, before], status=status)
+    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+
+    assert [each.current for each in facts if each.pool.startswith("before")] == [4]
+
+
 def test_with_recreate_what_ends_first_makes_room() -> None:
     cluster = budgeted("Recreate", total=4)
     crowded = outcome_of(cluster, old_serves(cluster))

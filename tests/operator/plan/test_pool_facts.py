@@ -146,4 +146,4 @@ def test_a_pool_that_is_no_longer_declared_counts_with_its_type() -> None:
     observed = running(CLUSTER, workloads=[workload(other, 3, pods=pods(other, 3))], status=status)
     found = pool_facts(asked_of(CLUSTER, observed), observed, Seen())
 
-    assert found[-1] == PoolFacts("decode", "b200", "B200", replicas=0, current=3, ready=0, ending=3)
+    assert found[-1] == PoolFacts("decode", "b200 of B200", "B200", replicas=0, current=3, ready=0, ending=3)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdcluster_operator.api.labels import GPU
 from pdcluster_operator.cluster.cache import MAX_REMEMBERED, REMEMBER_SECONDS, Cache, Key, Name, Version, trim
 from tests.operator.reconcile import bodies
 
@@ -94,16 +95,17 @@ def test_forget_drops_whatever_version_and_an_unknown_name_is_no_error():
     assert (cache.forget(name), cache.forget(name), cache.versions("Service")) == (KEY, None, {})
 
 
-def test_of_a_pods_spec_its_node_alone_is_kept_and_no_managed_fields():
+def test_of_a_pod_its_node_and_its_type_are_kept_and_no_managed_fields():
     body = bodies.pod(
         "chat-0",
         spec={"containers": [], "nodeName": "n1"},
         status={"phase": "Running"},
-        metadata={"managedFields": [{}], "annotations": {"a": "b"}},
+        metadata={"managedFields": [{}], "annotations": {"a": "b", GPU: "H100"}},
     )
     kept = trim("Pod", body)
     assert kept["spec"] == {"nodeName": "n1"}
-    assert {"managedFields", "annotations"}.isdisjoint(kept["metadata"])
+    assert "managedFields" not in kept["metadata"]
+    assert kept["metadata"]["annotations"] == {GPU: "H100"}
     assert kept["status"] == {"phase": "Running"}
 
 

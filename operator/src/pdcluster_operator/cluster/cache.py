@@ -174,7 +174,10 @@ def trim(kind: str, body: Mapping[str, Any]) -> Body:
         return {
             "apiVersion": "v1",
             "kind": kind,
-            "metadata": {key: metadata[key] for key in _POD_METADATA if key in metadata},
+            "metadata": {
+                **{key: metadata[key] for key in _POD_METADATA if key in metadata},
+                "annotations": {key: value for key, value in (metadata.get("annotations") or {}).items() if key == labels.GPU},
+            },
             "spec": {key: value for key, value in body.get("spec", {}).items() if key == "nodeName"},
             "status": body.get("status", {}),
         }

@@ -178,12 +178,13 @@ def _workloads(live: Live, faults: Mapping[str, tuple[str, str]]) -> list[Worklo
         else _remains(identity, pods[identity])
         for identity in sorted({*sets, *pods})
     ]
-    return [replace(state, gpu=types.get(state.id.name, "")) for state in states]
+    return [replace(state, gpu=types.get(state.id.name) or next((pod.gpu for pod in state.pods if pod.gpu), "")) for state in states]
 
 
 def _recorded_types(live: Live) -> dict[str, str]:
-    """The type of accelerator that a workload was made for, by its name."""
-    return {name: str(record["data"].get("pool", {}).get("gpu", "")) for name, record in live.own("ControllerRevision").items()}
+    """The type of accelerator that a workload was made for, by its name, as far as records say; etcd's says nothing."""
+    pools = {name: (record.get("data") or {}).get("pool") for name, record in live.own("ControllerRevision").items()}
+    return {name: str(pool.get("gpu", "")) for name, pool in pools.items() if isinstance(pool, Mapping)}
 
 
 def _remains(identity: WorkloadId, pods: Sequence[Body]) -> WorkloadState:

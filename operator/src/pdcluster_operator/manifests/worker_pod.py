@@ -8,6 +8,7 @@ them to nodes with their accelerator.
 
 from typing import Any
 
+from pdcluster_operator.api.labels import GPU
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.sections import PoolSpec, RoleSpec
 from pdcluster_operator.api.workload import WorkloadId
@@ -39,7 +40,7 @@ def worker_pod(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
     """The pod template of a workload.  labels: those of its pods, which no template of the user's overrides."""
     role = cluster.spec.roles.present()[workload.role]
     rendered = {
-        "metadata": {"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER}},
+        "metadata": {"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER, GPU: pool.gpu}},
         "spec": _spec(cluster, workload, pool, image),
     }
     merged = merge_pod_template(merge_pod_template(rendered, cluster.spec.pod_template), role.pod_template)

@@ -97,7 +97,7 @@ def asked_of(cluster: PDCluster, observed: Observed) -> Asked:
     """
     scene = _scene(cluster, observed)
     step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=False)
-    return Asked(scene.sizes, scene.target, (*_of_target(scene, step), *_kept(scene, step)))
+    return Asked(scene.sizes, scene.target, (*_of_target(scene, step), *_kept(scene, step), *_leaving(scene)))
 
 
 def _scene(cluster: PDCluster, observed: Observed) -> _Scene:

@@ -72,6 +72,7 @@ def pod_state(body: Body) -> PodState:
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=pod_problem(body),
         node=(body.get("spec") or {}).get("nodeName") or "",
+        gpu=str((metadata.get("annotations") or {}).get(labels.GPU, "")),
         started=any(each["name"] == WORKER and each.get("started") and "running" in (each.get("state") or {}) for each in _statuses(body)),
     )
 

@@ -20,6 +20,9 @@ from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.scalers import PoolSize
 from pdcluster_operator.plan.state import Observed, PodState, WorkloadState
 
+Place = tuple[PoolKey, str]
+"""A pool, and a type of accelerator."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -63,21 +66,25 @@ def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
         state = there.of(*size.key, observed.service_revision) or there.of(*size.key, asked.revision)
         before = 0 if state is None or state.id.revision == asked.revision else kept.get(state.id.name, 0)
         facts = _facts(size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen)
-        found.append(replace(facts, holdings=holdings.get(size.key, ())))
-    return [*found, *_undeclared(observed, {size.key for size in asked.sizes}, holdings)]
+        found.append(replace(facts, holdings=holdings.pop((size.key, size.pool.gpu), ())))
+    return [*found, *_undeclared(holdings)]
 
 
-def _holdings(asked: Asked, observed: Observed) -> dict[PoolKey, tuple[Holding, ...]]:
-    """What each StatefulSet holds, by pool."""
+def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ...]]:
+    """What each StatefulSet holds, by pool and type: that of what it was made for, which need not be the declared one."""
     planned = {workload.id: workload.replicas for workload in asked.workloads}
     states = {state.id: state for state in observed.workloads}
-    identities = sorted({*planned, *states})
-    declared = {size.key for size in asked.sizes}
-    found: dict[PoolKey, tuple[Holding, ...]] = {}
-    for each in identities:
-        key = each.role, each.pool
+    declared = {size.key: size.pool.gpu for size in asked.sizes}
+    types = {key: gpu for key, (gpu, _) in Previous(observed.status).pools().items()} | declared
+    found: dict[Place, tuple[Holding, ...]] = {}
+    for each in sorted({*planned, *states}):
+        key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
         grows = each in planned and key in declared
-        found[key] = (*found.get(key, ()), _holding(states.get(each), planned.get(each, 0), grows=grows))
+        of, own = types.get(key, ""), (state.gpu if state else "") or types.get(key, "")
+        if own != of and state is not None and state.gone:  # one of the declared type comes in its place
+            found[key, of] = (*found.get((key, of), ()), _holding(None, size, grows=grows))
+            size, grows = 0, False
+        found[key, own] = (*found.get((key, own), ()), _holding(state, size, grows=grows))
     return found
 
 
@@ -125,11 +132,9 @@ def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
     return sum(max(state.current, len(state.pods)) for state in workloads if (state.id.role, state.id.pool) == key)
 
 
-def _undeclared(observed: Observed, declared: Collection[PoolKey], holdings: Mapping[PoolKey, Sequence[Holding]]) -> Iterable[PoolFacts]:
-    """Their type is as the last status has it, which soon forgets them, or as their records have it, which go before the last pod."""
-    types = {key: gpu for key, (gpu, _) in Previous(observed.status).pools().items()}
-    types |= {(state.id.role, state.id.pool): state.gpu for state in observed.workloads if state.gpu}
-    for role, pool in sorted(holdings.keys() - declared):
-        number = sum(each.held(0) for each in holdings[role, pool])
+def _undeclared(holdings: Mapping[Place, Sequence[Holding]]) -> Iterable[PoolFacts]:
+    """What holds accelerators beside the declared pools, and beside the types that these are declared with."""
+    for ((role, pool), gpu), each in sorted(holdings.items()):
+        number = sum(holding.held(0) for holding in each)
         if number:
-            yield PoolFacts(role, pool, types.get((role, pool), ""), 0, number, 0, ending=number)
+            yield PoolFacts(role, f"{pool} of {gpu or 'an unknown type'}", gpu, 0, number, 0, ending=number)

@@ -19,6 +19,7 @@ class PodState:
     problem: why it is not ready, as (reason of api.conditions, message); None while it is ready or just starting
     node:    that it is bound to; empty = none yet
     started: its worker runs and has been ready since it began: one that drains is not ready any more, and still serves
+    gpu:     type of accelerator that it was made for; empty = nobody says
     """
 
     name: str
@@ -28,6 +29,7 @@ class PodState:
     problem: tuple[str, str] | None = None
     node: str = ""
     started: bool = False
+    gpu: str = ""
 
     def __str__(self) -> str:
         return f"pod {self.name} on node {self.node}" if self.node else f"pod {self.name}"
@@ -40,7 +42,7 @@ class WorkloadState:
     desired: spec.replicas; current: pods that exist; ready: pods that are ready; updated: pods of its newest template
     fault:   why pods cannot be created (a quota, an admission webhook), as (reason, message)
     gone:    the StatefulSet is deleted or being deleted, and only its pods are left to end
-    gpu:     type of accelerator, as the workload's record has it; empty = the record is lost, or as old as that it does not say
+    gpu:     type of accelerator, as the workload's record or else its pods have it; empty = nobody says
     """
 
     id: WorkloadId
