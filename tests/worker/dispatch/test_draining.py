@@ -17,13 +17,8 @@ DEADLINE_SECONDS = 5
 class Holder:
     """Something that holds a drain, clients that read slowly, and the states that were announced.
 
-    names:     of the clients, the first num_unsent of them.
-    answering: cleared, an answer to which clients there are is on the way until it is set.
-    error:     raised instead of an answer.
+    answering: cleared, an answer to how many clients there are is on the way until it is set.
     """
-
-    names: tuple[str, ...] = tuple(f"client {number}" for number in range(30))
-    error: Exception | None = None
 
     def __init__(self) -> None:
         self.count = 0
@@ -34,13 +29,11 @@ class Holder:
         self.states: list[WorkerState] = []
         self.drain = Drain(lambda: self.count, self.states.append, self._ask)
 
-    async def _ask(self) -> frozenset[str]:
-        untaken = frozenset(self.names[: self.num_unsent])
+    async def _ask(self) -> int:
+        num_unsent = self.num_unsent
         self.num_asked += 1
-        if self.error is not None:
-            raise self.error
         await self.answering.wait()
-        return untaken
+        return num_unsent
 
     async def drained(self) -> None:
         await until(lambda: self.drain.state == "drained")
@@ -90,46 +83,6 @@ async def test_drain_waits_for_clients_that_have_not_taken_all(holder: Holder) -
     await holder.drained()
 
     assert (holder.states, holder.drain.num_holding) == (["draining", "drained"], 0)
-
-
-async def test_drain_waits_for_who_is_there_when_the_last_request_has_ended_and_nobody_else(holder: Holder) -> None:
-    """Refusals and scrapes go on, and some answer is always on the way."""
-    holder.num_unsent = 2
-    holder.drain.command(True)
-    await until(lambda: holder.num_asked >= 2)
-    holder.names = (holder.names[1], "x")
-    await until(lambda: holder.drain.num_holding == 1)
-    holder.names = ("x", "y")
-    await holder.drained()
-
-    assert holder.states == ["draining", "drained"]
-
-
-async def test_who_is_there_is_seen_anew_when_another_request_has_ended(holder: Holder) -> None:
-    holder.num_unsent = 1
-    holder.drain.command(True)
-    await until(lambda: holder.num_asked >= 2)
-    holder.count = 1
-    holder.drain.look()
-    holder.names, holder.count = ("x",), 0
-    num_asked = holder.num_asked
-    await until(lambda: holder.num_asked >= num_asked + 3)
-    assert (holder.drain.state, holder.drain.num_holding) == ("draining", 1)
-    holder.num_unsent = 0
-    await holder.drained()
-
-
-async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(holder: Holder, caplog: pytest.LogCaptureFixture) -> None:
-    holder.error = RuntimeError("can't start new thread")
-    holder.drain.command(True)
-    await until(lambda: holder.num_asked >= 3)
-    assert holder.states == ["draining"]
-    holder.error = None
-    await holder.drained()
-
-    (record,) = (record for record in caplog.records if record.exc_info)
-    assert "cannot see what clients have yet to take" in record.message
-    assert holder.states == ["draining", "drained"]
 
 
 async def test_clients_are_not_asked_for_while_something_else_holds_nor_after_the_drain(holder: Holder) -> None:
@@ -266,7 +219,6 @@ def test_state_follows_from_the_last_word_and_what_holds(words: list[str]) -> No
     async def play() -> None:
         holder = Holder()
         wanted = drained = False
-        num_left: int | None = None
         for word in words:
             if word in ("drain", "serve"):
                 wanted = word == "drain"
@@ -278,13 +230,10 @@ def test_state_follows_from_the_last_word_and_what_holds(words: list[str]) -> No
                 holder.drain.look()
             for _ in range(5):  # a look, an answer about the clients, and what follows from it
                 await asyncio.sleep(0)
-            if not wanted or holder.count:
-                num_left = None
-            elif not drained:
-                num_left = min(holder.num_unsent, len(holder.names) if num_left is None else num_left)
-            drained = wanted and not holder.count and (drained or not num_left)
+            drained = wanted and not holder.count and (drained or not holder.num_unsent)
             assert holder.drain.state == ("ready" if not wanted else "drained" if drained else "draining")
-            assert holder.drain.num_holding == (holder.count if wanted else 0) + (num_left or 0)
+            num_unsent = holder.num_unsent if wanted and not holder.count and not drained else 0
+            assert holder.drain.num_holding == (holder.count if wanted else 0) + num_unsent
         assert all(one != other for one, other in zip(holder.states, holder.states[1:], strict=False))  # no news is not told
         await holder.drain.close()
 

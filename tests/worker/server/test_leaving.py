@@ -9,7 +9,6 @@ import pytest
 from pdcluster_worker import server_process
 from pdcluster_worker.dispatch import draining
 from pdcluster_worker.dispatch.draining import Drain
-from pdcluster_worker.server.connection import Connection
 from pdcluster_worker.server.run import HttpServer
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -48,12 +47,12 @@ class Untaken:
 
     def __init__(self, server: HttpServer, sock: socket.socket) -> None:
         self.num_looks = 0
-        self._untaken = server.untaken
+        self._num_unsent = server.num_unsent
         self._sock = sock
 
-    async def untaken(self) -> frozenset[str]:
+    async def num_unsent(self) -> int:
         self.num_looks += 1
-        return await self._untaken()
+        return await self._num_unsent()
 
     async def read(self) -> dict[str, object]:
         """The client takes it."""
@@ -63,13 +62,6 @@ class Untaken:
             assert chunk, f"the answer ends after {len(answer)} bytes"
             answer += chunk
         return json.loads(answer.partition(b"\r\n\r\n")[2])
-
-
-async def read_all(sock: socket.socket) -> bytes:
-    answer = b""
-    while chunk := await asyncio.get_running_loop().sock_recv(sock, 1 << 20):
-        answer += chunk
-    return answer
 
 
 def is_whole(answer: bytes) -> bool:
@@ -93,7 +85,7 @@ async def untaken(request, rig, server, deaf, until, monkeypatch):
     untaken = Untaken(server, await deaf({**BODY, "stream": False, "max_tokens": NUM_UNTAKEN}))
     async with asyncio.timeout(DEADLINE_SECONDS):
         await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1 and not server.num_answering)
-    monkeypatch.setattr(server, "untaken", untaken.untaken)
+    monkeypatch.setattr(server, "num_unsent", untaken.num_unsent)
     return untaken
 
 
@@ -139,7 +131,9 @@ async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, dea
         await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
         leaving = asyncio.create_task(server_process._leave(node, server))
         await until(lambda: node.num_leaves >= 3)  # the time for what is open beside requests is over
-        answer = await read_all(sock)
+        answer = b""
+        while chunk := await asyncio.get_running_loop().sock_recv(sock, 1 << 20):
+            answer += chunk
         await leaving
 
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -164,7 +158,7 @@ async def test_the_end_waits_for_a_client_that_has_not_taken_its_answer(server, 
 
 async def test_a_worker_has_not_drained_before_its_clients_have_taken_their_answers(untaken, until):
     states = []
-    drain = Drain(lambda: 0, states.append, untaken.untaken)
+    drain = Drain(lambda: 0, states.append, untaken.num_unsent)
     async with asyncio.timeout(DEADLINE_SECONDS):
         drain.command(True)
         await until(lambda: drain.state == "drained" or untaken.num_looks >= 3)
@@ -183,83 +177,8 @@ async def test_a_request_that_is_here_whole_counts_before_its_answer_begins(rig,
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
     async with asyncio.timeout(DEADLINE_SECONDS):
         await rig.backend.holding.wait()
-        assert len(await server.untaken()) == 1
+        assert await server.num_unsent() == 1
         rig.backend.gate.set()
         await asking
-        while await server.untaken():
+        while await server.num_unsent():
             await asyncio.sleep(0.01)
-
-
-async def test_a_whole_request_is_waited_for_though_another_comes_behind_it_on_its_connection(rig, server, until):
-    rig.backend.hold_after = 0
-    content = json.dumps({**BODY, "stream": False}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        writer.write(head % len(content) + content + head % 1000)
-        await rig.backend.holding.wait()
-        assert (server.num_answering, len(await server.untaken())) == (1, 1)
-        rig.backend.gate.set()
-        assert b"200 OK" in await reader.readline()
-        await until(lambda: server.num_answering == 0)  # the second is not here whole
-    writer.close()
-
-
-async def test_a_client_that_stopped_reading_is_waited_for_once(rig, server, deaf, monkeypatch, caplog, until):
-    """Its connection is reset: what the kernel had of its answer is gone, and does not hold the end until it counts as stalled."""
-    monkeypatch.setattr(Connection, "send_seconds", 0.2)
-    node = LeavingNode()
-    rig.backend.max_model_len = 1 << 30
-    rig.backend.script = lambda spec: [104] * 2_000
-    sock = await deaf(LONG)
-    async with asyncio.timeout(DEADLINE_SECONDS * 3):
-        await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
-        await server_process._leave(node, server)
-        with pytest.raises(ConnectionResetError):
-            await read_all(sock)
-
-    assert "client stopped reading" in caplog.text
-    assert node.finished
-
-
-class Answers:
-    """What a closed server says of its clients, look by look."""
-
-    num_answering = 0
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-
-    def refuse(self):
-        pass
-
-    async def has_finished(self, timeout_seconds):
-        return True
-
-    async def close(self):
-        pass
-
-    async def untaken(self):
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return frozenset(answer)
-
-
-async def test_the_end_does_not_wait_for_clients_of_whoever_has_the_port_next(caplog):
-    node, answers = LeavingNode(), Answers({"a", "b"}, {"b", "x"}, {"x", "y"})
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await server_process._leave(node, answers)
-
-    assert (node.finished, answers.answers, caplog.messages) == (True, [], [])
-
-
-@pytest.mark.parametrize("before", [[], [{"a"}]], ids=["at once", "later"])
-async def test_the_end_comes_though_nobody_can_see_what_clients_have_yet_to_take(before, caplog):
-    node = LeavingNode()
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await server_process._leave(node, Answers(*before, RuntimeError("can't start new thread")))
-
-    assert node.finished
-    assert "can't start new thread" in caplog.text
-    assert "they are waited for no more" in caplog.text

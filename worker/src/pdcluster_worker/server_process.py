@@ -127,7 +127,7 @@ class ServerProcess:
         backend.engine_is_ready(facts)
         kv_address = join_address(self._identity.address, facts.kv_port)
         worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._files.policy.current)
-        node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
+        node = Node(self._config, self._identity, self._files.credentials, worker, http.num_unsent)
         watching = [
             asyncio.create_task(self._files.policy.watch(node.set_policy), name="policy file"),
             asyncio.create_task(self._files.credentials.watch(), name="certificates"),
@@ -151,19 +151,9 @@ async def _leave(node: Node, http: HttpServer) -> None:
     while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.num_answering or not node.is_drained):
         await node.leave()
     await http.close()
-    await _wait_for_clients(http)
+    while await http.num_unsent():  # noqa: ASYNC110  # the kernel tells nobody
+        await asyncio.sleep(UNSENT_CHECK_SECONDS)
     await node.finish()
-
-
-async def _wait_for_clients(http: HttpServer) -> None:
-    """Return when those who are there have taken all; others are clients of a worker that has our port meanwhile."""
-    try:
-        untaken = await http.untaken()
-        while untaken:
-            await asyncio.sleep(UNSENT_CHECK_SECONDS)
-            untaken &= await http.untaken()
-    except Exception:
-        logger.exception("cannot see what clients have yet to take, they are waited for no more")
 
 
 async def _ready_unless(stop: asyncio.Event, engine: EngineChild) -> EngineReady | None:

@@ -7,19 +7,15 @@ follow each other, and a drained worker is draining again while something that
 slipped in runs.  What a state means for requests and peers is the caller's.
 
 When the last request has ended its answer may still be on the way: the worker
-has drained when its clients have taken all.  Who these are is seen once, when the
-last request has ended: what is sent later, such as refusals and scrapes, holds
-nothing, however much of it there is.
+has drained when its clients have taken all.  What is sent by one that has
+drained (scrapes, refusals) holds nothing.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from pdcluster_worker.peers.records import WorkerState
-
-logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.1
 """How often a draining worker looks whether it is done: what holds it lies in several rooms, and none of them knows of a drain."""
@@ -33,18 +29,17 @@ class Drain:
 
     num_holding: how many things must end before the worker may go.
     announce:    told of each new state, at once.
-    untaken:     names of the connections whose clients have yet to take something of their answers; asked when nothing else holds.
+    num_unsent:  how many clients have yet to take something of their answers; asked when nothing else holds.
     """
 
     def __init__(
-        self, num_holding: Callable[[], int], announce: Callable[[WorkerState], None], untaken: Callable[[], Awaitable[frozenset[str]]]
+        self, num_holding: Callable[[], int], announce: Callable[[WorkerState], None], num_unsent: Callable[[], Awaitable[int]]
     ) -> None:
         self.state: WorkerState = "ready"
         self._num_holding = num_holding
         self._announce = announce
-        self._ask_untaken = untaken
-        self._untaken: frozenset[str] | None = None  # what is left of the connections of the first look; None before it
-        self._cannot_ask = False
+        self._ask_num_unsent = num_unsent
+        self._num_unsent = 0
         self._sent: Literal["unknown", "asking", "all"] = "unknown"
         self._is_commanded = False
         self._is_ending = False
@@ -59,7 +54,7 @@ class Drain:
     @property
     def num_holding(self) -> int:
         """What a worker that should leave still waits for; 0 for one that should not."""
-        return self._num_holding() + len(self._untaken or ()) if self.is_wanted else 0
+        return self._num_holding() + self._num_unsent if self.is_wanted else 0
 
     def command(self, present: bool) -> None:
         """The operator's key: present = drain, absent = serve."""
@@ -74,7 +69,7 @@ class Drain:
     def look(self) -> None:
         """Bring the state up to date."""
         if not self.is_wanted or self._num_holding():
-            self._sent, self._untaken = "unknown", None
+            self._sent, self._num_unsent = "unknown", 0
         state: WorkerState = "ready" if not self.is_wanted else "drained" if self._sent == "all" else "draining"
         if state != self.state:
             self.state = state
@@ -107,19 +102,12 @@ class Drain:
             self.look()
             if self.state == "draining" and not self._num_holding():
                 await self._look_at_clients()
-            await asyncio.sleep(UNSENT_CHECK_SECONDS if self._untaken or self._cannot_ask else CHECK_SECONDS)
+            await asyncio.sleep(UNSENT_CHECK_SECONDS if self._num_unsent else CHECK_SECONDS)
 
     async def _look_at_clients(self) -> None:
         self._sent = "asking"
-        try:
-            untaken = await self._ask_untaken()
-        except Exception:  # such as no thread to be had: a drain that ended here would never be over
-            if not self._cannot_ask:
-                logger.exception("cannot see what clients have yet to take, tried again every %g s", UNSENT_CHECK_SECONDS)
-            self._sent, self._cannot_ask = "unknown", True
-            return
-        self._cannot_ask = False
+        num_unsent = await self._ask_num_unsent()
         if self._sent == "asking":  # else something slipped in, or the command was withdrawn: `look` saw it
-            self._untaken = untaken if self._untaken is None else self._untaken & untaken
-            self._sent = "unknown" if self._untaken else "all"
+            self._num_unsent = num_unsent
+            self._sent = "unknown" if num_unsent else "all"
             self.look()

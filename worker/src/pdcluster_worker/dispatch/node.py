@@ -41,16 +41,11 @@ GRPC_GRACE_SECONDS = 1.0
 class Node:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
-    untaken: names of the HTTP connections whose clients have yet to take something of their answers
+    num_unsent: how many HTTP clients have yet to take something of their answers
     """
 
     def __init__(
-        self,
-        config: WorkerConfig,
-        identity: Identity,
-        credentials: Credentials,
-        worker: Worker,
-        untaken: Callable[[], Awaitable[frozenset[str]]],
+        self, config: WorkerConfig, identity: Identity, credentials: Credentials, worker: Worker, num_unsent: Callable[[], Awaitable[int]]
     ) -> None:
         self.worker = worker
         self.ingress: Ingress | None = None
@@ -68,7 +63,7 @@ class Node:
         self._directory = Directory(identity.pod, here, events, worker.metrics)
         self._ledger = CreditLedger(self._credit_limit())
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
-        self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce, untaken)
+        self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce, num_unsent)
         worker.on_request = self._drain.look
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()

@@ -1,27 +1,19 @@
 """One HTTP connection: uvicorn's, with an end for a client that stops reading.
 
 Whoever writes to a client that reads nothing would wait for ever, with its
-request open and a drain behind it.  Here no progress for SEND_SECONDS resets
-the connection, which the application sees as a client that has gone; what the
-kernel holds for it is dropped.  A slow client that goes on reading is never cut
-off.
+request open and a drain behind it.  Here no progress for SEND_SECONDS aborts
+the connection, which the application sees as a client that has gone.  A slow
+client that goes on reading is never cut off.
 """
 
 import asyncio
 import logging
-import socket
-import struct
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from pdcluster_worker.server import unsent
 
 logger = logging.getLogger(__name__)
 
 SEND_SECONDS = 30.0
-
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""struct linger: on, 0 s."""
 
 
 class Connection(HttpToolsProtocol):
@@ -33,18 +25,8 @@ class Connection(HttpToolsProtocol):
     @property
     def is_answering(self) -> bool:
         """Whether a request has come whole and its answer has not gone whole to the kernel."""
-        if self.pipeline or self.transport.get_write_buffer_size():
-            return True
-        cycle = self.cycle  # of the last request that has begun to come; None before the first
-        return bool(cycle and not cycle.more_body and not cycle.response_complete)
-
-    @property
-    def name(self) -> str | None:
-        """As the kernel's tables have it; None for a client that was gone before it asked."""
-        if self.server is None or self.client is None:
-            return None
-        host, port = self.server
-        return unsent.name((host, port or 0), self.client)
+        cycle = self.cycle  # None before the first request
+        return bool(self.transport.get_write_buffer_size() or (cycle and not cycle.more_body and not cycle.response_complete))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks when the client reads."""
@@ -74,8 +56,6 @@ class Connection(HttpToolsProtocol):
             self._look_later()
             return
         logger.warning("client stopped reading, connection aborted client=%s unsent_bytes=%d", self.client, unsent_bytes)
-        # Else the kernel would go on offering its part, and a drain would wait for a client that takes nothing once more.
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.transport.abort()
 
     def _stop_looking(self) -> None:

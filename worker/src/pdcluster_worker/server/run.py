@@ -47,19 +47,14 @@ class HttpServer:
     @property
     def num_answering(self) -> int:
         """Answers that the kernel has yet to take to their end; a client that stops reading is cut off by `connection`."""
-        return len(self._answering())
+        return sum(isinstance(connection, Connection) and connection.is_answering for connection in self._server.server_state.connections)
 
-    async def untaken(self) -> frozenset[str]:
-        """Names of the connections whose clients have yet to take something of their answers; also after `close`.
+    async def num_unsent(self) -> int:
+        """How many clients have yet to take something of their answers; also after `close`.
 
         The kernel is asked last, for what this process gives it meanwhile is seen there.
         """
-        answering = {name for connection in self._answering() if (name := connection.name) is not None}
-        return frozenset(answering) | await self._unsent.connections()
-
-    def _answering(self) -> list[Connection]:
-        connections = self._server.server_state.connections
-        return [connection for connection in connections if isinstance(connection, Connection) and connection.is_answering]
+        return self.num_answering or await self._unsent.count()
 
     async def has_finished(self, timeout_seconds: float) -> bool:
         """After `refuse`: wait that long at most for the last open request; whether it has ended."""

@@ -10,8 +10,6 @@ more, so that none holds a drain for ever; nothing is done to its connection.
 
 import asyncio
 import logging
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -23,11 +21,8 @@ logger = logging.getLogger(__name__)
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 """Of the network namespace that this process lives in."""
 
-STALLED_SECONDS = 45.0
-"""Less than any who sends SIGTERM waits by default, `pdctl up` 60 s and a pod 300 s."""
-
-REMEMBER_SECONDS = 10.0
-"""Looks that lie further apart tell nothing of what has moved between them; nobody who waits for clients looks so seldom."""
+STALLED_SECONDS = 300.0
+"""A client that lives may well take nothing for a minute; the kernel itself gives up one that is gone after about 15 minutes."""
 
 _FIN_BYTES = {"01": 0, "08": 0, "04": 1, "09": 1, "0B": 1}
 """In which states something may wait, and how much of it is the end of the stream, for which no client waits.
@@ -48,27 +43,22 @@ class _Held:
 
 
 class Unsent:
-    """Follows the connections of one port, by their names (see `name`).  clock: monotonic seconds."""
+    """Follows the connections of one port.  clock: monotonic seconds."""
 
     def __init__(self, port: int, tables: Iterable[Path] = TABLES, clock: Callable[[], float] = time.monotonic) -> None:
         self._port = port
         self._tables = tuple(tables)
         self._clock = clock
         self._held: dict[str, _Held] = {}
-        self._looked_seconds = clock()
 
-    async def connections(self) -> frozenset[str]:
-        """Those whose client has yet to take something, without the stalled ones."""
+    async def count(self) -> int:
+        """Connections whose client has yet to take something, without the stalled ones."""
         found = await asyncio.to_thread(read, self._tables, self._port)  # tables may be long
-        now = self._clock()
-        if now - self._looked_seconds > REMEMBER_SECONDS:
-            self._held = {}
-        self._looked_seconds = now
-        self._held = {connection: self._follow(connection, num_bytes, now) for connection, num_bytes in found.items()}
-        return frozenset(connection for connection, held in self._held.items() if not held.is_stalled)
+        self._held = {connection: self._follow(connection, num_bytes) for connection, num_bytes in found.items()}
+        return sum(not held.is_stalled for held in self._held.values())
 
-    def _follow(self, connection: str, num_bytes: int, now: float) -> _Held:
-        held = self._held.get(connection)
+    def _follow(self, connection: str, num_bytes: int) -> _Held:
+        held, now = self._held.get(connection), self._clock()
         if held is None or held.num_bytes != num_bytes:
             return _Held(num_bytes, now)
         if not held.is_stalled and now - held.since_seconds >= STALLED_SECONDS:
@@ -77,20 +67,8 @@ class Unsent:
         return held
 
 
-def name(local: tuple[str, int], remote: tuple[str, int]) -> str:
-    """One connection as the tables have it, from the (host, port) of both its ends."""
-    return f"{_end(*local)} {_end(*remote)}"
-
-
-def _end(host: str, port: int) -> str:
-    address, _, _ = host.partition("%")  # a zone is no part of it
-    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-    words = struct.unpack(f"={len(packed) // 4}I", packed)  # each is printed as a number of this machine
-    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
-
-
 def read(tables: Iterable[Path], port: int) -> dict[str, int]:
-    """{name: bytes} that the kernel holds for each connection of the port, those with none left out."""
+    """Bytes that the kernel holds for each connection of the port, those with none left out."""
     found: dict[str, int] = {}
     for table in tables:
         with suppress(OSError), table.open(encoding="ascii", errors="replace") as lines:
