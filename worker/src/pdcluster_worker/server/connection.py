@@ -22,12 +22,6 @@ class Connection(HttpToolsProtocol):
     send_seconds = SEND_SECONDS
     _check: asyncio.TimerHandle | None = None
 
-    @property
-    def is_answering(self) -> bool:
-        """Whether a request has come whole and its answer has not gone whole to the kernel."""
-        cycle = self.cycle  # None before the first request
-        return bool(self.transport.get_write_buffer_size() or (cycle and not cycle.more_body and not cycle.response_complete))
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks when the client reads."""
         super().connection_made(transport)

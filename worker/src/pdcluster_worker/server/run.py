@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.connection import Connection
-from pdcluster_worker.server.unsent import Unsent
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
@@ -37,7 +36,6 @@ class HttpServer:
     def __init__(self, server: uvicorn.Server, bound: socket.socket) -> None:
         self._server = server
         self.port: int = bound.getsockname()[1]
-        self._unsent = Unsent(self.port)
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
     def refuse(self) -> None:
@@ -45,16 +43,9 @@ class HttpServer:
         self._server.should_exit = True
 
     @property
-    def num_answering(self) -> int:
-        """Answers that the kernel has yet to take to their end; a client that stops reading is cut off by `connection`."""
-        return sum(isinstance(connection, Connection) and connection.is_answering for connection in self._server.server_state.connections)
-
-    async def num_unsent(self) -> int:
-        """How many clients have yet to take something of their answers; also after `close`.
-
-        The kernel is asked last, for what this process gives it meanwhile is seen there.
-        """
-        return self.num_answering or await self._unsent.count()
+    def is_sending(self) -> bool:
+        """Whether the kernel has not taken yet what was written for a client; one that stops reading is cut off by `connection`."""
+        return any(connection.transport.get_write_buffer_size() for connection in self._server.server_state.connections)
 
     async def has_finished(self, timeout_seconds: float) -> bool:
         """After `refuse`: wait that long at most for the last open request; whether it has ended."""
