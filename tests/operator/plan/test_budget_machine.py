@@ -103,7 +103,7 @@ class BudgetMachine(RuleBasedStateMachine):
         self.settle()
 
     def cluster(self) -> PDCluster:
-        found = make_cluster(**self.pools, engine=self.engine, strategy=self.strategy)  # type: ignore[arg-type]
+        found = make_cluster(prefill=self.pools["prefill"], decode=self.pools["decode"], engine=self.engine, strategy=self.strategy)
         fields = {"mode": "On", "budget": self.budget, "scaleDown": {"windowSeconds": 0, "maxStep": 0}}
         return found.model_copy(update={"spec": found.spec.model_copy(update={"autoscale": AutoscaleSpec.model_validate(fields)})})
 
