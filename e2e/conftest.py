@@ -9,6 +9,7 @@ logs under e2e/.artifacts, those of the rig in `rig` there.
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -105,11 +106,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def wait_for_workers(operator: Kubernetes, **replicas: int) -> None:
-    """Wait until each role has so many pods, all ready, and the example is as declared."""
+    """Wait until each role has so many pods, all ready and none besides, not even one that is ending, and the status says the same."""
 
     def is_there() -> bool:
-        found = {role: operator.pods(f"pdcluster.io/role={role}") for role in replicas}
-        return all(len(found[role]) == len(ready(found[role])) == number for role, number in replicas.items()) and operator.is_ready()
+        status = operator.get(f"pdc/{NAME}").get("status", {})
+        pods = operator.get("pods", f"--selector={SELECTOR},pdcluster.io/role")["items"]
+        numbers = Counter(pod["metadata"]["labels"]["pdcluster.io/role"] for pod in pods)
+        said = {role: status.get(role) for role in replicas}
+        wanted = {role: f"{number}/{number}" for role, number in replicas.items()}
+        return (numbers, said, len(ready(pods))) == (replicas, wanted, len(pods)) and operator.is_ready()
 
     wait_for(is_there, READY_SECONDS, lambda: operator.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
 

@@ -6,7 +6,8 @@ wire: whether `[DONE]` came, and an error event in its place.
 
 import http.client
 import json
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,6 +142,18 @@ class Client:
             request = json.dumps(body(prompt, prefill, **fields, stream=True))
             connection.request("POST", "/v1/completions", request, {"content-type": "application/json"})
             yield
+
+    @contextmanager
+    def slow(self, prompt: Iterable[int], prefill: str = "auto", **fields: Any) -> Iterator[Callable[[], str]]:
+        """A whole answer that goes no further than the worker's kernel until what is yielded reads it: its text."""
+        url = self.http.base_url
+        with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
+            connection.sock = socket.socket()
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            connection.sock.settimeout(TIMEOUT_SECONDS)
+            connection.sock.connect((url.host, url.port))
+            connection.request("POST", "/v1/completions", json.dumps(body(prompt, prefill, **fields)), {"content-type": "application/json"})
+            yield lambda: connection.getresponse().read().decode()
 
 
 def answer_of(reply: httpx.Response) -> Answer:

@@ -1,5 +1,6 @@
 """One worker's drain from its command to its end: in mid-transfer, withdrawn, commanded again, met by SIGTERM, without etcd."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -160,6 +161,28 @@ def test_command_in_the_drain_of_sigterm_changes_nothing(commanded: Pair, prompt
     reference.check(prompt, tokens[:200])
     assert decode.wait_end() == 0
     assert log.count("state=ready") == 0
+
+
+@pytest.mark.parametrize("by_command", [True, False], ids=["command", "sigterm"])
+def test_drain_waits_for_a_client_that_has_not_taken_its_answer(commanded: Pair, prompts: Prompts, by_command: bool) -> None:
+    """No request runs any more, and the answer would go with the network of a pod."""
+    cluster, decode = commanded.cluster, commanded.decode
+    before = decode.metrics()
+    with decode.client.slow(prompts(20), "local", max_tokens=200, logprobs=5) as read:
+        decode.wait_growth(before, "request_success_total", 1, finish_reason="length")
+        if by_command:
+            cluster.command(decode.name, drain=True)
+        else:
+            decode.terminate()
+        decode.wait_for(lambda: decode.metrics().value("draining") == 1, "it waits for the client alone")
+        cluster.wait_state(decode.name, "draining")
+        answer = read()
+
+    assert json.loads(answer)["usage"]["completion_tokens"] == 200
+    if by_command:
+        cluster.wait_state(decode.name, "drained")
+    else:
+        assert decode.wait_end() == 0
 
 
 @pytest.mark.parametrize("by_command", [True, False], ids=["command", "sigterm"])

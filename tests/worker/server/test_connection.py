@@ -6,6 +6,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from pdcluster_worker.server import unsent
 from pdcluster_worker.server.connection import SEND_SECONDS, Connection
 
 
@@ -42,11 +43,23 @@ class Clock:
 
 
 class Transport(asyncio.Transport):
-    """Holds `unsent` bytes."""
+    """Holds `unsent` bytes; its own socket, whose client is `peer`, None when it has gone."""
 
     unsent = 0
     aborted = False
     limits = None
+    peer = None
+
+    def get_extra_info(self, name, default=None):
+        return self if name == "socket" else default
+
+    def getsockname(self):
+        return "10.244.1.10", 8000
+
+    def getpeername(self):
+        if self.peer is None:
+            raise OSError(107, "Transport endpoint is not connected")
+        return self.peer
 
     def set_write_buffer_limits(self, high=None, low=None):
         self.limits = (high, low)
@@ -112,3 +125,11 @@ def test_nothing_is_watched_once_all_is_sent_or_the_client_is_gone(connection, c
     end(connection)
 
     assert clock.waiting == []
+
+
+def test_a_client_that_was_gone_before_it_asked_has_no_name(connection, transport):
+    assert connection.name is None
+    transport.peer = ("10.244.1.11", 49153)
+    connection.connection_made(transport)
+
+    assert connection.name == unsent.name(("10.244.1.10", 8000), transport.peer)

@@ -48,7 +48,10 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
-        self.draining = self._gauge("draining", "requests and transfers that a draining worker still waits for; 0 when it does not drain")
+        self.draining = self._gauge(
+            "draining",
+            "requests, transfers and then clients that a draining worker still waits for; 0 when it does not drain",
+        )
         self.peers = self._gauge("peers", "known peers by role and state", "role", "state")
         self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of admitted requests")
         self.prefill_tokens = self._counter("prefill_tokens", "prompt tokens computed here")

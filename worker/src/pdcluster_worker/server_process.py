@@ -126,7 +126,7 @@ class ServerProcess:
         backend.engine_is_ready(facts)
         kv_address = join_address(self._identity.address, facts.kv_port)
         worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._files.policy.current)
-        node = Node(self._config, self._identity, self._files.credentials, worker)
+        node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
         watching = [
             asyncio.create_task(self._files.policy.watch(node.set_policy), name="policy file"),
             asyncio.create_task(self._files.credentials.watch(), name="certificates"),
@@ -144,10 +144,10 @@ class ServerProcess:
 
 
 async def _leave(node: Node, http: HttpServer) -> None:
-    """Let requests end, those too that come until no connection is taken any more, and the kernel take the last bytes of their answers."""
+    """Let requests end, those too that come until no connection is taken any more, and clients take the last bytes of their answers."""
     await node.leave()
     http.refuse()
-    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.is_sending or not node.is_drained):
+    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.num_answering or not node.is_drained):
         await node.leave()
     await http.close()
     await node.finish()

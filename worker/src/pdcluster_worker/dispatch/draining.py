@@ -5,15 +5,34 @@ command, which comes and goes, or the end of the process, which stays) and from
 what still holds the worker.  So the last word wins however quickly commands
 follow each other, and a drained worker is draining again while something that
 slipped in runs.  What a state means for requests and peers is the caller's.
+
+When the last request has ended its answer may still be on the way: the worker
+has drained when its clients have taken all.  Who these are is seen once, when the
+last request has ended: what is sent later, such as refusals and scrapes, holds
+nothing, however much of it there is.
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Literal
 
 from pdcluster_worker.peers.records import WorkerState
 
+logger = logging.getLogger(__name__)
+
 CHECK_SECONDS = 0.1
 """How often a draining worker looks whether it is done: what holds it lies in several rooms, and none of them knows of a drain."""
+
+UNSENT_CHECK_SECONDS = 0.5
+"""The same while only clients hold it that read slowly, for to ask the kernel costs more."""
+
+FOLLOW_SECONDS = 5.0
+"""How often clients are looked at while requests run: who has taken nothing since the drain began is not waited for anew after them."""
+
+MOST_FAILURES = 90
+"""So many looks in a row that fail, for 45 s, are the last."""
 
 
 class Drain:
@@ -21,12 +40,20 @@ class Drain:
 
     num_holding: how many things must end before the worker may go.
     announce:    told of each new state, at once.
+    untaken:     names of the connections whose clients have yet to take something of their answers.
     """
 
-    def __init__(self, num_holding: Callable[[], int], announce: Callable[[WorkerState], None]) -> None:
+    def __init__(
+        self, num_holding: Callable[[], int], announce: Callable[[WorkerState], None], untaken: Callable[[], Awaitable[frozenset[str]]]
+    ) -> None:
         self.state: WorkerState = "ready"
         self._num_holding = num_holding
         self._announce = announce
+        self._ask_untaken = untaken
+        self._untaken: frozenset[str] | None = None  # what is left of the connections of the first look; None before it
+        self._num_failures = 0
+        self._asked_seconds = -inf
+        self._sent: Literal["unknown", "asking", "all"] = "unknown"
         self._is_commanded = False
         self._is_ending = False
         self._looking: asyncio.Task[None] | None = None
@@ -40,7 +67,7 @@ class Drain:
     @property
     def num_holding(self) -> int:
         """What a worker that should leave still waits for; 0 for one that should not."""
-        return self._num_holding() if self.is_wanted else 0
+        return self._num_holding() + len(self._untaken or ()) if self.is_wanted else 0
 
     def command(self, present: bool) -> None:
         """The operator's key: present = drain, absent = serve."""
@@ -54,7 +81,9 @@ class Drain:
 
     def look(self) -> None:
         """Bring the state up to date."""
-        state: WorkerState = "ready" if not self.is_wanted else "draining" if self._num_holding() else "drained"
+        if not self.is_wanted or self._num_holding():
+            self._sent, self._untaken = "unknown", None
+        state: WorkerState = "ready" if not self.is_wanted else "drained" if self._sent == "all" else "draining"
         if state != self.state:
             self.state = state
             self._announce(state)
@@ -64,7 +93,7 @@ class Drain:
             self._is_drained.clear()
 
     async def drained(self) -> None:
-        """Return while nothing holds the worker: that is so until the caller next waits for something."""
+        """After `command` or `end`: return while nothing holds the worker; that is so until the caller next waits for something."""
         self.look()
         while self.state != "drained":
             await self._is_drained.wait()
@@ -83,5 +112,32 @@ class Drain:
 
     async def _look_until_unwanted(self) -> None:
         while self.is_wanted:
-            await asyncio.sleep(CHECK_SECONDS)
             self.look()
+            since = asyncio.get_running_loop().time() - self._asked_seconds
+            if self.state == "draining" and (not self._num_holding() or since >= FOLLOW_SECONDS):
+                await self._look_at_clients()
+            await asyncio.sleep(UNSENT_CHECK_SECONDS if self._untaken or self._num_failures else CHECK_SECONDS)
+
+    async def _look_at_clients(self) -> None:
+        """See who has yet to take something; while requests run that only tells whoever is asked how long nothing has moved."""
+        self._sent = "unknown" if self._num_holding() else "asking"
+        untaken = await self._ask()
+        if self._sent == "asking" and untaken is not None:  # else something slipped in, or the command was withdrawn: `look` saw it
+            if self._untaken is None and untaken:
+                logger.info("clients have yet to take the end of their answers clients=%d", len(untaken))
+            self._untaken = untaken if self._untaken is None else self._untaken & untaken
+            self._sent = "unknown" if self._untaken else "all"
+            self.look()
+
+    async def _ask(self) -> frozenset[str] | None:
+        """Who has yet to take something; None = cannot be seen now, and nobody when that lasts: else the drain would never be over."""
+        self._asked_seconds = asyncio.get_running_loop().time()
+        try:
+            untaken = await self._ask_untaken()
+        except Exception:  # such as no thread to be had
+            self._num_failures += 1
+            if self._num_failures == 1:
+                logger.exception("cannot see what clients have yet to take, tried again up to %d times", MOST_FAILURES)
+            return None if self._num_failures < MOST_FAILURES else frozenset()
+        self._num_failures = 0
+        return untaken

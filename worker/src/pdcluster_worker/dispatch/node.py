@@ -7,6 +7,7 @@ promise nothing new, wait for what runs, refuse, leave etcd).  When it drains is
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import grpc
 import msgspec
@@ -38,9 +39,19 @@ GRPC_GRACE_SECONDS = 1.0
 
 
 class Node:
-    """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker."""
+    """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
-    def __init__(self, config: WorkerConfig, identity: Identity, credentials: Credentials, worker: Worker) -> None:
+    untaken: names of the HTTP connections whose clients have yet to take something of their answers
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: Identity,
+        credentials: Credentials,
+        worker: Worker,
+        untaken: Callable[[], Awaitable[frozenset[str]]],
+    ) -> None:
         self.worker = worker
         self.ingress: Ingress | None = None
         self._config = config
@@ -57,7 +68,7 @@ class Node:
         self._directory = Directory(identity.pod, here, events, worker.metrics)
         self._ledger = CreditLedger(self._credit_limit())
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
-        self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce)
+        self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce, untaken)
         worker.on_request = self._drain.look
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()

@@ -11,6 +11,8 @@ import logging
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pdcluster_worker.server import unsent
+
 logger = logging.getLogger(__name__)
 
 SEND_SECONDS = 30.0
@@ -21,6 +23,22 @@ class Connection(HttpToolsProtocol):
 
     send_seconds = SEND_SECONDS
     _check: asyncio.TimerHandle | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has come whole and its answer has not gone whole to the kernel."""
+        if self.pipeline or self.transport.get_write_buffer_size():
+            return True
+        cycle = self.cycle  # of the last request that has begun to come; None before the first
+        return bool(cycle and not cycle.more_body and not cycle.response_complete)
+
+    @property
+    def name(self) -> str | None:
+        """As the kernel's tables have it; None for a client that was gone before it asked."""
+        if self.server is None or self.client is None:
+            return None
+        host, port = self.server
+        return unsent.name((host, port or 0), self.client)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks when the client reads."""

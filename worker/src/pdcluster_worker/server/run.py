@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.connection import Connection
+from pdcluster_worker.server.unsent import Unsent
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
@@ -35,7 +36,8 @@ class HttpServer:
 
     def __init__(self, server: uvicorn.Server, bound: socket.socket) -> None:
         self._server = server
-        self.port: int = bound.getsockname()[1]
+        host, self.port = bound.getsockname()[:2]
+        self._unsent = Unsent(host, self.port)
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
     def refuse(self) -> None:
@@ -43,9 +45,21 @@ class HttpServer:
         self._server.should_exit = True
 
     @property
-    def is_sending(self) -> bool:
-        """Whether the kernel has not taken yet what was written for a client; one that stops reading is cut off by `connection`."""
-        return any(connection.transport.get_write_buffer_size() for connection in self._server.server_state.connections)
+    def num_answering(self) -> int:
+        """Answers that the kernel has yet to take to their end; a client that stops reading is cut off by `connection`."""
+        return len(self._answering())
+
+    async def untaken(self) -> frozenset[str]:
+        """Names of the connections whose clients have yet to take something of their answers; also after `close`.
+
+        The kernel is asked last, for what this process gives it meanwhile is seen there.
+        """
+        answering = {name for connection in self._answering() if (name := connection.name) is not None}
+        return frozenset(answering) | await self._unsent.connections()
+
+    def _answering(self) -> list[Connection]:
+        connections = self._server.server_state.connections
+        return [connection for connection in connections if isinstance(connection, Connection) and connection.is_answering]
 
     async def has_finished(self, timeout_seconds: float) -> bool:
         """After `refuse`: wait that long at most for the last open request; whether it has ended."""
