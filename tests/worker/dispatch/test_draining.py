@@ -132,13 +132,18 @@ async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(hol
     assert holder.states == ["draining", "drained"]
 
 
-async def test_drain_gives_up_when_it_cannot_ask_for_clients_at_all(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_drain_gives_up_when_it_cannot_ask_for_clients_at_all(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(draining, "MOST_FAILURES", 5)
     holder.num_unsent, holder.error = 1, RuntimeError("can't start new thread")
-    holder.drain.command(True)
-    await holder.drained()
+    for turn in (1, 2):
+        holder.drain.command(True)
+        await holder.drained()
+        assert (holder.num_asked, caplog.text.count("waited for no more")) == (5 * turn, turn)
+        holder.drain.command(False)
 
-    assert (holder.num_asked, holder.states) == (5, ["draining", "drained"])
+    assert holder.states == ["draining", "drained", "ready"] * 2
 
 
 async def test_what_clients_have_yet_to_take_while_something_else_holds_counts_nothing(

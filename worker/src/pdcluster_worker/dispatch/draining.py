@@ -138,6 +138,9 @@ class Drain:
             self._num_failures += 1
             if self._num_failures == 1:
                 logger.exception("cannot see what clients have yet to take, tried again up to %d times", MOST_FAILURES)
-            return None if self._num_failures < MOST_FAILURES else frozenset()
+            if self._num_failures < MOST_FAILURES:
+                return None
+            logger.warning("cannot see what clients have yet to take, they are waited for no more")
+            untaken = frozenset()
         self._num_failures = 0
         return untaken
