@@ -57,14 +57,8 @@ class Pool:
         return f"{self.low} to {'any' if self.high is None else self.high} by {self.source}"
 
     def held(self, replicas: int) -> int:
-        """Accelerators that the pool may hold while it moves to that size.
-
-        Each StatefulSet holds its own: pods of one make no room in another, and growth may be of several.  Of pods
-        without names those that end stand on the ordinals that growth would use: it takes them back, or waits for them.
-        """
-        if self.facts.holdings:
-            return self.gpus * sum(each.held(replicas) for each in self.facts.holdings)
-        return self.gpus * max(self.facts.current, self.facts.replicas + self.facts.ending, self.facts.top, replicas)
+        """Accelerators that the pool may hold while it moves to that size."""
+        return self.gpus * self.facts.held(replicas)
 
     def ready_left(self, replicas: int) -> int:
         """How many of its ready workers surely stay at that size: the highest ordinals go, whichever of the others are ready."""

@@ -130,6 +130,16 @@ class PoolFacts:
         """(role, pool)."""
         return self.role, self.pool
 
+    def held(self, replicas: int) -> int:
+        """Pods that there may be at a time while the pool moves to that size.
+
+        Each StatefulSet holds its own: pods of one make no room in another, and growth may be of several.  Of pods
+        without names those that end stand on the ordinals that growth would use: it takes them back, or waits for them.
+        """
+        if self.holdings:
+            return sum(each.held(replicas) for each in self.holdings)
+        return Holding(self.current, max(self.top, self.replicas + self.ending), (), grows=True).held(replicas)
+
 
 @dataclass(frozen=True)
 class Clock:
