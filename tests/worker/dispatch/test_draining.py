@@ -146,6 +146,18 @@ async def test_each_drain_gives_up_when_it_cannot_ask_for_clients_at_all(
     assert holder.states == ["draining", "drained", "ready"] * 2
 
 
+async def test_drain_that_was_withdrawn_leaves_its_failures_behind(holder: Holder) -> None:
+    holder.error = RuntimeError("can't start new thread")
+    holder.drain.command(True)
+    await until(lambda: holder.num_asked == draining.MOST_FAILURES - 1)
+    holder.drain.command(False)
+    holder.num_asked = 0
+    holder.drain.command(True)
+    await holder.drained()
+
+    assert holder.num_asked == draining.MOST_FAILURES
+
+
 async def test_what_clients_have_yet_to_take_while_something_else_holds_counts_nothing(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

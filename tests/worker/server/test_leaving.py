@@ -274,16 +274,21 @@ async def test_a_whole_request_is_waited_for_though_another_comes_behind_it_on_i
 
 async def test_a_client_that_stopped_reading_is_waited_for_once(node, rig, server, deaf, monkeypatch, caplog, until):
     """Its connection is aborted, and what the kernel then holds has not moved since before."""
-    monkeypatch.setattr(Connection, "send_seconds", 0.3)
-    monkeypatch.setattr(draining, "FOLLOW_SECONDS", 0.01)
-    monkeypatch.setattr(unsent, "STALLED_SECONDS", 0.6)
+    monkeypatch.setattr(Connection, "send_seconds", 1.0)
+    monkeypatch.setattr(unsent, "STALLED_SECONDS", 2.0)
     rig.backend.max_model_len = 1 << 30
     rig.backend.script = lambda spec: [104] * 2_000
     async with asyncio.timeout(DEADLINE_SECONDS * 3):
         await deaf(LONG)
         await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
-        await server_process._leave(node, server)
+        leaving = asyncio.create_task(server_process._leave(node, server))
+        await until(lambda: "client stopped reading" in caplog.text)
+        (held,) = server._unsent._held.values()
+        since, num_looks = {held.since_seconds}, node.num_looks
+        await until(lambda: since.update(held.since_seconds for held in server._unsent._held.values()) or leaving.done())
+        await leaving
 
-    assert "client stopped reading" in caplog.text
+    assert node.num_looks > num_looks
+    assert len(since) == 1
     assert "waited for no more" in caplog.text
     assert node.finished

@@ -8,6 +8,7 @@ import pytest
 
 from pdcluster_operator.local import supervisor
 from pdcluster_worker import server_process
+from pdcluster_worker.dispatch import draining
 from pdcluster_worker.server.unsent import REMEMBER_SECONDS, STALLED_SECONDS, TABLES, Unsent, local_end, name, parse, read
 
 PORT = 8000
@@ -154,6 +155,10 @@ async def test_what_was_there_at_a_look_of_long_ago_is_another_answer(tmp_path, 
 def test_stalled_client_is_given_up_before_a_process_that_is_told_to_end_is_killed() -> None:
     """`pdctl up` waits less than a pod's grace period is."""
     assert STALLED_SECONDS + server_process.HTTP_DRAIN_SECONDS < supervisor.DRAIN_SECONDS
+
+
+def test_clients_are_looked_at_often_enough_to_be_remembered_while_requests_run() -> None:
+    assert draining.FOLLOW_SECONDS + draining.UNSENT_CHECK_SECONDS < REMEMBER_SECONDS
 
 
 def test_name_is_that_of_the_tables() -> None:

@@ -29,7 +29,7 @@ UNSENT_CHECK_SECONDS = 0.5
 """The same while only clients hold it that read slowly, for to ask the kernel costs more."""
 
 FOLLOW_SECONDS = 5.0
-"""How often clients are looked at while requests run: who has taken nothing since the drain began is not waited for anew after them."""
+"""How often clients are looked at while requests run: whose whole answer has lain untaken since then is not waited for anew after them."""
 
 MOST_FAILURES = 90
 """So many looks in a row that fail, for 45 s, are the last."""
@@ -83,6 +83,8 @@ class Drain:
         """Bring the state up to date."""
         if not self.is_wanted or self._num_holding():
             self._sent, self._untaken = "unknown", None
+        if not self.is_wanted:
+            self._num_failures = 0
         state: WorkerState = "ready" if not self.is_wanted else "drained" if self._sent == "all" else "draining"
         if state != self.state:
             self.state = state
