@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -52,7 +53,7 @@ class DrainingNode:
         self.num_looks = 0
         self.num_requests = 0
         self.finished = False
-        self.after_leaving = asyncio.sleep(0)
+        self.slips_in: list[Callable[[], Awaitable[None]]] = []
         self.drain = Drain(lambda: self.num_requests, self.states.append, self._look)
         self._server = server
 
@@ -63,8 +64,8 @@ class DrainingNode:
     async def leave(self) -> None:
         self.drain.end()
         await self.drain.drained()
-        after, self.after_leaving = self.after_leaving, asyncio.sleep(0)
-        await after
+        while self.slips_in:
+            await self.slips_in.pop()()
 
     async def finish(self) -> None:
         await self.drain.drained()
@@ -119,7 +120,6 @@ def hasty(monkeypatch):
 async def node(server):
     node = DrainingNode(server)
     yield node
-    node.after_leaving.close()
     await node.drain.close()
 
 
@@ -202,8 +202,7 @@ async def test_the_end_waits_for_the_client_of_a_request_that_slipped_in(node, s
         await slow.ask()
         node.num_requests = 0
 
-    node.after_leaving.close()
-    node.after_leaving = slip_in()
+    node.slips_in.append(slip_in)
     async with asyncio.timeout(DEADLINE_SECONDS):
         leaving = asyncio.create_task(server_process._leave(node, server))
         await until(lambda: leaving.done() or (server.finished.done() and node.num_looks >= 3))

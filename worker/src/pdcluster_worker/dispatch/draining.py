@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Literal
 
 from pdcluster_worker.peers.records import WorkerState
 
@@ -51,9 +50,9 @@ class Drain:
         self._announce = announce
         self._ask_untaken = untaken
         self._untaken: frozenset[str] | None = None  # what is left of the connections of the first look; None before it
+        self._is_answer_void = True
         self._num_failures = 0
         self._asked_seconds = -inf
-        self._sent: Literal["unknown", "asking", "all"] = "unknown"
         self._is_commanded = False
         self._is_ending = False
         self._looking: asyncio.Task[None] | None = None
@@ -82,10 +81,10 @@ class Drain:
     def look(self) -> None:
         """Bring the state up to date."""
         if not self.is_wanted or self._num_holding():
-            self._sent, self._untaken = "unknown", None
+            self._untaken, self._is_answer_void = None, True
         if not self.is_wanted:
             self._num_failures = 0
-        state: WorkerState = "ready" if not self.is_wanted else "drained" if self._sent == "all" else "draining"
+        state: WorkerState = "ready" if not self.is_wanted else "drained" if self._untaken == frozenset() else "draining"
         if state != self.state:
             self.state = state
             self._announce(state)
@@ -122,13 +121,12 @@ class Drain:
 
     async def _look_at_clients(self) -> None:
         """See who has yet to take something; while requests run that only tells whoever is asked how long nothing has moved."""
-        self._sent = "unknown" if self._num_holding() else "asking"
+        self._is_answer_void = bool(self._num_holding())
         untaken = await self._ask()
-        if self._sent == "asking" and untaken is not None:  # else something slipped in, or the command was withdrawn: `look` saw it
+        if not self._is_answer_void and untaken is not None:  # else something slipped in, or the command was withdrawn: `look` saw it
             if self._untaken is None and untaken:
                 logger.info("clients have yet to take the end of their answers clients=%d", len(untaken))
             self._untaken = untaken if self._untaken is None else self._untaken & untaken
-            self._sent = "unknown" if self._untaken else "all"
             self.look()
 
     async def _ask(self) -> frozenset[str] | None:

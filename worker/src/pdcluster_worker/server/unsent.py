@@ -11,7 +11,6 @@ more, so that none holds a drain for ever; nothing is done to its connection.
 import asyncio
 import ipaddress
 import logging
-import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +35,7 @@ _FIN_BYTES = {"01": 0, "08": 0, "04": 1, "09": 1, "0B": 1}
 ESTABLISHED and CLOSE_WAIT; FIN_WAIT1, LAST_ACK and CLOSING.  A listener's queue is one of connections; elsewhere all is acknowledged.
 """
 
-_STATE, _TRANSMIT_QUEUE = 3, 4
+_LOCAL, _REMOTE, _STATE, _TRANSMIT_QUEUE = 1, 2, 3, 4
 
 
 @dataclass(slots=True)
@@ -84,8 +83,7 @@ def name(local: tuple[str, int], remote: tuple[str, int]) -> str:
 
 
 def _end(host: str, port: int) -> str:
-    address, _, _ = host.partition("%")  # a zone is no part of it
-    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    packed = ipaddress.ip_address(host).packed  # a zone is no part of it
     words = struct.unpack(f"={len(packed) // 4}I", packed)  # each is printed as a number of this machine
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
@@ -93,7 +91,7 @@ def _end(host: str, port: int) -> str:
 def local_end(host: str, port: int) -> str:
     """How the local address ends of each connection that was accepted there: with the port alone where that is any address."""
     end = _end(host, port)
-    return end[end.index(":") :] if ipaddress.ip_address(host.partition("%")[0]).is_unspecified else end
+    return end[end.index(":") :] if ipaddress.ip_address(host).is_unspecified else end
 
 
 def read(tables: Iterable[Path], local: str) -> dict[str, int]:
@@ -112,10 +110,9 @@ def parse(lines: Iterable[str], local: str) -> Iterator[tuple[str, int]]:
     """The same for the lines of one table, as proc_pid_net(5) has them: number, local and remote address, state, tx_queue:rx_queue, ..."""
     for line in lines:
         fields = line.split()
-        if len(fields) <= _TRANSMIT_QUEUE or (fin_bytes := _FIN_BYTES.get(fields[_STATE])) is None:
+        if len(fields) <= _TRANSMIT_QUEUE or not fields[_LOCAL].endswith(local) or fields[_STATE] not in _FIN_BYTES:
             continue
-        _, here, there, _, queues = fields[: _TRANSMIT_QUEUE + 1]
         with suppress(ValueError):
-            num_bytes = int(queues.partition(":")[0], 16) - fin_bytes
-            if here.endswith(local) and num_bytes > 0:
-                yield f"{here} {there}", num_bytes
+            num_bytes = int(fields[_TRANSMIT_QUEUE].partition(":")[0], 16) - _FIN_BYTES[fields[_STATE]]
+            if num_bytes > 0:
+                yield f"{fields[_LOCAL]} {fields[_REMOTE]}", num_bytes
