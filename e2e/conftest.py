@@ -9,18 +9,28 @@ logs under e2e/.artifacts, those of the rig in `rig` there.
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from e2e.greedy import Greedy
-from e2e.harness import ARTIFACTS, EXAMPLE, LOOK_SECONDS, NAME, SELECTOR, Kubernetes, example, kubernetes, ready, save_state
+from e2e.harness import (
+    ARTIFACTS,
+    EXAMPLE,
+    LOOK_SECONDS,
+    NAME,
+    READY_SECONDS,
+    SELECTOR,
+    Kubernetes,
+    example,
+    kubernetes,
+    save_state,
+    wait_for_workers,
+)
 from e2e.rig.paths import CACHE
 from tests.system.waiting import wait_for
 
-READY_SECONDS = 300.0
 TIMEOUT_SECONDS = 1800
 HOPELESS_SECONDS = 30.0
 _used: list[Kubernetes] = []
@@ -103,20 +113,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what was noted."""
     for line in _notes:
         terminalreporter.write_line(line)
-
-
-def wait_for_workers(operator: Kubernetes, **replicas: int) -> None:
-    """Wait until each role has so many pods, all ready and none besides, not even one that is ending, and the status says the same."""
-
-    def is_there() -> bool:
-        status = operator.get(f"pdc/{NAME}").get("status", {})
-        pods = operator.get("pods", f"--selector={SELECTOR},pdcluster.io/role")["items"]
-        numbers = Counter(pod["metadata"]["labels"]["pdcluster.io/role"] for pod in pods)
-        said = {role: status.get(role) for role in replicas}
-        wanted = {role: f"{number}/{number}" for role, number in replicas.items()}
-        return (numbers, said, len(ready(pods))) == (replicas, wanted, len(pods)) and operator.is_ready()
-
-    wait_for(is_there, READY_SECONDS, lambda: operator.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
 
 
 def wait_until_ready(operator: Kubernetes) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from e2e.rig import removal
 from e2e.rig.paths import CACHE, IMAGES, REPOSITORY
 from e2e.rig.paths import Cluster as RigCluster
 from e2e.rig.shell import run
+from tests.system.waiting import wait_for
 
 Json = dict[str, Any]
 
@@ -32,6 +34,7 @@ SELECTOR = f"pdcluster.io/cluster={NAME}"
 EXAMPLE = REPOSITORY / "examples" / "cpu-cluster.yaml"
 CLIENT_POD = "e2e-client"
 CLIENT_PROGRAM = Path(__file__).with_name("client_program.py")
+READY_SECONDS = 300.0
 LOOK_SECONDS = 0.5  # between two looks of a test that waits: each costs what the workers have, too
 ARTIFACTS = Path(__file__).parent / ".artifacts"
 
@@ -148,6 +151,21 @@ def ready(pods: list[Json]) -> list[Json]:
     return [
         pod for pod in pods if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
     ]
+
+
+def wait_for_workers(cluster: Kubernetes, *, prefill: int, decode: int, seconds: float = READY_SECONDS) -> None:
+    """Wait until each role has so many pods, all ready and none besides, not even one that is ending, and the status says the same."""
+    replicas = {"prefill": prefill, "decode": decode}
+    wanted = {role: f"{number}/{number}" for role, number in replicas.items()}
+
+    def is_there() -> bool:
+        status = cluster.get(f"pdc/{NAME}").get("status", {})
+        pods = cluster.get("pods", f"--selector={SELECTOR},pdcluster.io/role")["items"]
+        numbers = Counter(pod["metadata"]["labels"]["pdcluster.io/role"] for pod in pods)
+        said = {role: status.get(role) for role in replicas}
+        return (numbers, said, len(ready(pods))) == (replicas, wanted, len(pods)) and cluster.is_ready()
+
+    wait_for(is_there, seconds, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.client_program import Stories
 from e2e.greedy import Greedy
-from e2e.harness import LOOK_SECONDS, NAME, Json, Kubernetes, ready
+from e2e.harness import LOOK_SECONDS, NAME, Json, Kubernetes, ready, wait_for_workers
 from e2e.operator_at_work import kill_operator, operator_pod
 from e2e.rig.shell import CommandError
 from e2e.streams import Streams, cut, streams
@@ -31,16 +31,6 @@ def sizes(cluster: Kubernetes) -> dict[str, int]:
     """Replicas of the StatefulSet of each role."""
     found = cluster.get("statefulsets", f"--selector=pdcluster.io/cluster={NAME},pdcluster.io/role")["items"]
     return {each["metadata"]["labels"]["pdcluster.io/role"]: each["spec"]["replicas"] for each in found}
-
-
-def wait_alone(cluster: Kubernetes) -> None:
-    """Return when there is one worker of each role, and no pod besides."""
-
-    def is_alone() -> bool:
-        pods = cluster.get("pods", f"--selector=pdcluster.io/cluster={NAME},pdcluster.io/role")["items"]
-        return len(pods) == 2 and cluster.is_ready()
-
-    wait_for(is_alone, GONE_SECONDS, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
 
 
 def holdings(seen: Witness, pods: list[str]) -> dict[str, int]:
@@ -74,7 +64,7 @@ def test_hundred_streams_live_through_a_scale_down_of_both_roles(fleet: Kubernet
         num_open = running.num_open
         fleet.scale(prefill=1, decode=1)
         answers = running.wait_ended(STREAM_SECONDS)
-        wait_alone(fleet)
+        wait_for_workers(fleet, prefill=1, decode=1, seconds=GONE_SECONDS)
 
     assert num_open >= 30
     figures = assert_whole(running, answers, greedy)
@@ -94,7 +84,7 @@ def test_drain_goes_on_without_the_operator_that_began_it(fleet: Kubernetes, gre
         num_open = running.num_open
         assert num_open > 0
         answers = running.wait_ended(STREAM_SECONDS)
-        wait_alone(fleet)
+        wait_for_workers(fleet, prefill=1, decode=1, seconds=GONE_SECONDS)
 
     assert operator_pod(fleet) not in ("", killed)
     figures = assert_whole(running, answers, greedy)
