@@ -244,11 +244,11 @@ def test_a_new_operator_ends_a_recreate_in_which_the_one_before_died(stage: Stag
     held = f"{scene.workload('decode')}-0"
     stage.hold(held)
     scene.change(engine=OTHER_ENGINE)
-    wait_for(lambda: not stage.workloads(), DEADLINE_SECONDS, lambda: f"{stage.workloads()}")
+    wait_for(lambda: stage.workloads() == {scene.workload("decode", revision=old)}, DEADLINE_SECONDS, lambda: f"{stage.workloads()}")
     before.kill()
     after = stage.start()
     after.await_resyncs(1)
-    assert stage.workloads() == set()
+    assert stage.workloads() == {scene.workload("decode", revision=old)}  # which goes with its last pod
     stage.hold(held, [])
     scene.await_condition("Ready", "True")
     stage.await_workloads(scene.revision)

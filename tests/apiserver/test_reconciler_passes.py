@@ -11,7 +11,7 @@ from pdcluster_operator.reconcile import reconciler
 from pdcluster_operator.reconcile.contested import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
-from tests.apiserver.passes import passes_over
+from tests.apiserver.passes import Passes, passes_over
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
@@ -110,3 +110,33 @@ async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to
         assert "Secret chat-tls" in message
         assert "delete the object, and the operator makes it anew without" in message
         assert "ServiceAccount (the chart" not in message
+
+
+async def without_pods(passes: Passes) -> None:
+    """Passes over all that is there but the pods, of which no watch has told."""
+    cache = passes.loop.cache
+    for stateful_set in cache.versions("StatefulSet"):
+        cache.forget(stateful_set)
+    await passes.loop.fill()
+    for pod in cache.versions("Pod"):
+        cache.forget(pod)
+    await passes.until_written()
+
+
+async def test_recreate_waits_for_pods_of_which_no_watch_has_told(control_plane: ControlPlane, scene: Scene):
+    scene.change(rollout={"strategy": "Recreate"})
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        await passes.until_written()
+        old, held = scene.workload("decode"), f"/api/v1/namespaces/{scene.namespace}/pods/{scene.workload('decode')}-1"
+        wait_for(lambda: len(scene.pods()) == 4, DEADLINE_SECONDS, lambda: f"{scene.pods()}")  # etcd's among them
+        scene.api.merge(held, {"metadata": {"finalizers": ["example.com/hold"]}})
+        scene.change(engine={"maxBatchedTokens": 512})
+        for _ in range(2):
+            await without_pods(passes)
+            wait_for(lambda: len(scene.pods()) == 2, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+            assert (old in scene.children("StatefulSet"), scene.replicas("decode")) == (True, None)
+        assert "the old revision has to end first; 1 of its pods are left" in scene.condition("Ready")["message"]
+        scene.api.merge(held, {"metadata": {"finalizers": []}})
+        wait_for(lambda: old not in scene.children("StatefulSet"), DEADLINE_SECONDS, "it is gone with its last pod")
+        await without_pods(passes)
+        assert scene.replicas("decode") == 2

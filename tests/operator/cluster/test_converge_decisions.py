@@ -54,6 +54,13 @@ def test_stages_delete_last_and_stateful_sets_before_what_they_use():
     assert len(staged) == 3
 
 
+@pytest.mark.parametrize("foreground", [True, False])
+def test_only_stateful_sets_are_seen_until_what_they_own_is_gone_and_only_when_that_is_asked_for(foreground: bool):
+    live = [as_applied(manifest) for manifest in objects.everything(OWNER)]
+    seen = {action.kind.name for action in converge(UID, [], live, foreground=foreground) if action.foreground}
+    assert seen == ({"StatefulSet"} if foreground else set())
+
+
 def test_converge_does_nothing_where_all_is_as_it_should_be():
     everything = objects.everything(OWNER)
     assert verbs(everything, [as_applied(manifest) for manifest in everything]) == []

@@ -232,6 +232,14 @@ def test_what_a_blue_green_roll_out_has_begun_stays_when_the_strategy_becomes_re
     assert (plan.serving, plan.serving_role) == (B, "decode")
 
 
+def test_what_recreate_ends_is_seen_until_its_last_pod_has_ended():
+    by = {
+        strategy: [plan_cluster(make_cluster(engine=65, strategy=strategy), running(before), NOW).ends_first for before in (CLUSTER, NEXT)]
+        for strategy in ("BlueGreen", "Recreate")
+    }
+    assert by == {"BlueGreen": [False, False], "Recreate": [True, False]}
+
+
 def test_while_recreate_waits_the_service_selects_the_role_of_the_old_revision():
     mixed = make_cluster(mixed=[pool(2)])
     plan = plan_cluster(make_cluster(strategy="Recreate"), running(mixed), NOW)

@@ -37,8 +37,8 @@ class WrittenEvents:
             yield event
 
 
-def live(current: int, desired: int = 2, name: str = "chat-decode") -> Live:
-    stateful_set = made.child("StatefulSet", name, spec={"replicas": desired}, status={"replicas": current})
+def live(current: int, desired: int = 2, name: str = "chat-decode", **metadata: Any) -> Live:
+    stateful_set = made.child("StatefulSet", name, metadata=metadata, spec={"replicas": desired}, status={"replicas": current})
     return Live(made.cluster(), [stateful_set])
 
 
@@ -62,6 +62,12 @@ class RefusedEvents(WrittenEvents):
 async def test_a_set_that_has_its_pods_is_not_asked_about():
     client = WrittenEvents()
     assert await PodFaults(client).of(live(2)) == ({}, None)
+    assert client.num_lists == 0
+
+
+async def test_a_set_that_is_being_deleted_is_not_short_of_pods():
+    client = WrittenEvents(at(9, QUOTA))
+    assert await PodFaults(client).of(live(0, deletionTimestamp="2026-01-01T00:00:00Z")) == ({}, None)
     assert client.num_lists == 0
 
 

@@ -192,7 +192,7 @@ async def _take_over(client: ApiClient, action: Action, on_answer: OnAnswer) -> 
 
 async def _delete(client: ApiClient, action: Action) -> None:
     try:
-        await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
+        await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid), foreground=action.foreground)
     except ConflictError:
         logger.debug("another object has that name now object=%s", action)
 

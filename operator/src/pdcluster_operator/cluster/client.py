@@ -165,9 +165,13 @@ class ApiClient:
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         return await self._send(Request("update", kind.name, "PUT", path, {"fieldManager": FIELD_MANAGER}, body))
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> None:
-        """Delete that very object (not another one of the name), what it owns after it; one that is gone is no error."""
-        options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False) -> None:
+        """Delete that very object (not another one of the name); one that is gone is no error.
+
+        What it owns goes after it, or before it with foreground: then it is being deleted until all of that is gone.
+        """
+        policy = "Foreground" if foreground else "Background"
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy, "preconditions": {"uid": uid}}
         try:
             await self._send(Request("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options))
         except NotFoundError:

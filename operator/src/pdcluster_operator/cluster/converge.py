@@ -55,6 +55,7 @@ class Action:
     uid:     of the live object; None for CREATE and REFUSE
     patch:   for PATCH
     asked:   the content of a KEPT object is to be written too
+    foreground: for DELETE: the object stays, as one that is being deleted, until all that it owns is gone
     """
 
     verb: Verb
@@ -65,6 +66,7 @@ class Action:
     uid: str | None = None
     patch: Mapping[str, Any] | None = None
     asked: bool = False
+    foreground: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -77,6 +79,7 @@ def converge(
     *,
     rewrite: Collection[ObjectName] = (),
     leave: Collection[ObjectName] = (),
+    foreground: bool = False,
 ) -> list[Action]:
     """What turns the live children of a PDCluster into the desired ones.
 
@@ -84,6 +87,7 @@ def converge(
     live:      bodies with apiVersion, kind and managedFields; those of other owners and kinds may be among them
     rewrite:   Secrets that are to be written again though they exist
     leave:     what stays as it is though it is not among the desired ones
+    foreground: StatefulSets that go are to be seen until their last pod has ended
     Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
     """
     wanted = {_name_of(manifest): prepared(manifest) for manifest in desired}
@@ -95,7 +99,7 @@ def converge(
     making = (decide(_marked(manifest), found.get(name), asked=name in rewrite) for name, manifest in sorted(wanted.items(), key=_by_kind))
     return [
         *(action for action in making if action is not None),
-        *(_deletion(body) for body in unwanted if _may_go(body, owner_uid)),
+        *(_deletion(body, foreground=foreground) for body in unwanted if _may_go(body, owner_uid)),
     ]
 
 
@@ -176,9 +180,11 @@ def _refusal(kind: Kind, desired: Manifest) -> Action:
     return Action(Verb.REFUSE, kind, desired["metadata"]["namespace"], desired["metadata"]["name"], desired)
 
 
-def _deletion(body: Manifest) -> Action:
-    metadata = body["metadata"]
-    return Action(Verb.DELETE, CHILD_OF_NAME[body["kind"]], metadata["namespace"], metadata["name"], {}, metadata["uid"])
+def _deletion(body: Manifest, *, foreground: bool) -> Action:
+    kind, metadata = CHILD_OF_NAME[body["kind"]], body["metadata"]
+    return Action(
+        Verb.DELETE, kind, metadata["namespace"], metadata["name"], {}, metadata["uid"], foreground=foreground and kind is STATEFUL_SET
+    )
 
 
 def _may_go(body: Manifest, owner_uid: str) -> bool:

@@ -76,6 +76,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         status=status,
         happenings=(*happenings(observed.status, status), *_autoscale_news(scene, status)),
         is_decision=is_decision,
+        ends_first=step.waits_for is not None,
         look_again_seconds=min(looks, default=None),
         commands=drain.commands,
         cut=drain.cut,

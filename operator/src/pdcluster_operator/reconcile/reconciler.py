@@ -171,7 +171,7 @@ class Reconciler:
         rendering = Rendering(cluster, owner, self.site, self.capabilities(), records, frozenset(ending))
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
-        found = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave)
+        found = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=plan.ends_first)
         actions, fought = self.contested.sift(live.key, found, live.children)
         refused, conflict = await self._write(live.key, actions)
         news = (Happening(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
