@@ -37,5 +37,4 @@ def test_recreate_makes_the_new_workers_when_the_last_old_one_has_ended(chat: Ku
     (new,) = {pod["metadata"]["labels"][REVISION] for pod in chat.pods("pdcluster.io/role")}
     assert seen >= {frozenset({old}), frozenset({new})}
     assert frozenset({old, new}) not in seen
-    (answer,) = chat.ask("ask", f"http://{NAME}:8000", "remote")
-    assert "Paris" in answer["text"]
+    wait_for(lambda: chat.ask("ask", f"http://{NAME}:8000", "remote")[0]["status"] == 200, 30.0, "the Service to lead to the new worker")

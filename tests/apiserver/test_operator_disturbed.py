@@ -87,6 +87,13 @@ class Stage:
 
         wait_for(is_said, DEADLINE_SECONDS, lambda: f"{kind} does not say {said!r}; status: {self.scene.status}")
 
+    def lose(self, name: str) -> str:
+        """Bind a pod to a node that is not there, so that nobody ends it; returns its path."""
+        path = f"/api/v1/namespaces/{self.scene.namespace}/pods/{name}"
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "lost"}}
+        self.scene.api.create(f"{path}/binding", binding)
+        return path
+
     def hold(self, name: str, finalizers: list[str] | None = None) -> None:
         """Keep a pod from going; with an empty list, let it go."""
         path = f"/api/v1/namespaces/{self.scene.namespace}/pods/{name}"
@@ -260,10 +267,7 @@ def test_a_pod_of_a_lost_node_holds_its_workload_back_for_its_grace_period_only(
     scene = stage.scene
     stage.begin()
     name = scene.workload("decode")
-    lost = f"/api/v1/namespaces/{scene.namespace}/pods/{name}-1"
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": f"{name}-1"}, "target": {"kind": "Node", "name": "lost"}}
-    scene.api.create(f"{lost}/binding", binding)
-    before = scene.pods()
+    lost, before = stage.lose(f"{name}-1"), scene.pods()
     scene.api.delete(f"{lost}?gracePeriodSeconds=1")
     scene.api.delete(scene.path("StatefulSet", name))
     stage.await_words("DecodeReady", f"pod {name}-1 on node lost is still ending")
@@ -273,6 +277,19 @@ def test_a_pod_of_a_lost_node_holds_its_workload_back_for_its_grace_period_only(
     stage.await_words("DecodeReady", f"{name}-1")
     scene.api.delete(f"{lost}?gracePeriodSeconds=0")  # as a person who knows that the node is lost
     scene.await_condition("Ready", "True")
+
+
+def test_recreate_that_goes_back_waits_for_a_pod_of_a_lost_node_for_its_grace_period_only(stage: Stage):
+    stage.start()
+    scene, old = stage.scene, stage.begin(rollout={"strategy": "Recreate"})
+    name = scene.workload("decode")
+    lost, before = stage.lose(f"{name}-1"), scene.pods()
+    scene.change(engine=OTHER_ENGINE)
+    wait_for(lambda: set(stage.pods_of(old)) == {f"{name}-1"}, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    scene.api.delete(f"{lost}?gracePeriodSeconds=1")
+    scene.change(engine=None)
+    wait_for(lambda: f"{name}-0" in scene.pods(), DEADLINE_SECONDS, lambda: f"{scene.pods()}; {scene.status}")
+    assert scene.pods()[f"{name}-1"] == before[f"{name}-1"]
 
 
 def test_what_an_authority_signs_is_not_written_while_the_authority_cannot_be(stage: Stage):

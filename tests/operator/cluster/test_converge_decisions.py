@@ -54,11 +54,26 @@ def test_stages_delete_last_and_stateful_sets_before_what_they_use():
     assert len(staged) == 3
 
 
-@pytest.mark.parametrize("foreground", [True, False])
-def test_only_stateful_sets_are_seen_until_what_they_own_is_gone_and_only_when_that_is_asked_for(foreground: bool):
+def test_only_what_is_named_is_seen_until_what_it_owns_is_gone():
     live = [as_applied(manifest) for manifest in objects.everything(OWNER)]
-    seen = {action.kind.name for action in converge(UID, [], live, foreground=foreground) if action.foreground}
-    assert seen == ({"StatefulSet"} if foreground else set())
+    named = ObjectName("StatefulSet", objects.WORKLOAD)
+    assert [str(action) for action in converge(UID, [], live, foreground=[named]) if action.foreground] == [" ".join(named)]
+
+
+@pytest.mark.parametrize(
+    ("finalizers", "uid", "made"),
+    [
+        (["foregroundDeletion"], UID, [(Verb.DELETE, False)]),
+        (["foregroundDeletion"], "another-uid", []),  # of an earlier PDCluster: not ours
+        (["example.com/hold"], UID, []),
+        ([], UID, []),
+    ],
+)
+def test_what_is_wanted_again_while_it_goes_in_the_foreground_does_not_wait_for_what_it_owns(finalizers, uid, made):
+    manifest = objects.stateful_set(OWNER)
+    live = as_applied(objects.stateful_set({"metadata": {**OWNER["metadata"], "uid": uid}}))
+    live["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": finalizers}
+    assert [(action.verb, action.foreground) for action in converge(UID, [manifest], [live])] == made
 
 
 def test_converge_does_nothing_where_all_is_as_it_should_be():

@@ -1,5 +1,7 @@
 """Each step of a roll out, as a table: strategy, what is there -> which revision serves, what stays, what is waited for."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdcluster_operator.plan.rollout import Left, Step, current_revision, next_step
@@ -109,3 +111,5 @@ def test_recreate_names_the_first_pod_that_it_waits_for():
     pods = tuple(PodState(f"{A.name}-{ordinal}", A, ready=False, terminating=True, node="n1") for ordinal in (2, 1))
     left = workload(A, 0, current=2, gone=True, pods=pods)
     assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == Left(2, pods[1])
+    uncounted = replace(left, current=0)  # its StatefulSet no longer counts them
+    assert next_step("Recreate", "bbbb", seen(uncounted), is_target_ready=False).waits_for == Left(2, pods[1])

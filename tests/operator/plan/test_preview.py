@@ -127,6 +127,14 @@ def test_recreate_needs_none_besides():
     assert accelerators(of_files(old, new)) == {"B200": (4, 5, 5), "cpu": (2, 2, 2)}
 
 
+def test_a_stateful_set_that_is_being_deleted_holds_what_its_pods_hold_and_no_more():
+    old = make_cluster(decode=[pool(4)], strategy="Recreate")
+    new = make_cluster(decode=[pool(4)], strategy="Recreate", engine=32)
+    going = workload(identity(revision_of(old.spec)), 4, current=1, gone=True)
+
+    assert accelerators(preview(new, old, replace(settled(old), workloads=[going]), NOW)) == {"cpu": (1, 5, 5)}
+
+
 def test_pools_come_and_go_and_change_their_size():
     old = make_cluster(prefill=[pool(2, "a"), pool(1, "b", gpu="H100")])
     new = make_cluster(prefill=[pool(3, "a"), pool(1, "c", **B200)])

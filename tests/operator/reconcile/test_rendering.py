@@ -118,6 +118,7 @@ def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
     assert stranded(stateful_set) == [MIXED]
     assert stranded(stateful_set, record) == stranded(stateful_set, engine) == []
     assert stranded() == []  # it does not run: it is made when the etcd's Secret is there
+    assert stranded({**stateful_set, "metadata": {**stateful_set["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}) == []
     said = record_lost(MIXED, cluster())
     assert (said.object, said.reason) == (f"StatefulSet {MIXED.name}", "ApplyFailed")
 

@@ -155,7 +155,7 @@ async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Actio
             await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
             return replace(action, verb=Verb.CREATE, uid=None)
         case Verb.DELETE:
-            await _delete(client, action)
+            await _delete(client, action, on_answer)
         case Verb.REFUSE:
             raise NameTakenError(f"{action} exists and does not belong to this PDCluster")
     return None
@@ -190,11 +190,14 @@ async def _take_over(client: ApiClient, action: Action, on_answer: OnAnswer) -> 
     return replace(again, verb=Verb.APPLY)
 
 
-async def _delete(client: ApiClient, action: Action) -> None:
+async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
     try:
-        await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid), foreground=action.foreground)
+        left = await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid), foreground=action.foreground)
     except ConflictError:
         logger.debug("another object has that name now object=%s", action)
+        return
+    if left is not None:
+        on_answer(action.kind, left)
 
 
 def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,17 +165,20 @@ class ApiClient:
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         return await self._send(Request("update", kind.name, "PUT", path, {"fieldManager": FIELD_MANAGER}, body))
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False) -> None:
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False) -> Body | None:
         """Delete that very object (not another one of the name); one that is gone is no error.
 
-        What it owns goes after it, or before it with foreground: then it is being deleted until all of that is gone.
+        What it owns goes after it, or with foreground before it: then it is being deleted for as long as the garbage collector
+        knows of anything of that, and is returned so.  Without, one that is being deleted in the foreground goes at once.
         """
         policy = "Foreground" if foreground else "Background"
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy, "preconditions": {"uid": uid}}
         try:
-            await self._send(Request("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options))
+            answer = await self._send(Request("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options))
         except NotFoundError:
             logger.debug("already gone kind=%s namespace=%s name=%s", kind, namespace, name)
+            return None
+        return answer if foreground and "deletionTimestamp" in answer["metadata"] else None  # else it is gone, or a Status says so
 
     async def _send(self, request: Request) -> Body:
         num_tries = 0

@@ -27,7 +27,7 @@ class Verb(Enum):
     TAKE_OVER: the same, after making ours what others have put into it
     PATCH:     merge-patch what differs
     REPLACE:   delete it and make it anew, for it is immutable
-    DELETE:    it is not wanted
+    DELETE:    it is not wanted, or not as the one that is being deleted
     REFUSE:    an object of that name is not ours: a failure to report
     """
 
@@ -79,7 +79,7 @@ def converge(
     *,
     rewrite: Collection[ObjectName] = (),
     leave: Collection[ObjectName] = (),
-    foreground: bool = False,
+    foreground: Collection[ObjectName] = (),
 ) -> list[Action]:
     """What turns the live children of a PDCluster into the desired ones.
 
@@ -87,7 +87,7 @@ def converge(
     live:      bodies with apiVersion, kind and managedFields; those of other owners and kinds may be among them
     rewrite:   Secrets that are to be written again though they exist
     leave:     what stays as it is though it is not among the desired ones
-    foreground: StatefulSets that go are to be seen until their last pod has ended
+    foreground: what, if it goes, is to be seen until all that it owns is gone
     Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
     """
     wanted = {_name_of(manifest): prepared(manifest) for manifest in desired}
@@ -99,7 +99,7 @@ def converge(
     making = (decide(_marked(manifest), found.get(name), asked=name in rewrite) for name, manifest in sorted(wanted.items(), key=_by_kind))
     return [
         *(action for action in making if action is not None),
-        *(_deletion(body, foreground=foreground) for body in unwanted if _may_go(body, owner_uid)),
+        *(_deletion(body, foreground=_name_of(body) in foreground) for body in unwanted if _may_go(body, owner_uid)),
     ]
 
 
@@ -117,8 +117,9 @@ def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> 
     metadata = desired["metadata"]
     if live is None:
         return Action(Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, asked=asked)
-    if live["metadata"].get("deletionTimestamp"):
-        return None  # it will be made anew when it is gone
+    if live["metadata"].get("deletionTimestamp"):  # it will be made anew when it is gone
+        waits = "foregroundDeletion" in live["metadata"].get("finalizers", ()) and is_owned(live, _controller(desired)["uid"])
+        return _deletion(live) if waits else None  # and that not only after the last of what it owns, which may be stuck
     if not is_owned(live, _controller(desired)["uid"]):
         # The child of a deleted PDCluster of the same name is waiting for the garbage collector.
         return None if _is_same_name(_controller(live), _controller(desired)) else _refusal(kind, desired)
@@ -180,11 +181,9 @@ def _refusal(kind: Kind, desired: Manifest) -> Action:
     return Action(Verb.REFUSE, kind, desired["metadata"]["namespace"], desired["metadata"]["name"], desired)
 
 
-def _deletion(body: Manifest, *, foreground: bool) -> Action:
+def _deletion(body: Manifest, *, foreground: bool = False) -> Action:
     kind, metadata = CHILD_OF_NAME[body["kind"]], body["metadata"]
-    return Action(
-        Verb.DELETE, kind, metadata["namespace"], metadata["name"], {}, metadata["uid"], foreground=foreground and kind is STATEFUL_SET
-    )
+    return Action(Verb.DELETE, kind, metadata["namespace"], metadata["name"], {}, metadata["uid"], foreground=foreground)
 
 
 def _may_go(body: Manifest, owner_uid: str) -> bool:

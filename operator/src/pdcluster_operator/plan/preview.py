@@ -244,7 +244,7 @@ def _accelerators(
     planned: Iterable[Workload], observed: Observed, sizes: Iterable[PoolSize], known: Mapping[PoolKey, PoolSpec]
 ) -> Iterator[Accelerators]:
     """By type: what runs, what stands beside it after the next pass (what leaves holds its own until it has ended), and what remains."""
-    there = {state.id: max(state.current, state.desired) for state in observed.workloads}
+    there = {state.id: state.current if state.gone else max(state.current, state.desired) for state in observed.workloads}
     wanted = {workload.id: workload.replicas for workload in planned}
     beside = {each: max(there.get(each, 0), wanted.get(each, 0)) for each in {**there, **wanted}}
     now, meanwhile = _by_gpu(_keyed(there), known), _by_gpu(_keyed(beside), known)

@@ -7,8 +7,8 @@ BlueGreen: serving A, made B beside it -> B is ready: the Service switches, A
 stays -> the Service is seen to select B: A goes.  A goes only then, so that a
 Service that could not be written never leads to workers that are gone.
 Recreate: A goes -> nothing is left of A: B is made and the Service switches.
-A's StatefulSets are seen until their last pod has ended: the pods alone would
-not do, for the watch that tells of them may be late.
+A's StatefulSets are to be seen while they have pods: the pods alone would not
+do, for the watch that tells of them may be late.
 A third revision replaces an unfinished target; back to A drops the target.
 A selector that was turned to B by hand before B was ready is turned back.
 """
@@ -100,4 +100,4 @@ def _recreate(target: str, observed: Observed) -> Step:
 
 def _left(states: Sequence[WorkloadState]) -> Left:
     pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
-    return Left(sum(state.current for state in states), next(iter(pods), None))
+    return Left(sum(max(state.current, len(state.pods)) for state in states), next(iter(pods), None))

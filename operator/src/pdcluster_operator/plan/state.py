@@ -175,7 +175,7 @@ class ClusterPlan:
     serving:    the revision that the ingress Service selects
     serving_role: the role whose workers answer HTTP in that revision: decode or mixed
     workloads:  every StatefulSet that should exist, of all revisions, at the size that it may have now
-    ends_first: others are made when those that go now are gone with all their pods, which no watch may be late to tell
+    ends_first: others are made when those that go now are gone with their pods, so that each is to be seen until it has none
     commands:   pods that are to be told to drain before StatefulSets are written; those of all others are withdrawn
     cut:        pods that go though they have not drained, for their time is over
     draining:   pods that drain and are not ready any more, by role and pool

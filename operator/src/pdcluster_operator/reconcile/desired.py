@@ -11,6 +11,7 @@ from pdcluster_operator.cluster.converge import ObjectName
 from pdcluster_operator.cluster.differences import Manifest
 from pdcluster_operator.cluster.errors import ForbiddenError
 from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE
+from pdcluster_operator.cluster.observe import Live, workload_of
 from pdcluster_operator.manifests.render import Capabilities, Owner, Site, render_scaler, render_shared, render_workload
 from pdcluster_operator.plan.state import ClusterPlan, Failure, ScalerPlan
 from pdcluster_operator.reconcile.records import Records
@@ -48,7 +49,7 @@ class Rendering:
     def stranded(self, plan: ClusterPlan) -> list[WorkloadId]:
         """Planned workloads that run, and of which too much is lost to make their manifests: nothing of them may be touched."""
         outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
-        found = [workload.id for workload in plan.workloads if workload.id not in outdated and workload.id.name in running]
+        found = [workload.id for workload in plan.workloads if workload.id not in outdated and _stays(running.get(workload.id.name))]
         return [workload for workload in found if self.records.of(workload) is None]
 
     def forbidden(self) -> list[Failure]:
@@ -73,6 +74,11 @@ def objects_of(workload: WorkloadId) -> list[ObjectName]:
     return [ObjectName(kind, workload.name) for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")]
 
 
+def worker_sets(live: Live) -> list[ObjectName]:
+    """The StatefulSets of workers, which is not that of etcd."""
+    return [ObjectName("StatefulSet", name) for name, body in live.own("StatefulSet").items() if workload_of(body)]
+
+
 def record_lost(workload: WorkloadId, cluster: PDCluster) -> Failure:
     """What the status says of a stranded workload."""
     message = "its record and its engine file are lost and cannot be made again now: it is left as it is, and no new pod of it can start"
@@ -87,6 +93,10 @@ def _way_out(workload: WorkloadId, cluster: PDCluster) -> str:
     if spec is None or all(pool.name != workload.pool for pool in spec.pools):
         return "it goes when all declared pools of its role are ready"
     return f"make sure that Secret {tls_secret} of discovery.etcd.tlsSecret exists and that the operator may read it"
+
+
+def _stays(stateful_set: Manifest | None) -> bool:
+    return stateful_set is not None and "deletionTimestamp" not in stateful_set["metadata"]
 
 
 def _no_right(kind: str, name: str) -> Failure:

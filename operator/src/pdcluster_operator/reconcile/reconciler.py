@@ -37,7 +37,7 @@ from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Failure, 
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.contested import Contested
-from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost
+from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
 from pdcluster_operator.reconcile.discovery import Discovery, Question
 from pdcluster_operator.reconcile.key_secret import LOOK_AGAIN_SECONDS, KeySecret
 from pdcluster_operator.reconcile.pod_faults import PodFaults
@@ -171,7 +171,8 @@ class Reconciler:
         rendering = Rendering(cluster, owner, self.site, self.capabilities(), records, frozenset(ending))
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
-        found = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=plan.ends_first)
+        seen = worker_sets(live) if plan.ends_first else ()
+        found = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=seen)
         actions, fought = self.contested.sift(live.key, found, live.children)
         refused, conflict = await self._write(live.key, actions)
         news = (Happening(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
