@@ -92,13 +92,19 @@ def process_with(command: list[str], *words: str) -> Iterator["subprocess.Popen[
         process.wait()
 
 
+def wait_until_it_holds(holder: "subprocess.Popen[bytes]") -> None:
+    """Wait until a process has started the one that ends with it."""
+    wait_for(lambda: Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text(), 10.0, "the process that it holds")
+
+
 BOX = ("-m", "e2e.rig.box", "run")
 HOLDING = ["unshare", "--pid", "--fork", "--kill-child"]
 
 
 def test_process_of_another_program_or_cluster_is_not_taken_for_the_cluster(tmp_path: Path) -> None:
     here = Cluster(tmp_path / "here")
-    with process_with([], *BOX, str(here.root), "3"), process_with(HOLDING, *BOX, f"{here.root}-other", "3"):
+    with process_with([], *BOX, str(here.root), "3"), process_with(HOLDING, *BOX, f"{here.root}-other", "3") as holder:
+        wait_until_it_holds(holder)  # else its end would not be that of what it is about to start
         assert not removal.is_running(here)
 
 
@@ -106,7 +112,7 @@ def test_process_of_another_program_or_cluster_is_not_taken_for_the_cluster(tmp_
 def test_cluster_ends_without_the_files_that_somebody_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = Cluster(tmp_path / "gone")
     with process_with(HOLDING, *BOX, str(here.root), "3") as holder:
-        wait_for(lambda: Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text(), 10.0, "the process that it holds")
+        wait_until_it_holds(holder)
         assert removal.is_running(here)
         ending = threading.Thread(target=holder.wait)  # who started it is here, and until it asks, what ended is still listed
         ending.start()
