@@ -155,9 +155,9 @@ def _is_at_work(pod: PodState, draining: Collection[str]) -> bool:
 
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:
     """Whether a StatefulSet has fewer pods than it should have; one that is being deleted gets none."""
-    return "deletionTimestamp" not in body["metadata"] and int(body.get("status", {}).get("replicas", 0)) < int(
-        body["spec"].get("replicas", 1)
-    )
+    if "deletionTimestamp" in body["metadata"]:
+        return False
+    return int(body.get("status", {}).get("replicas", 0)) < int(body["spec"].get("replicas", 1))
 
 
 def owner_uids(body: Mapping[str, Any]) -> list[str]:

@@ -128,8 +128,8 @@ def _num_top(ordinals: Collection[int], replicas: int) -> int:
 
 
 def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
-    """Pods of a pool, of all revisions; the StatefulSet's own count may run ahead of the pods that are known, or behind."""
-    return sum(max(state.current, len(state.pods)) for state in workloads if (state.id.role, state.id.pool) == key)
+    """Pods of a pool, of all revisions."""
+    return sum(state.num_pods for state in workloads if (state.id.role, state.id.pool) == key)
 
 
 def _undeclared(holdings: Mapping[Place, Sequence[Holding]]) -> Iterable[PoolFacts]:

@@ -100,4 +100,4 @@ def _recreate(target: str, observed: Observed) -> Step:
 
 def _left(states: Sequence[WorkloadState]) -> Left:
     pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
-    return Left(sum(max(state.current, len(state.pods)) for state in states), next(iter(pods), None))
+    return Left(sum(state.num_pods for state in states), next(iter(pods), None))

@@ -55,6 +55,11 @@ class WorkloadState:
     pods: tuple[PodState, ...] = ()
     gpu: str = ""
 
+    @property
+    def num_pods(self) -> int:
+        """Pods that there are: its own count may run ahead of the pods that are known, or behind."""
+        return max(self.current, len(self.pods))
+
 
 @dataclass(frozen=True)
 class ScalerState:
