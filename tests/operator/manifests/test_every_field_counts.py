@@ -93,6 +93,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "service.type": (NOTHING, at("spec.service.type", "NodePort")),
     "service.annotations": (NOTHING, at("spec.service.annotations", {"a": "b"})),
     "service.apiKeySecret": (NOTHING, at("spec.service.apiKeySecret", "keys")),
+    "service.sharedPrefixCache": (NOTHING, at("spec.service.sharedPrefixCache", True)),
     "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
     "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
     "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),

@@ -43,6 +43,7 @@ specs = st.builds(
     sampling=samplings,
     output=ids,
     priority=st.integers(-(2**31), 2**31 - 1),
+    cache_salt=st.just(b"") | st.binary(min_size=32, max_size=32),
 )
 targets = st.builds(
     Target,

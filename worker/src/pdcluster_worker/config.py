@@ -163,12 +163,16 @@ class AdmissionPolicy(_PolicySection, frozen=True):
 
 
 class PolicyConfig(_PolicySection, frozen=True):
-    """The policy file."""
+    """The policy file.
+
+    shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
+    """
 
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
+    shared_prefix_cache: bool = False
 
 
 class Identity(msgspec.Struct, frozen=True):

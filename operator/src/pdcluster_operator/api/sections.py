@@ -288,12 +288,14 @@ class ServiceSpec(Section):
     port:           of the Service; with `pdctl`, of the first ingress worker
     annotations:    of the Service, as a load balancer wants them
     api_key_secret: a Secret each of whose values is a key that clients may present as `Authorization: Bearer`; None = no key is asked for
+    shared_prefix_cache: all keys share cached KV blocks; otherwise each key has its own
     """
 
     port: Port = 8000
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     annotations: dict[str, str] = Field(default_factory=dict)
     api_key_secret: ObjectName | None = None
+    shared_prefix_cache: bool = False
 
 
 class PlacementSpec(Section):

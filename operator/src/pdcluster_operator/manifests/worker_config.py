@@ -71,7 +71,9 @@ def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpe
 
 def policy_file(cluster: PDCluster) -> dict[str, Any]:
     """The policy file of every worker of a cluster."""
-    return {**_fields(cluster.spec.routing), **_fields(cluster.spec.qos)}
+    spec = cluster.spec
+    shared = {"sharedPrefixCache": spec.service.shared_prefix_cache}
+    return {**_fields(spec.routing), **_fields(spec.qos), **shared}
 
 
 def _given(part: EtcdTls | WorkerSite) -> dict[str, Any]:

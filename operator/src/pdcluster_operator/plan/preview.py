@@ -55,6 +55,7 @@ _EFFECTS = (
     ("spec.autoscale.mode", Effect.MODE),
     ("spec.autoscale.", Effect.AUTOSCALER),
     ("spec.service.apiKeySecret", Effect.REVISION),
+    ("spec.service.sharedPrefixCache", Effect.POLICY),
     ("spec.service.", Effect.SERVICE),
     ("spec.monitoring.", Effect.OBJECTS),
     ("spec.networkPolicy.", Effect.OBJECTS),

@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
 
-from pdcluster_worker.engine.messages import EPOCH_BYTES, FinishReason, KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.engine.messages import (
+    EPOCH_BYTES,
+    SALT_BYTES,
+    FinishReason,
+    KVGeometry,
+    PrefillDone,
+    RequestSpec,
+    Sampling,
+    Target,
+    Token,
+)
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
 
@@ -101,21 +111,26 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         output=spec.output,
         sampling=sampling_to_proto(spec.sampling),
         priority=spec.priority,
+        cache_salt=spec.cache_salt,
     )
 
 
 def request_from_proto(message: pb.Request) -> RequestSpec:
-    """One request.  Raises ValueError for an empty id or prompt, negative token ids and impossible sampling."""
+    """One request.  Raises ValueError for an empty id or prompt, negative token ids, impossible
+    sampling and a salt of another length."""
     _require(bool(message.request_id), "request_id is empty")
     _require(len(message.prompt) > 0, "prompt is empty")
     _require_natural("prompt", message.prompt)
     _require_natural("output", message.output)
+    num_salt = len(message.cache_salt)
+    _require(num_salt in (0, SALT_BYTES), f"cache_salt has {num_salt} bytes, not {SALT_BYTES} or none")
     return RequestSpec(
         request_id=message.request_id,
         prompt=list(message.prompt),
         sampling=sampling_from_proto(message.sampling),
         output=list(message.output),
         priority=message.priority,
+        cache_salt=message.cache_salt,
     )
 
 
