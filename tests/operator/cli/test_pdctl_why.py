@@ -43,7 +43,7 @@ def scaled(**fields: Any) -> dict[str, Any]:
     """A whole object: prefill went from 2 to 3 by the decision before the last, decode from 2 to 1 by the last."""
     document = minimal()
     document["spec"]["roles"]["prefill"]["pools"][0] |= {"minReplicas": 1, "maxReplicas": 3}
-    document["spec"]["autoscale"] = {"mode": "On", **fields}
+    document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 9}, **fields}
     steps = (Step("pool", "prefill/cpu", 2, 3, "the cheapest"), Step("pool", "decode/cpu", 2, 1, "the dearest"))
     entries: list[dict[str, Any]] = []
     for hour, step in enumerate(steps):
@@ -90,7 +90,7 @@ def test_what_is_there_comes_first_with_the_decision_behind_each_size(tmp_path: 
     assert [line.split() for line in lines[1:4]] == [
         ["POOL", "DECIDED", "DESIRED", "EXIST", "READY", "BOUNDS", "LAST", "CHANGE"],
         ["prefill/cpu", "3", "3", "3", "2", "1", "to", "3", "03-04", "00:00:05:", "2", "to", "3", "(--last", "2)"],
-        ["decode/cpu", "1", "1", "2", "1", "0", "to", "any", "03-04", "01:00:05:", "2", "to", "1", "(below)"],
+        ["decode/cpu", "1", "1", "2", "1", "0", "to", "1024", "03-04", "01:00:05:", "2", "to", "1", "(below)"],
     ]
     assert lines[5] == "chat, 2026-03-04 01:00:05 UTC, carried out: decode/cpu 2 to 1"
 

@@ -13,7 +13,20 @@ from pydantic import Field, model_validator
 from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.section import Many, Section
-from pdcluster_operator.api.values import Amount, Endpoint, Name, Natural, ObjectName, PodTemplate, Port, Positive, Replicas, Text, Weight
+from pdcluster_operator.api.values import (
+    MAX_WORKERS,
+    Amount,
+    Endpoint,
+    Name,
+    Natural,
+    ObjectName,
+    PodTemplate,
+    Port,
+    Positive,
+    Replicas,
+    Text,
+    Weight,
+)
 
 MAX_POOLS = 16
 MAX_ENDPOINTS = 16
@@ -116,13 +129,10 @@ class EngineSpec(Section):
     max_batched_tokens: Positive = 256
     max_sequences: Positive = 64
     max_model_len: Positive | None = None
-    scheduler: Literal["continuous"] = "continuous"
     prefix_caching: bool = True
-    kv_cache_dtype: Literal["auto"] = "auto"
     kv_cache_memory: Quantity = 1 << 30
     num_blocks: Positive | None = None
     threads: Natural = 0
-    transport: Literal["tcp"] = "tcp"
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
@@ -137,17 +147,12 @@ class PoolSpec(Section):
 
     name: Name
     gpu: str = "cpu"
-    gpus_per_replica: Positive = 1
     replicas: Replicas
     min_replicas: Replicas | None = None
     max_replicas: Replicas | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.gpus_per_replica != 1:
-            raise rule(
-                f"must be 1, not {self.gpus_per_replica}", "workers run without tensor parallelism: use more replicas", at="gpusPerReplica"
-            )
         low, high = self.min_replicas or 0, self.max_replicas
         if high is not None and low > high:
             raise rule(f"must be at most maxReplicas ({high}), not {low}", "lower minReplicas or raise maxReplicas", at="minReplicas")
@@ -190,6 +195,10 @@ class RolesSpec(Section):
         if found not in ({"prefill", "decode"}, {"mixed"}):
             listed = ", ".join(sorted(found)) or "nothing"
             raise rule(f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}", "add the missing role or remove the others")
+        asked = sum(pool.replicas for role in self.present().values() for pool in role.pools)
+        if asked > MAX_WORKERS:
+            reason = f"replicas of all pools must be at most {MAX_WORKERS} together, not {asked}"
+            raise rule(reason, "lower some, or make another PDCluster")
         return self
 
     def present(self) -> dict[str, RoleSpec]:

@@ -70,7 +70,7 @@ def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
         return "-"
     schedules = spec.autoscale.schedules if spec.autoscale.mode != "Off" else ()
     low, high, source = bounds_of(key[0], pool, schedules, now)
-    return f"{low} to {'any' if high is None else high}" + (f" ({source})" if source.startswith("schedule ") else "")
+    return f"{low} to {high}" + (f" ({source})" if source.startswith("schedule ") else "")
 
 
 def _last_change(key: PoolKey, records: Sequence[Record]) -> str:

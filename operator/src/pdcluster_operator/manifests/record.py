@@ -76,7 +76,7 @@ def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
     """What the record of an engine ConfigMap keeps of its pool; nothing of a file that cannot be read."""
     try:
         file = yaml.safe_load(config["data"][ENGINE_FILE])
-        return {"gpu": file["gpu"], "gpusPerReplica": file["tensorParallel"]}
+        return {"gpu": file["gpu"]}
     except (KeyError, TypeError, yaml.YAMLError):
         return {}
 
@@ -88,7 +88,7 @@ def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
     """
     own = cluster.spec.accelerators.get(pool.gpu)
     accelerator = {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
-    return {"gpu": pool.gpu, "gpusPerReplica": pool.gpus_per_replica, "accelerator": accelerator}
+    return {"gpu": pool.gpu, "accelerator": accelerator}
 
 
 def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:

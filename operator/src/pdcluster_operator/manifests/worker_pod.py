@@ -89,7 +89,7 @@ def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
     resource = cluster.spec.accelerator_of(pool).resource
     resources = dict(base["resources"])
     if resource:
-        resources["limits"] = {**resources.get("limits", {}), resource: str(pool.gpus_per_replica)}
+        resources["limits"] = {**resources.get("limits", {}), resource: "1"}
     files = ["--engine-config", f"{ENGINE_FOLDER}/{ENGINE_FILE}", "--policy", f"{POLICY_FOLDER}/{POLICY_FILE}"]
     return {
         **base,

@@ -118,7 +118,7 @@ def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: 
         fault=None if state.fault is None or state.current >= state.desired else state.fault[1],
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
-        unready_top=_num_top(set(range(size.wanted)) - {ordinal_of(pod) for pod in ready}, size.wanted),
+        unready_top=size.wanted - 1 - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.wanted), default=-1),
     )
 
 

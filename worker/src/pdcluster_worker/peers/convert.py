@@ -64,7 +64,6 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         role=hello.role,
         geometry=geometry_to_proto(hello.geometry),
         weights=hello.weights,
-        tensor_parallel=hello.tensor_parallel,
         revision=hello.revision,
     )
 
@@ -73,7 +72,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     """Facts of the other side.  Raises ValueError without an engine id."""
     _require(bool(message.engine_id), "engine_id is empty")
     geometry = geometry_from_proto(message.geometry)
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.tensor_parallel, message.revision)
+    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision)
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:

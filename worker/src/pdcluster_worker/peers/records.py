@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from pdcluster_worker.config import Role
-from pdcluster_worker.engine.messages import KVGeometry
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +22,9 @@ WorkerState = Literal["starting", "ready", "draining", "drained"]
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker.  Addresses are host:port; `engine_id`, `geometry` and `weights` are empty until its engine has loaded.
+    """One worker.  Addresses are host:port; `engine_id` is empty until its engine has loaded.
 
-    weights:       fingerprint of the weights.
-    num_blocks:    KV blocks of its engine.
-    max_sequences: most sequences that it decodes at once.
+    What two workers compare is no part of it: they say it to each other in the handshake.
     """
 
     engine_id: str
@@ -37,14 +34,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     http_address: str
     role: Role
     pool: str
-    gpu: str
-    tensor_parallel: int
-    model: str
     state: WorkerState
-    geometry: KVGeometry | None = None
-    weights: str = ""
-    num_blocks: int = 0
-    max_sequences: int = 0
     schema: Literal[1] = SCHEMA
 
 
