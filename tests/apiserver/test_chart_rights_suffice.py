@@ -57,8 +57,8 @@ def do_everything(cluster: Cluster, operator: OperatorProcess) -> None:
         "Service/chat",
         "Service/chat-workers",
         "StatefulSet/chat-etcd",
-        "Secret/chat-ca",
-        "Secret/chat-tls",
+        "Secret/chat-pdc-ca",
+        "Secret/chat-pdc-tls",
         "PDPoolScaler/chat-decode-cpu",
     }
     wait_for(lambda: made <= cluster.names(CHILDREN), SECONDS, lambda: operator.log)

@@ -5,6 +5,7 @@ import base64
 import yaml
 
 from pdcluster_operator.api.labels import SEEN_REPLICAS
+from pdcluster_operator.manifests.child_names import child_names
 from pdcluster_operator.manifests.render import render_scaler, render_shared, render_tls_secrets
 from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
 from tests.operator.object_cases import at
@@ -60,11 +61,11 @@ def test_headless_service_names_all_workers_and_no_etcd() -> None:
 
 
 def test_service_account_has_pull_secrets_and_no_token() -> None:
-    account = shared_of(at("spec.image.pullSecrets", ["regcred"]))["ServiceAccount", "chat"]
+    account = shared_of(at("spec.image.pullSecrets", ["regcred"]))["ServiceAccount", "chat-pdc"]
 
     assert account["automountServiceAccountToken"] is False
     assert account["imagePullSecrets"] == [{"name": "regcred"}]
-    assert "imagePullSecrets" not in shared_of()["ServiceAccount", "chat"]
+    assert "imagePullSecrets" not in shared_of()["ServiceAccount", "chat-pdc"]
 
 
 def test_policy_file_follows_the_spec() -> None:
@@ -105,10 +106,15 @@ def test_scaler_carries_the_size_and_what_was_seen() -> None:
 
 def test_tls_secrets_hold_the_given_bytes_and_annotations() -> None:
     ca, tls = render_tls_secrets(
-        OWNER, {"tls.crt": b"CA", "tls.key": b"KEY"}, {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"}, {"a": "1"}, {"b": "2"}
+        OWNER,
+        child_names("chat"),
+        {"tls.crt": b"CA", "tls.key": b"KEY"},
+        {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"},
+        ca_annotations={"a": "1"},
+        tls_annotations={"b": "2"},
     )
 
-    assert (ca["metadata"]["name"], tls["metadata"]["name"]) == ("chat-ca", "chat-tls")
+    assert (ca["metadata"]["name"], tls["metadata"]["name"]) == ("chat-pdc-ca", "chat-pdc-tls")
     assert {key: base64.b64decode(value) for key, value in ca["data"].items()} == {"tls.crt": b"CA", "tls.key": b"KEY"}
     assert {key: base64.b64decode(value) for key, value in tls["data"].items()} == {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"}
     assert (ca["metadata"]["annotations"], tls["metadata"]["annotations"]) == ({"a": "1"}, {"b": "2"})

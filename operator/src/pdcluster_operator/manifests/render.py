@@ -4,12 +4,13 @@ Pure: the same arguments give equal manifests.  Workloads are recorded when
 they are first made (`record`), everything else follows the newest spec.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import child_names
 from pdcluster_operator.manifests.dashboard import dashboard_config
 from pdcluster_operator.manifests.disruption_budget import pool_budget
 from pdcluster_operator.manifests.etcd import etcd_record_name, render_etcd
@@ -54,6 +55,7 @@ def render_shared(
     records: Iterable[Mapping[str, Any]] = (),
     workloads: Iterable[WorkloadId] = (),
     draining: Mapping[tuple[str, str], int] = NOBODY,
+    service_accounts: Sequence[str] = (),
 ) -> tuple[Manifest, ...]:
     """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service comes last.
 
@@ -62,10 +64,11 @@ def render_shared(
     records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the result, is made from its own
     workloads: those that there should be; pools that are no longer declared may be among them
     draining: pods that drain and are not ready any more, by role and pool
+    service_accounts: names of those that pods use; none = that of everything that is made now
     """
     role = serving_role or cluster.spec.ingress_role
     return (
-        service_account(cluster, owner),
+        *(service_account(cluster, owner, name) for name in service_accounts or (child_names(owner.name).service_account,)),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
         *_budgets(cluster, owner, workloads, draining),
