@@ -21,7 +21,7 @@ from typing import Any
 
 from pdcluster_operator.cluster import held_back
 from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.converge import Action, Verb, decide, stages
+from pdcluster_operator.cluster.converge import Action, Verb, decide, is_held, stages
 from pdcluster_operator.cluster.differences import Drift, drift, taken_over
 from pdcluster_operator.cluster.errors import (
     ClusterError,
@@ -59,7 +59,7 @@ async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnA
     hold_deletes = False
     lacking: list[held_back.Lacking] = []
     for stage in stages(actions):
-        if hold_deletes and stage[0].verb is Verb.DELETE:
+        if hold_deletes and is_held(stage[0]):
             continue
         waiting = [failure for action in stage if (failure := held_back.waiting(action, lacking))]
         failures += waiting

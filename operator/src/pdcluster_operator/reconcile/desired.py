@@ -42,8 +42,7 @@ class Rendering:
             plan.serving,
             serving_role=plan.serving_role,
             records=self.records.live.own("ControllerRevision").values(),
-            workloads=[workload.id for workload in plan.workloads],
-            draining=plan.draining,
+            budgets=plan.budgets,
             service_accounts=service_accounts_in_use(self.records.live),
         )
         return [*shared, *self._workloads(plan), *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers)]
