@@ -141,3 +141,9 @@ async def test_the_role_of_workers_commands_nobody(etcd: TlsEtcd) -> None:
         with pytest.raises(EtcdError, match="permission denied"):
             await client.put(keys.command_key(NAMESPACE, NAME, "pod-0"), b"{}", lease)
         await client.revoke(lease)
+
+
+def test_the_page_and_the_example_show_the_same_roles() -> None:
+    page = [line.strip() for line in (EXAMPLE.parents[1] / "docs" / "kubernetes.md").read_text().splitlines()]
+    lines = [shlex.split(line)[1:] for line in page if line.startswith("etcdctl ")]
+    assert [[word.replace("chat", NAME) for word in words] for words in lines] == documented()

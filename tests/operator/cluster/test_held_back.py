@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from pdcluster_operator.api.conditions import FORBIDDEN, NAME_TAKEN
 from pdcluster_operator.cluster.carry_out import carry_out
@@ -80,3 +81,24 @@ async def test_a_secret_of_a_refused_authority_holds_its_user_back_and_nothing_i
 
 def test_every_kind_that_pods_need_is_made_before_them() -> None:
     assert {kind.name for kind in NEEDED} == {"ServiceAccount", "Secret", "NetworkPolicy"}
+
+
+class Deleting(Store):
+    """One that has something to delete."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        return web.json_response({"kind": "Status"}) if request.method == "DELETE" else await super().answer(request)
+
+
+async def test_a_disruption_budget_goes_though_nothing_else_is_deleted() -> None:
+    """Beside the one that comes it would keep its pods from any eviction."""
+    old = [
+        {**body, "metadata": {**body["metadata"], "uid": "of-it"}} for body in (objects.disruption_budget(OWNER), objects.config_map(OWNER))
+    ]
+    store = Deleting(refused={"NetworkPolicy chat": 403})
+    async with store.serve() as server:
+        failures = await carry_out(server.client, converge("owner-uid", [objects.network_policy(OWNER)], old))
+        deleted = [path for method, path, _ in server.seen if method == "DELETE"]
+    assert [failure.object for failure in failures] == ["NetworkPolicy chat"]
+    assert len(deleted) == 1
+    assert "poddisruptionbudgets/chat-decode-cpu" in deleted[0]
