@@ -94,7 +94,7 @@ FULL: Change = both(
     at("spec.service", {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}, "apiKeySecret": "keys"}),
     at("spec.placement", {"domainLabel": "topology.kubernetes.io/rack", "mode": "Required"}),
     at("spec.autoscale", AUTOSCALE),
-    at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10, "drainTimeoutSeconds": 60}),
+    at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10, "drainTimeoutSeconds": 60, "progressDeadlineSeconds": 30}),
     at("spec.monitoring", {"podMonitor": False, "alerts": False, "dashboard": False, "labels": {"release": "prometheus"}}),
     at("spec.networkPolicy", {"enabled": False}),
 )

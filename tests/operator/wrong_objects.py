@@ -341,6 +341,16 @@ BAD = [
         "spec.autoscale.schedules[0].minReplicas",
     ),
     Wrong(
+        at("spec.rollout.progressDeadlineSeconds", 29),
+        "spec.rollout.progressDeadlineSeconds: must be at least 30, not 29; raise it",
+        "spec.rollout.progressDeadlineSeconds",
+    ),
+    Wrong(
+        at("spec.rollout.progressDeadlineSeconds", 604801),
+        "spec.rollout.progressDeadlineSeconds: must be at most 604800, not 604801; lower it",
+        "spec.rollout.progressDeadlineSeconds",
+    ),
+    Wrong(
         at("spec.rollout.drainTimeoutSeconds", 0),
         "spec.rollout.drainTimeoutSeconds: must be at least 1, not 0; raise it",
         "spec.rollout.drainTimeoutSeconds",

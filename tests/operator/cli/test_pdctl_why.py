@@ -133,6 +133,17 @@ def test_without_a_decision_the_conditions_are_told_all_the_same(tmp_path: Path,
     ]
 
 
+def test_a_roll_out_that_has_stalled_is_told_beside_what_lacks(tmp_path: Path, why: Callable[..., Any]):
+    document = scaled()
+    document["status"]["conditions"] = [
+        condition("Stalled", "ProgressDeadlineExceeded", "decode: pod chat-0 crashes; it is scaled to 0", is_true=True),
+        condition("DecodeReady", "ProgressDeadlineExceeded", "0 of 1 workers are ready", is_true=False),
+    ]
+    lines = why("-f", written(tmp_path, document)).output.splitlines()
+    told = [line for line in lines if "ProgressDeadlineExceeded" in line]
+    assert [line.split()[0] for line in told] == ["Stalled", "DecodeReady"]
+
+
 def test_sizes_are_shown_without_the_autoscaler_too(tmp_path: Path, why: Callable[..., Any]):
     document = scaled(mode="Off")
     del document["status"]["autoscaling"]

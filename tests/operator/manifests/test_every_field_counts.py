@@ -27,6 +27,7 @@ POOL = "spec.roles.decode.pools.0"
 
 PLANNED = {
     "rollout.strategy": "the order in which workloads exist",
+    "rollout.progressDeadlineSeconds": "when a new revision is given up",
     "rollout.drainTimeoutSeconds": "how long a workload waits before it shrinks",
     "roles.pools.replicas": "the size of a workload, seeded into its scaler",
     "roles.pools.minReplicas": "a bound of that",

@@ -319,12 +319,14 @@ class RolloutSpec(Section):
 
     strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where accelerators are short
     grace_period_seconds: what a stopped worker has to finish its streams before it is killed
+    progress_deadline_seconds: for which no more workers of a new revision need become ready; then it has stalled, and is given up
     drain_timeout_seconds: what a worker that is scaled away has to finish them before it is stopped; None = as long as it takes
     """
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
     grace_period_seconds: Annotated[int, Field(ge=10)] = 300
     drain_timeout_seconds: Positive | None = None
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=604800)] = 3600
 
 
 class MonitoringSpec(Section):

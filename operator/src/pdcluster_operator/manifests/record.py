@@ -17,16 +17,26 @@ from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.sections import PoolSpec
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import ChildNames
 from pdcluster_operator.manifests.engine_config import ENGINE_FILE, engine_config
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object, workload_selector
 from pdcluster_operator.manifests.worker_pod import worker_model, worker_pod
 
 
-def render_record(cluster: PDCluster, workload: WorkloadId, owner: Owner, image: str, *, etcd_client_certificate: bool = True) -> Manifest:
+def render_record(
+    cluster: PDCluster,
+    workload: WorkloadId,
+    owner: Owner,
+    image: str,
+    *,
+    etcd_client_certificate: bool = True,
+    names: ChildNames | None = None,
+) -> Manifest:
     """The ControllerRevision of a workload of the cluster's newest revision.
 
     image:                   the worker image, resolved
     etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key besides ca.crt
+    names:                   of the children that its pods use; None = those of everything that is made now
     """
     assert workload.revision == revision_of(cluster.spec), "a record is made of the newest spec only"
     role = cluster.spec.roles.present()[workload.role]
@@ -38,7 +48,7 @@ def render_record(cluster: PDCluster, workload: WorkloadId, owner: Owner, image:
         "pool": _pool(cluster, pool),
         "statefulSet": {
             "metadata": {"labels": labels},
-            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
+            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels, names=names)),
         },
         "engineConfig": {
             "metadata": {"labels": labels},

@@ -31,11 +31,13 @@ class Asked:
     sizes:     of the declared pools
     revision:  the declared one
     workloads: all that a pass makes or keeps, with their sizes; those of declared pools follow the sizes of these
+    is_given_up: but for the declared revision's, which are to have no workers
     """
 
     sizes: Sequence[PoolSize]
     revision: str
     workloads: Sequence[Workload]
+    is_given_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ..
     found: dict[Place, tuple[Holding, ...]] = {}
     for each in sorted({*planned, *states}):
         key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
-        grows = each in planned and key in declared
+        grows = each in planned and key in declared and not (asked.is_given_up and each.revision == asked.revision)
         of, own = types.get(key, ""), (state.gpu if state else "") or types.get(key, "")
         if own != of and state is not None and state.gone:  # one of the declared type comes in its place
             found[key, of] = (*found.get((key, of), ()), _holding(None, size, grows=grows))
