@@ -16,6 +16,7 @@ _WORST_FIRST = (
     words.NAME_TAKEN,
     words.APPLY_FAILED,
     words.CONFIGURATION_REFUSED,
+    words.ACCELERATOR_UNUSABLE,
     words.IMAGE_NOT_PULLED,
     words.MODEL_NOT_DOWNLOADED,
     words.CRASH_LOOPING,

@@ -120,6 +120,7 @@ class Node:
             state="ready",
             geometry=facts.geometry,
             weights=facts.weights,
+            device=facts.device,
             num_blocks=facts.num_blocks,
             max_sequences=config.engine.max_sequences,
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pdcluster_worker.config import Role
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.engine.messages import Device, KVGeometry
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker.  Addresses are host:port; `engine_id`, `geometry` and `weights` are empty until its engine has loaded.
 
     weights:       fingerprint of the weights.
+    device:        what its engine computes on; None = its writer does not say.
     num_blocks:    KV blocks of its engine.
     max_sequences: most sequences that it decodes at once.
     """
@@ -43,6 +44,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState
     geometry: KVGeometry | None = None
     weights: str = ""
+    device: Device | None = None
     num_blocks: int = 0
     max_sequences: int = 0
     schema: Literal[1] = SCHEMA
