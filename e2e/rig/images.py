@@ -25,6 +25,12 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # How this machine reaches a package registry, where it says so: settings of the stand-in, which every stage inherits.
 REGISTRY_SETTINGS = ("PIP_INDEX_URL", "PIP_CERT", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "HTTP_PROXY", "HTTPS_PROXY")
 
+# torch's build for CPUs is in an index of its own, which this machine need not reach.
+DOCKERFILES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (IMAGES.operator, "Dockerfile.operator", {}),
+    (IMAGES.worker, "Dockerfile.worker", {"VARIANT": "cuda"}),
+)
+
 CACHE_MOUNT = re.compile(r"--mount=type=cache,target=/root/.cache\s+(\\\n\s*)?")
 
 PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "busybox": "busybox-static"}
@@ -37,9 +43,9 @@ def build_images() -> None:
     busybox = shutil.which("busybox") or "/bin/busybox"
     _build_binary(IMAGES.busybox, Path(busybox), 'RUN ["/bin/busybox", "--install", "/bin"]\nCMD ["/bin/sleep", "2147483647"]')
     _build_binary(IMAGES.etcd, CACHE.kubernetes / "etcd", 'ENTRYPOINT ["/bin/etcd"]')
-    for image, dockerfile in ((IMAGES.operator, "Dockerfile.operator"), (IMAGES.worker, "Dockerfile.worker")):
+    for image, dockerfile, arguments in DOCKERFILES:
         with step(f"building {image}"):
-            _build(image, REPOSITORY / dockerfile, REPOSITORY, base=IMAGES.base)
+            _build(image, REPOSITORY / dockerfile, REPOSITORY, BASE_IMAGE=IMAGES.base, **arguments)
     # The packages are of use only when the pins change, and are gigabytes.
     shutil.rmtree(CACHE.images / "tmp")
     (CACHE.images / "dependencies").write_text(_dependencies())
@@ -73,13 +79,14 @@ def _forget_old_layers() -> None:
         buildah("rmi", "--force", *dict.fromkeys(old))
 
 
-def _build(image: str, dockerfile: Path, context: Path, *, base: str = "") -> None:
-    arguments = [f"--build-arg=BASE_IMAGE={base}"] if base else []
+def _build(image: str, dockerfile: Path, context: Path, **arguments: str) -> None:
+    """Build with these arguments of the Dockerfile."""
+    given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     packages, without_mounts = CACHE.images / "tmp/packages", CACHE.images / "tmp/Dockerfile"
     packages.mkdir(parents=True, exist_ok=True)
     without_mounts.write_text(CACHE_MOUNT.sub("", dockerfile.read_text()))
     options = ("--layers", "--pull-never", "--network=host", "--format=docker", f"--volume={packages}:/root/.cache")
-    buildah("build", *options, *arguments, "-f", without_mounts, "-t", image, context)
+    buildah("build", *options, *given, "-f", without_mounts, "-t", image, context)
 
 
 def _build_base() -> None:

@@ -14,6 +14,7 @@ LABEL = "use at most 63 lower-case letters, digits and '-', starting with a lett
 MEMORY = "not an amount of memory: write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi; more than 0"
 AMOUNT = "not an amount: write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi"
 GPU = "gpu must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in spec.accelerators"
+CUDA = "engine.device: cuda needs an accelerator, and gpu of a pool is cpu: give the pool another gpu, or leave engine.device out"
 ROOM = (
     "engine.maxBatchedTokens must be at least engine.maxSequences, for a step computes a token of each sequence:"
     " raise the one or lower the other"
@@ -93,6 +94,8 @@ def role_rules(role: str) -> list[Rule]:
     other = {"prefill": "decode", "decode": "prefill"}.get(role)
     short = at(f"spec.roles.{other}.pools.0.name", "c") if other else SAME
 
+    on_cpu = at(f"spec.roles.{other}.engine", {"device": "cpu"}) if other else SAME
+
     def named(characters: int) -> Change:
         return both(only(role), short, at(f"{own}.pools.0.name", "p" * 20), at("metadata.name", "c" * (characters - 20)))
 
@@ -112,6 +115,12 @@ def role_rules(role: str) -> list[Rule]:
             ROOM,
             both(only(role), at("spec.engine.maxSequences", 512), at(f"{own}.engine.maxBatchedTokens", 512), _other_room(other)),
             both(only(role), at("spec.engine.maxBatchedTokens", 512), at(f"{own}.engine.maxSequences", 513)),
+        ),
+        Rule(
+            own,
+            CUDA,
+            both(only(role), at(f"{own}.engine", {"device": "cuda"}), at(f"{own}.pools", [{"name": "big", "gpu": "B200", "replicas": 1}])),
+            both(only(role), at("spec.engine", {"device": "cuda"}), on_cpu),
         ),
         Rule(
             f"{own}.engine.kvCacheMemory",

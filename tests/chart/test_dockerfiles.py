@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from e2e.rig.images import DOCKERFILES
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["Dockerfile.operator", "Dockerfile.worker"]
@@ -74,6 +77,29 @@ def test_every_package_is_installed_at_its_pin(name: str) -> None:
 
     assert len(commands) >= 3
     assert all("-c constraints.txt" in command or "--build-constraint constraints.txt --no-deps" in command for command in commands)
+
+
+@pytest.mark.parametrize(
+    ("variant", "status", "backend"), [("cpu", 0, "--torch-backend=cpu"), ("cuda", 0, ""), ("gpu", 1, ""), ("", 1, "")]
+)
+def test_variant_of_the_worker_decides_which_torch_it_has(variant: str, status: int, backend: str) -> None:
+    (dependencies,) = [stage for stage in parse("Dockerfile.worker")[1] if stage.base.endswith(" AS dependencies")]
+    (command,) = [run for run in dependencies.all("RUN") if "torch-backend" in run]
+    choice, _, rest = command[command.index("case ") :].partition("esac &&")
+    done = subprocess.run(
+        ["sh", "-c", f'{choice} esac; echo "[$backend]"'], env={"VARIANT": variant}, capture_output=True, text=True, check=False
+    )
+
+    assert dependencies.all("ARG") == ["VARIANT=cpu"]
+    assert "${backend}" in next(part for part in rest.split("&&") if "pip install" in part)
+    assert (done.returncode, done.stdout) == (status, "" if status else f"[{backend}]\n")
+    assert bool(status) == ("VARIANT must be cpu or cuda" in done.stderr)
+
+
+def test_rig_builds_with_the_arguments_that_the_dockerfiles_have() -> None:
+    for _, name, arguments in DOCKERFILES:
+        known = {rest.partition("=")[0] for stage in parse(name)[1] for rest in stage.all("ARG")}
+        assert arguments.keys() <= known
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,6 +40,7 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
         conditions.DISCOVERY_READY,
         conditions.DISCOVERY_IN_SYNC,
         conditions.INGRESS_READY,
+        conditions.ACCELERATORS_IN_USE,
     }
     events = {value for name, value in vars(conditions).items() if name.startswith("ROLLOUT_")} | {
         conditions.SCALED,

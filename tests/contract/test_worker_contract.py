@@ -1,5 +1,6 @@
 """What operator and worker share without importing each other: files, etcd keys and records, ports, metric names, TLS."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from pdcluster_operator.api.sections import EngineSpec, ModelSpec
 from pdcluster_operator.discovery import etcd, keys
 from pdcluster_operator.local.certificates import WORKER_NAME
 from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
+from pdcluster_operator.plan import pods, state
 from pdcluster_operator.reconcile.key_secret import is_key
-from pdcluster_worker import config
+from pdcluster_worker import config, errors
 from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
@@ -42,6 +45,7 @@ METRICS = (
     "kv_cache_usage_ratio",
     "kv_blocks",
     "engine_busy_ratio",
+    "engine_device_info",
     "draining",
     "prompt_tokens",
     "prefill_tokens",
@@ -171,9 +175,23 @@ def test_worker_records_are_read_by_the_operator() -> None:
         state="ready",
     )
 
-    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(record)) == etcd.WorkerRecord(
-        "pod-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"}
-    )
+    read = etcd.WorkerRecord("pod-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"})
+    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(record)) == read
+    told = msgspec.structs.replace(record, device=Device("cpu", "Xeon"))
+    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(told)) == replace(read, device=state.Device("cpu", "Xeon"))
+
+
+@pytest.mark.parametrize("device", [None, "cpu", {}, {"kind": None}, ["cpu"]])
+def test_device_that_cannot_be_read_hides_no_worker(device: object) -> None:
+    content = {"engine_id": "e", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3", "device": device}
+    record = etcd.parse_record("decode/cpu/pod-0", json.dumps(content).encode())
+
+    assert record is not None
+    assert record.device is None
+
+
+def test_exit_statuses_are_equal_on_both_sides() -> None:
+    assert (pods.WRONG_SETTING, pods.NO_DEVICE) == (errors.WRONG_SETTING, errors.NO_DEVICE)
 
 
 def test_metrics_of_the_contract_exist() -> None:

@@ -126,6 +126,16 @@ BAD = [
         "spec.roles.decode.pools",
     ),
     Wrong(
+        at("spec.roles.decode.engine", {"device": "cuda"}),
+        "spec.roles.decode.pools[0].gpu: is cpu, and engine.device: cuda needs an accelerator; give the pool another gpu, or leave",
+        "spec.roles.decode",
+    ),
+    Wrong(
+        at("spec.engine", {"device": "gpu"}),
+        "spec.engine.device: must be 'auto', 'cpu' or 'cuda', not 'gpu'; change it to that",
+        "spec.engine.device",
+    ),
+    Wrong(
         at("spec.accelerators", {f"gpu{number}": {} for number in range(65)}),
         "spec.accelerators: must have at most 64 entries, not {",
         "spec.accelerators",

@@ -44,6 +44,16 @@ def test_idle_worker_shows_every_number(pair: Pair) -> None:
         assert abs(time.time() - page.created) < 24 * 3600  # Unix seconds
 
 
+def test_worker_says_what_it_computes_on(pair: Pair) -> None:
+    for worker in (pair.prefill, pair.decode):
+        told = worker.record["device"]
+        assert (told["kind"], bool(told["name"])) == ("cpu", True)
+        assert worker.client.http.get("/version").json()["device"] == told
+        series = f'pdcluster_engine_device_info{{device="cpu",name="{told["name"]}"}} 1.0'
+        assert series in worker.client.http.get("/metrics").text
+        assert f"computes on device=cpu name={told['name']}" in worker.log.read_text()
+
+
 @pytest.mark.parametrize("place", ["local", "remote"])
 def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, place: str) -> None:
     num_requests, prompt_tokens, output_tokens = 4, 100, 20

@@ -1,4 +1,4 @@
-"""A worker that cannot start says why and ends with 2; one whose etcd is away waits and says so."""
+"""A worker that cannot start says why and ends with 2 (3 where it has not its device); one whose etcd is away waits and says so."""
 
 import socket
 from pathlib import Path
@@ -32,6 +32,16 @@ def test_missing_model_folder_ends_with_2(new_cluster: NewCluster, tmp_path: Pat
     assert worker.wait_end() == 2
     assert "error: " in worker.log_tail(1)
     assert str(tmp_path / "nowhere") in worker.log_tail(1)
+
+
+def test_pool_with_an_accelerator_ends_with_3_and_says_why(new_cluster: NewCluster) -> None:
+    worker = new_cluster("gpu").add_worker("decode", "decode-0", start=False)
+    worker.settings["gpu"] = "B200"
+    worker.start()
+
+    assert worker.wait_end() == 3
+    assert worker.log_tail(1).startswith("error: pool ")
+    assert "asks for cuda (engine.device: auto with gpu: B200), but this engine computes on CPUs only" in worker.log_tail(1)
 
 
 def test_unknown_setting_ends_with_2(new_cluster: NewCluster) -> None:

@@ -36,6 +36,7 @@ PLANNED = {
 }
 
 ENGINE_VALUES: dict[str, Any] = {
+    "device": "cpu",
     "blockSize": 32,
     "maxBatchedTokens": 300,
     "maxSequences": 7,

@@ -76,6 +76,12 @@ PROBLEMS = [
     ),
     ("it cannot be started", make_pod(worker=waiting("RunContainerError")), words.CONFIGURATION_REFUSED, ["RunContainerError"]),
     (
+        "the worker has not its device",
+        make_pod(worker={"state": {"terminated": ended(3, f"{LOG}\nerror: pool big asks for cuda, but no CUDA device is visible")}}),
+        words.ACCELERATOR_UNUSABLE,
+        ["has not the device", "pool big asks for cuda, but no CUDA device is visible"],
+    ),
+    (
         "the worker refuses its settings",
         make_pod(worker={"state": {"terminated": ended(2, LOG)}}),
         words.CONFIGURATION_REFUSED,

@@ -13,7 +13,7 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.cluster.errors import UnavailableError
 from pdcluster_operator.discovery.commands import Registered, StoredRecord
 from pdcluster_operator.discovery.etcd import WorkerRecord
-from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
+from pdcluster_operator.plan.state import Device, PodState, Registry, WorkloadState
 from pdcluster_operator.reconcile import registry as room
 from pdcluster_operator.reconcile.discovery import Question
 from pdcluster_operator.reconcile.registry import (
@@ -43,6 +43,7 @@ class Etcd:
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
+        self.devices: dict[str, Device] = {}
         self.commands: dict[str, datetime | None] = {}
         self.error: Exception | None = None
         self.num_reads, self.removed = 0, list[str]()
@@ -52,8 +53,8 @@ class Etcd:
     async def registered(self, question: Question, key: Key) -> Registered:
         self.num_reads += 1
         await self._answer()
-        records = {pod: StoredRecord(pod, 1, WorkerRecord(pod, "decode", "cpu", "e", state, {})) for pod, state in self.states.items()}
-        return Registered(records, dict(self.commands))
+        said = [WorkerRecord(pod, "decode", "cpu", "e", state, {}, device=self.devices.get(pod)) for pod, state in self.states.items()]
+        return Registered({record.pod: StoredRecord(record.pod, 1, record) for record in said}, dict(self.commands))
 
     async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
         await self._answer()
@@ -104,6 +105,20 @@ class World:
 @pytest.fixture
 async def world() -> World:
     return World()
+
+
+async def test_what_workers_compute_on_is_told_and_makes_the_cluster_due(world: World):
+    world.etcd.states = {"a": "ready", "b": "ready"}
+    await world.last("a", "b")
+    world.etcd.devices = {"a": Device("cpu", "Xeon")}  # another life of its engine; b is of an older version
+    world.due.clear()
+    world.pass_by(SELDOM_SECONDS)
+    await world.last("a", "b")
+    found = await world.last("a", "b")
+
+    assert world.due == [KEY]
+    assert found is not None
+    assert found.devices == {"a": Device("cpu", "Xeon")}
 
 
 async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is_there(world: World):

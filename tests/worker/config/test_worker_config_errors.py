@@ -34,6 +34,7 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("engine: {blokSize: 16}", r"unknown field `blokSize` - at `\$\.engine`"),
+        ("engine: {device: gpu}", r"Invalid enum value 'gpu' - at `\$\.engine\.device`"),
         ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
         ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.messages import (
+    Device,
     EngineInput,
     EngineOutput,
     EngineReady,
@@ -20,7 +21,13 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.peers.types import Load
 
-FACTS = EngineReady("engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32", num_blocks=64, max_model_len=256, vocab_size=100)
+FACTS = EngineReady(
+    *("engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32"),
+    num_blocks=64,
+    max_model_len=256,
+    vocab_size=100,
+    device=Device("cpu", "Xeon"),
+)
 
 
 def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> EngineStats:

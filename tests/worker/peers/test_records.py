@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.peers.records import WorkerRecord, command_key, decode_record, encode_record, pod_of, worker_key, workers_prefix
 
 KEY = "/pdcluster/ns/chat/workers/r1/decode/main/a"
@@ -26,6 +27,16 @@ def test_record_of_a_starting_worker_has_no_engine_yet(record: Callable[..., Wor
     starting = record("a", engine_id="", state="starting")
 
     assert decode_record(KEY, encode_record(starting)) == starting
+
+
+def test_record_says_what_the_engine_computes_on_or_nothing(record: Callable[..., WorkerRecord]) -> None:
+    told = record("a", device=Device("cpu", "Xeon"))
+    silent = json.loads(encode_record(record("a")))
+    del silent["device"]  # as an older worker writes it
+
+    assert json.loads(encode_record(told))["device"] == {"kind": "cpu", "name": "Xeon"}
+    assert decode_record(KEY, encode_record(told)) == told
+    assert decode_record(KEY, json.dumps(silent).encode()) == record("a")
 
 
 def test_unknown_fields_of_a_record_are_ignored(record: Callable[..., WorkerRecord]) -> None:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.engine.messages import RequestSpec, Token
+from pdcluster_worker.engine.messages import Device, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.server.app import create_app
@@ -47,6 +47,9 @@ def build_model_folder(folder: Path) -> Path:
     return folder
 
 
+DEVICE = Device("cpu", "Xeon")
+
+
 @dataclass
 class ScriptedBackend:
     """Makes the tokens of `script(spec)` for every choice, in turn, and records what was asked of it.
@@ -59,6 +62,7 @@ class ScriptedBackend:
     model_name: str = "tiny"
     max_model_len: int = 200
     vocab_size: int = 259
+    device: Device | None = DEVICE
     place: PrefillPlace = "local"
     error: Exception | None = None
     error_after: int = 0

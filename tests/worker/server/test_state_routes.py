@@ -71,7 +71,13 @@ async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):
 
 
 async def test_version_is_the_packages(http):
-    assert (await http.get("/version")).json() == {"version": __version__}
+    assert (await http.get("/version")).json()["version"] == __version__
+
+
+async def test_version_says_what_the_engine_computes_on(rig, http):
+    assert (await http.get("/version")).json()["device"] == {"kind": "cpu", "name": "Xeon"}
+    rig.backend.device = None  # it has not loaded yet
+    assert (await http.get("/version")).json()["device"] is None
 
 
 async def test_metrics_parse_and_count_a_request(rig, http):

@@ -1,7 +1,8 @@
 """`python -m pdcluster_worker`: one worker.  The parent is the server process; it starts the engine process by the same module.
 
-Exit status: 0 after a drain, 2 when a setting or the model is wrong (one line
-`error: ...` on stderr says what), 143 when SIGTERM came before there was
+Exit status: 0 after a drain, 2 when a setting or the model is wrong and 3 when
+the engine cannot have the device that it was asked for (one line `error: ...`
+on stderr says what), 143 when SIGTERM came before there was
 anything to drain, 1 for anything else.
 """
 
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 from pdcluster_worker.early_end import end_on_sigterm
-from pdcluster_worker.errors import ConfigError, ModelError
+from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, ModelError
 from pdcluster_worker.logs import start_logging
 
 
@@ -34,7 +35,10 @@ def main() -> int:
         return server_process.run(arguments.engine_config, arguments.policy)
     except (ConfigError, ModelError) as e:
         sys.stderr.write(f"error: {e}\n")
-        return 2
+        return WRONG_SETTING
+    except DeviceError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return NO_DEVICE
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -29,6 +29,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Weight = Annotated[float, msgspec.Meta(ge=0.0)]
 
 ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
+NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
 
 
 class _Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -53,6 +54,7 @@ class ModelConfig(_Section, frozen=True):
 class EngineConfig(_Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
+    device:              what it computes on; auto = cuda where the pool has an accelerator, else cpu.
     max_model_len:       longest prompt + output in tokens; None = the model's own limit.
     kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
     threads:             CPU threads of the model; 0 = from the cgroup limit.
@@ -60,6 +62,7 @@ class EngineConfig(_Section, frozen=True):
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
     """
 
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: Positive = 16
     max_batched_tokens: Positive = 256
     max_sequences: Positive = 64
@@ -124,7 +127,7 @@ class WorkerConfig(_Section, frozen=True):
     model: ModelConfig
     discovery: DiscoveryConfig
     tls: TLSConfig
-    gpu: str = "cpu"
+    gpu: str = NO_ACCELERATOR
     engine: EngineConfig = EngineConfig()
     listen: ListenConfig = ListenConfig()
 

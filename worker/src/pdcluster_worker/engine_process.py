@@ -22,9 +22,10 @@ import zmq
 from pdcluster_worker.config import WorkerConfig, load_worker_config
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import EngineFailed, EngineInput, EngineOutput, EngineReady, Stop
+from pdcluster_worker.engine.messages import Device, EngineFailed, EngineInput, EngineOutput, EngineReady, Stop
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.errors import WorkerError
+from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
+from pdcluster_worker.model.device import find_device
 from pdcluster_worker.model.loader import ModelInfo
 from pdcluster_worker.model.runner import open_runner
 from pdcluster_worker.transfer.tcp import TcpTransport
@@ -72,14 +73,21 @@ class Mailbox:
 
 
 def run(config_path: Path, address: str) -> int:
-    """Run one engine; returns the exit status: 0 stopped, 2 wrong configuration or model, 1 anything else."""
+    """Run one engine.
+
+    Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
+    was asked for, 1 anything else.
+    """
     _die_with_parent()
     mailbox = Mailbox(address)
     try:
         _serve(load_worker_config(config_path), mailbox)
+    except DeviceError as e:
+        mailbox.send([EngineFailed(str(e))])
+        return NO_DEVICE
     except WorkerError as e:
         mailbox.send([EngineFailed(str(e))])
-        return 2
+        return WRONG_SETTING
     except Exception as e:
         logger.exception("engine failed")
         mailbox.send([EngineFailed(f"{type(e).__name__}: {e}")])
@@ -90,6 +98,8 @@ def run(config_path: Path, address: str) -> int:
 
 
 def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
+    device = find_device(config)
+    logger.info("computes on device=%s name=%s", device.kind, device.name)
     runner, memory, info = open_runner(config.model, config.engine)
     engine_id = uuid.uuid4().hex
     transport = TcpTransport(
@@ -102,7 +112,7 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         bandwidth=config.engine.transfer_bandwidth,
     )
     core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
-    mailbox.send([_ready(engine_id, transport.port, info, memory.num_blocks), *core.step()])
+    mailbox.send([_ready(engine_id, transport.port, info, memory.num_blocks, device), *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
     try:
@@ -137,7 +147,7 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
     )
 
 
-def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int) -> EngineReady:
+def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int, device: Device) -> EngineReady:
     return EngineReady(
         engine_id=engine_id,
         kv_port=kv_port,
@@ -147,6 +157,7 @@ def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int) -> En
         num_blocks=num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
+        device=device,
     )
 
 

@@ -1,13 +1,20 @@
-"""Every error that this package raises on purpose.
+"""Every error that this package raises on purpose, and the exit statuses that the operator reads.
 
 WorkerError
 ├── ConfigError          a config file or an environment value is wrong; the process ends with 2
+├── DeviceError          the engine cannot compute on the device that it was asked for; the process ends with 3
 ├── ModelError           the model folder is missing, unsupported or does not fit; the process ends with 2
 ├── FetchError           a model cannot be downloaded as asked; the process ends with 2
 ├── HubError             the model hub did not answer, or broke off; tried again, then the process ends with 1
 ├── RequestError         a request cannot be served; carries the HTTP status and OpenAI's error fields
 └── PeerError            another worker failed us: unreachable, refused, or broke off
 """
+
+WRONG_SETTING = 2
+"""Exit status of a process whose settings or model are wrong."""
+
+NO_DEVICE = 3
+"""Exit status of a process that has not the device that it was asked for."""
 
 
 class WorkerError(Exception):
@@ -16,6 +23,10 @@ class WorkerError(Exception):
 
 class ConfigError(WorkerError):
     """A setting is wrong; the message names the field, the limit and the fix."""
+
+
+class DeviceError(WorkerError):
+    """The engine has not the device that it was asked for; the message names pool, reason and fix."""
 
 
 class ModelError(WorkerError):

@@ -4,7 +4,7 @@ Order: HTTP first (so that a taken port is said at once and probes answer while
 weights load), then the engine, then gRPC, then etcd.  It ends when told by
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
-were wrong).  A SIGINT after the first signal does not wait; a SIGTERM changes
+were wrong, or 3 if it could not have the device that it was asked for).  A SIGINT after the first signal does not wait; a SIGTERM changes
 nothing, for a container runtime that starts anew sends it once more to who is
 on the way.  The lease is revoked either way.
 """
@@ -28,7 +28,7 @@ from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.node import Node, join_address
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import EngineReady
-from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.policy_file import PolicyFile
@@ -39,15 +39,15 @@ from pdcluster_worker.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-ENGINE_REFUSED = 2
-"""Exit status of an engine process whose settings or model are wrong."""
+_REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
+"""What an engine process means that ends with one of these statuses."""
 
 HTTP_DRAIN_SECONDS = 5.0
 """For what is open beside requests, such as a body that is still on its way here."""
 
 
 def run(config_path: Path, policy_path: Path | None) -> int:
-    """Run one worker until it has drained or its engine has died; returns the exit status.  Raises ConfigError, ModelError."""
+    """Run one worker until it has drained or its engine has died; returns the exit status.  Raises ConfigError, DeviceError, ModelError."""
     config = load_worker_config(config_path)
     files = Files(
         Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
@@ -124,6 +124,7 @@ class ServerProcess:
         if facts is None:
             return
         backend.engine_is_ready(facts)
+        self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
         kv_address = join_address(self._identity.address, facts.kv_port)
         worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._files.policy.current)
         node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
@@ -178,8 +179,9 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 async def _engine_end(engine: EngineChild) -> NoReturn:
-    """Raise the engine's last words: as ConfigError when a setting or the model was wrong, else as EngineDiedError."""
+    """Raise the engine's last words: as the error that its exit status stands for, else as EngineDiedError."""
     with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
-        if await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS) == ENGINE_REFUSED:
-            raise ConfigError(engine.client.died)
+        status = await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS)
+        if status in _REFUSALS:
+            raise _REFUSALS[status](engine.client.died)
     raise EngineDiedError(engine.client.died or "it ended")

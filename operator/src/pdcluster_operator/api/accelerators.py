@@ -6,10 +6,14 @@ Whether a node really has one is for the scheduler and the worker to find out.
 
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+
+NO_ACCELERATOR: Final = "cpu"
+"""The `gpu` of a pool whose workers have no accelerator."""
 
 
 class Accelerator(BaseModel):

@@ -1,7 +1,8 @@
 """Condition types and their reasons: every word that status and events may use.
 
 Ready = all is as declared, and follows from the role, discovery and ingress
-conditions below it; Serving = requests are answered; DiscoveryInSync = the
+conditions below it; AcceleratorsInUse = workers compute on what their pools reserve,
+told where a pool has an accelerator; Serving = requests are answered; DiscoveryInSync = the
 records in etcd are those of the pods, told once etcd was asked.  Reconciling and Stalled
 are there only while they are true, as kstatus wants them.
 """
@@ -16,6 +17,7 @@ DECODE_READY: Final = "DecodeReady"
 MIXED_READY: Final = "MixedReady"
 INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
+ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
@@ -37,6 +39,7 @@ INVALID_SPEC: Final = "InvalidSpec"
 ETCD_UNREACHABLE: Final = "EtcdUnreachable"
 IMAGE_NOT_PULLED: Final = "ImageNotPulled"
 CONFIGURATION_REFUSED: Final = "ConfigurationRefused"
+ACCELERATOR_UNUSABLE: Final = "AcceleratorUnusable"
 CRASH_LOOPING: Final = "CrashLooping"
 UNSCHEDULABLE: Final = "Unschedulable"
 QUOTA_EXCEEDED: Final = "QuotaExceeded"
@@ -63,6 +66,10 @@ AUTOSCALING: Final = (METRICS_MISSING, CAPACITY_SHORT, RATIO_CONSTRAINT_VIOLATED
 GHOSTS: Final = "RecordsWithoutPods"
 ORPHANS: Final = "PodsWithoutRecords"
 
+# What workers of a pool with accelerators compute on.
+ACCELERATORS_IDLE: Final = "AcceleratorsIdle"
+DEVICE_NOT_SAID: Final = "DeviceNotSaid"
+
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"
 ROLLOUT_SWITCHED: Final = "RolloutSwitched"
@@ -78,6 +85,7 @@ NEEDS_A_PERSON = frozenset(
         INVALID_SPEC,
         IMAGE_NOT_PULLED,
         CONFIGURATION_REFUSED,
+        ACCELERATOR_UNUSABLE,
         CRASH_LOOPING,
         QUOTA_EXCEEDED,
         PODS_REFUSED,

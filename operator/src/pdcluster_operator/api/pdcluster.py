@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pdcluster_operator.api.accelerators import accelerators
+from pdcluster_operator.api.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.rules import rule, spelled
@@ -144,6 +144,18 @@ class PDClusterSpec(Section):
                     "raise maxBatchedTokens or lower maxSequences",
                     at=f"roles.{name}.engine.maxBatchedTokens",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _cuda_has_an_accelerator(self) -> Self:
+        for name, role in self.roles.present().items():
+            for index, pool in enumerate(role.pools):
+                if self.engine_of(name).device == "cuda" and pool.gpu == NO_ACCELERATOR:
+                    raise rule(
+                        "is cpu, and engine.device: cuda needs an accelerator",
+                        "give the pool another gpu, or leave engine.device out",
+                        at=f"roles.{name}.pools[{index}].gpu",
+                    )
         return self
 
     def engine_of(self, role: str) -> EngineSpec:

@@ -113,6 +113,7 @@ class AcceleratorSpec(Section):
 class EngineSpec(Section):
     """Sizes of the engine.  On a role, only the values that are given count: they go over those of `spec.engine`.
 
+    device:                what it computes on; auto = cuda where the pool has an accelerator, else cpu
     block_size:            tokens of one KV block
     max_batched_tokens:    token budget of one step
     max_sequences:         most requests in one step
@@ -125,6 +126,7 @@ class EngineSpec(Section):
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
     """
 
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: Positive = 16
     max_batched_tokens: Positive = 256
     max_sequences: Positive = 64

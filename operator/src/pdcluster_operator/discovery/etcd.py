@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from pdcluster_operator.api.errors import EtcdUnreachableError
+from pdcluster_operator.plan.state import Device
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3
@@ -30,6 +31,7 @@ class WorkerRecord:
     engine_id: of this life of its engine, a restart has another; empty until the engine has loaded
     state:     starting, ready, draining or drained
     addresses: host:port by `http`, `grpc` and `kv`
+    device:    what it computes on; None = it does not say
     """
 
     pod: str
@@ -38,6 +40,7 @@ class WorkerRecord:
     engine_id: str
     state: str
     addresses: dict[str, str]
+    device: Device | None = None
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,17 @@ def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
     """One record; None (and a log line) for a value that is not one, so that it cannot hide the others."""
     try:
         role, pool, pod = relative_key.split("/")
-        content: dict[str, str] = json.loads(value)
+        content: dict[str, Any] = json.loads(value)
         addresses = {kind: content[f"{kind}_address"] for kind in ("http", "grpc", "kv")}
-        return WorkerRecord(pod, role, pool, content["engine_id"], content["state"], addresses)
+        return WorkerRecord(pod, role, pool, content["engine_id"], content["state"], addresses, device=_device(content))
     except (ValueError, KeyError, TypeError) as e:
         logger.warning("ignored worker record key=%s reason=%r", relative_key, e)
         return None
+
+
+def _device(content: Mapping[str, Any]) -> Device | None:
+    """An older worker says none; what cannot be read hides nothing else of the record."""
+    said = content.get("device")
+    if not isinstance(said, Mapping) or not said.get("kind"):
+        return None
+    return Device(str(said["kind"]), str(said.get("name") or ""))

@@ -70,6 +70,8 @@ _ENGINE_TIME = tuple(
     for metric, word in (("prefill_seconds", "prefill"), ("decode_seconds", "decode"), ("engine_overhead_seconds", "overhead"))
 )
 
+_DEVICES = Query(f"count by ({_BY}, device, name) (pdcluster_engine_device_info{{$scope}})", f"{_POOL} {{{{device}}}} {{{{name}}}}")
+
 _USERS = (
     Panel("Time to first token", "Arrival to first token, at the ingress.", "s", _quantiles("time_to_first_token_seconds")),
     Panel("Time per output token", "Per request, without its first token.", "s", _quantiles("time_per_output_token_seconds")),
@@ -104,6 +106,7 @@ _ENGINES = (
     Panel("Engine busy", "Share of time in a step.", "percentunit", _mean("engine_busy_ratio")),
     Panel("Engine step", "p95, by kind of step.", "s", (_STEPS,)),
     Panel("Engine steps", "Per second.", "short", (_rate("engine_steps"),)),
+    Panel("Devices", "Workers by what their engines compute on.", "short", (_DEVICES,)),
     Panel("Engine time", "Seconds per second: on prefill, on decode, outside the model.", "percentunit", _ENGINE_TIME),
 )
 

@@ -12,6 +12,7 @@ from pdcluster_operator.api.conditions import NAME_TAKEN
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import Workload, WorkloadId
+from pdcluster_operator.plan.accelerators import accelerators_in_use
 from pdcluster_operator.plan.autoscaled import (
     ON,
     autoscale_conditions,
@@ -270,7 +271,9 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         has_prefill=scene.there.has_prefill(observed.service_revision),
     )
     autoscale = scene.cluster.spec.autoscale
-    found = (*condition_tree(facts), *([registered.condition] if registered.condition else []), *autoscale_conditions(autoscale, observed))
+    others = (registered.condition, accelerators_in_use(scene.cluster, views, observed.registry, previous))
+    beside = [each for each in others if each is not None]
+    found = (*condition_tree(facts), *beside, *autoscale_conditions(autoscale, observed))
     return {
         "observedGeneration": observed.generation,
         **identity_fields(scene.cluster, revision=scene.target, serving=step.serving),

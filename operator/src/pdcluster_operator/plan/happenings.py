@@ -21,7 +21,7 @@ _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
 def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Happening, ...]:
     """Every change that is worth an event."""
     old, new = Previous(before), Previous(after)
-    return (*_rollout(old, new), *_scaled(old, new), *_ready(old, new), *_serving(old, new))
+    return (*_rollout(old, new), *_scaled(old, new), *_ready(old, new), *_serving(old, new), *_accelerators(old, new))
 
 
 def cut_short(pods: Sequence[str]) -> tuple[Happening, ...]:
@@ -68,3 +68,12 @@ def _serving(old: Previous, new: Previous) -> Iterator[Happening]:
     condition = new.condition(words.SERVING)
     if condition:
         yield Happening(condition["reason"], condition["message"], warning=not new.is_true(words.SERVING))
+
+
+def _accelerators(old: Previous, new: Previous) -> Iterator[Happening]:
+    """That accelerators are reserved and nothing computes on them, unless that is told as the reason of Ready."""
+    was, condition = old.condition(words.ACCELERATORS_IN_USE), new.condition(words.ACCELERATORS_IN_USE)
+    if condition.get("status") != "False" or condition["reason"] == new.reason(words.READY):
+        return
+    if was.get("status") != "False" or was.get("reason") != condition["reason"]:
+        yield Happening(condition["reason"], condition["message"], warning=True)

@@ -22,6 +22,7 @@ Problem = tuple[str, str]
 WORKER = "worker"
 FETCH = "fetch-model"
 WRONG_SETTING = 2  # exit status of a worker, and of its download, whose settings are wrong
+NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
 MAX_DETAIL = 400  # characters of a foreign message; more hides the point
 
 _IMAGE_REASONS = frozenset(
@@ -140,9 +141,14 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
         return _fetch_problem(ended, is_running=running)
     if entry.get("ready") or not ended or (ended.get("exitCode") == 0 and reason != "CrashLoopBackOff"):
         return None
-    if ended.get("exitCode") != WRONG_SETTING and not _keeps_crashing(entry, reason):
+    if not _is_refusal(entry["name"], ended) and not _keeps_crashing(entry, reason):
         return None
     return _crash(entry["name"], ended, advice)
+
+
+def _is_refusal(container: str, ended: Body) -> bool:
+    """Whether it ended on purpose, and will each time."""
+    return ended.get("exitCode") == WRONG_SETTING or (ended.get("exitCode") == NO_DEVICE and container == WORKER)
 
 
 def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
@@ -178,6 +184,8 @@ def _crash(container: str, ended: Body, advice: Advice) -> Problem:
     said, code = _short(last_words(ended.get("message", ""))), ended.get("exitCode")
     if code == WRONG_SETTING and container == WORKER:
         return conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec"
+    if code == NO_DEVICE and container == WORKER:
+        return conditions.ACCELERATOR_UNUSABLE, f"the worker has not the device that it should compute on: {said or 'see its log'}"
     detail = f": {said}" if said else ""
     return (
         conditions.CRASH_LOOPING,

@@ -93,10 +93,19 @@ class DiscoveryState:
 
 
 @dataclass(frozen=True)
+class Device:
+    """What one worker says that it computes on.  kind: cpu or cuda; name: of the processor or the accelerator."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Registry:
     """What etcd says of a cluster's workers.
 
     states:   starting, ready, draining or drained, of every registered worker, by pod
+    devices:  what workers compute on, of those that say it, by pod
     commands: pods that are told to drain
     asked:    seconds since it was first wanted that a pod drains, by pod
     odd:      seconds since etcd first said that a record has no pod, or a pod that is ready or has started no record, by pod
@@ -110,6 +119,7 @@ class Registry:
     odd: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     again_seconds: float | None = None
+    devices: Mapping[str, Device] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pdcluster_operator.cluster.errors import ClusterError
 from pdcluster_operator.discovery.commands import Registered, StoredRecord
 from pdcluster_operator.manifests.engine_config import etcd_endpoints
 from pdcluster_operator.plan.insync import odd_ones
-from pdcluster_operator.plan.state import Registry, WorkloadState
+from pdcluster_operator.plan.state import Device, Registry, WorkloadState
 from pdcluster_operator.reconcile.discovery import Question
 
 logger = logging.getLogger(__name__)
@@ -266,18 +266,24 @@ class Registrations:
         odd, is_new = odd_ones(states, workloads), known.looks != known.judged
         known.judged = known.looks
         known.odd = {pod: known.odd.get(pod, now) for pod in odd if is_new or pod in known.odd}
-        return Registry(states, frozenset(known.last.commands), asked, {pod: now - since for pod, since in known.odd.items()})
+        since_odd = {pod: now - since for pod, since in known.odd.items()}
+        return Registry(states, frozenset(known.last.commands), asked, since_odd, devices=_devices(known.last))
 
 
 def _content(known: _Known) -> tuple[object, ...]:
     """What a plan could make something of."""
     if known.last is None:
         return ()
-    return _states(known.last), frozenset(known.last.commands)
+    return _states(known.last), _devices(known.last), frozenset(known.last.commands)
 
 
 def _states(registered: Registered) -> dict[str, str]:
     return {pod: stored.record.state for pod, stored in registered.records.items()}
+
+
+def _devices(registered: Registered) -> dict[str, Device]:
+    records = {pod: stored.record for pod, stored in registered.records.items()}
+    return {pod: record.device for pod, record in records.items() if record.device is not None}
 
 
 async def _error(talking: Awaitable[object]) -> str | None:

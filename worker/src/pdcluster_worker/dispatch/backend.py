@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import EngineClient
 from pdcluster_worker.dispatch.node import Node
-from pdcluster_worker.engine.messages import EngineReady, RequestSpec
+from pdcluster_worker.engine.messages import Device, EngineReady, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
 
@@ -17,13 +17,15 @@ class WorkerBackend:
         self.model_name = model_name
         self.max_model_len = 0
         self.vocab_size = 0
+        self.device: Device | None = None
         self._engine = engine
         self._node: Node | None = None
 
     def engine_is_ready(self, facts: EngineReady) -> None:
-        """Take the engine's limits; a request must also fit into its blocks, with one to spare for a peer's hand-over."""
+        """Take the engine's device and limits; a request must also fit into its blocks, with one to spare for a peer's hand-over."""
         self.max_model_len = min(facts.max_model_len, (facts.num_blocks - 1) * facts.geometry.block_size)
         self.vocab_size = facts.vocab_size
+        self.device = facts.device
 
     def serve(self, node: Node) -> None:
         """Take requests from now on."""

@@ -115,6 +115,7 @@ class Node:
             role=config.role,
             pool=config.pool,
             state="ready",
+            device=facts.device,
         )
 
     # --- policy -------------------------------------------------------------------------------

@@ -34,6 +34,13 @@ class KVGeometry(msgspec.Struct, frozen=True):
     kind: str = "dense"
 
 
+class Device(msgspec.Struct, frozen=True):
+    """What an engine computes on.  kind: cpu or cuda; name: of the processor or the accelerator, as it names itself."""
+
+    kind: str
+    name: str
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are chosen and when a request ends; the whole sampling state, so any worker can go on with it.
 
@@ -176,6 +183,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
     max_model_len: int
     vocab_size: int
+    device: Device
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pdcluster_worker.config import Role
+from pdcluster_worker.engine.messages import Device
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ WorkerState = Literal["starting", "ready", "draining", "drained"]
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker.  Addresses are host:port; `engine_id` is empty until its engine has loaded.
 
+    device: of its engine; None = the writer of the record does not say.
     What two workers compare is no part of it: they say it to each other in the handshake.
     """
 
@@ -35,6 +37,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     pool: str
     state: WorkerState
+    device: Device | None = None
     schema: Literal[1] = SCHEMA
 
 

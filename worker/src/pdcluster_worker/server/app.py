@@ -26,6 +26,7 @@ from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
     ChatReply,
     CompletionReply,
+    DeviceState,
     ErrorReply,
     ModelCard,
     ModelList,
@@ -130,7 +131,8 @@ def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
 
     @app.get("/version")
     async def version() -> Version:
-        return Version(version=__version__)
+        device = worker.device
+        return Version(version=__version__, device=DeviceState(kind=device.kind, name=device.name) if device else None)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def prometheus() -> Response:

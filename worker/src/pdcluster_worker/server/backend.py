@@ -7,16 +7,20 @@ except for the word that goes into the response header.
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from pdcluster_worker.engine.messages import RequestSpec
+from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.peers.types import Generated, PrefillMode
 
 
 class Worker(Protocol):
-    """A worker of any role: its model and whether it lives and serves; max_model_len and vocab_size are 0 until its engine is ready."""
+    """A worker of any role: its model and whether it lives and serves.
+
+    max_model_len and vocab_size are 0, and device is None, until its engine is ready.
+    """
 
     model_name: str
     max_model_len: int
     vocab_size: int
+    device: Device | None
 
     def ready(self) -> str | None:
         """None when requests may come, else why not, in words."""

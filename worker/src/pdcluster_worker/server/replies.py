@@ -205,7 +205,15 @@ class State(BaseModel):
     reason: str | None
 
 
+class DeviceState(BaseModel):
+    """What the engine computes on.  kind: cpu or cuda; name: of the processor or the accelerator."""
+
+    kind: str
+    name: str
+
+
 class Version(BaseModel):
-    """Answer of /version."""
+    """Answer of /version.  device: null until the engine has loaded."""
 
     version: str
+    device: DeviceState | None

@@ -1,0 +1,115 @@
+"""AcceleratorsInUse: whether workers compute on the accelerators that their pools reserve.
+
+Pure.  Each worker says in its record what it really computes on; one that
+cannot have the device that it was asked for ends, and its last words are its
+pod's problem.  The condition is there where a declared pool has an accelerator.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdcluster_operator.api import conditions as words
+from pdcluster_operator.api.accelerators import NO_ACCELERATOR
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.plan.conditions import Condition
+from pdcluster_operator.plan.pools import RoleView
+from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.state import Device, PodState, Registry
+
+CPU = "cpu"
+"""The kind of device that is no accelerator, and the value of engine.device that asks for it."""
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A declared pool with an accelerator.
+
+    asked:    engine.device of its role
+    resource: what each of its pods reserves; None = nothing besides cpu and memory
+    wanted:   workers that it should have
+    pods:     of the declared revision and of the one that serves, but for those that end
+    """
+
+    name: str
+    gpu: str
+    asked: str
+    resource: str | None
+    wanted: int
+    pods: tuple[PodState, ...]
+
+    def refusal(self) -> str | None:
+        """Why the first of its workers that has not its device has it not."""
+        found = sorted(pod.problem[1] for pod in self.pods if pod.problem and pod.problem[0] == words.ACCELERATOR_UNUSABLE)
+        return f"{self.name} ({self.gpu}): {found[0]}" if found else None
+
+    def said(self, devices: Mapping[str, Device]) -> dict[str, Device]:
+        """What its ready workers say that they compute on, by pod."""
+        return {pod.name: devices[pod.name] for pod in self.pods if pod.ready and pod.name in devices}
+
+    def idle(self, devices: Mapping[str, Device]) -> str | None:
+        """That its accelerators are reserved and do not compute, and the fix."""
+        on_cpu = sorted((pod, device.name) for pod, device in self.said(devices).items() if device.kind == CPU)
+        if not on_cpu or self.resource is None:
+            return None
+        fix = "make it a pool with gpu: cpu"
+        why = f"as engine.device: {CPU} asks" if self.asked == CPU else "which is not what it was asked for"
+        fix = fix if self.asked == CPU else f"{fix}, or use a worker image that computes on {self.gpu}"
+        return f"{self.name} reserves {self.resource} ({self.gpu}), and {on_cpu[0][0]} computes on {on_cpu[0][1] or CPU}, {why}: {fix}"
+
+
+def accelerators_in_use(cluster: PDCluster, views: Sequence[RoleView], registry: Registry | None, previous: Previous) -> Condition | None:
+    """The condition; None = no declared pool has an accelerator.  While etcd does not answer what workers say stays as it was."""
+    pools = list(_pools(cluster, views))
+    if not pools:
+        return None
+    refusals = [said for pool in pools if (said := pool.refusal())]
+    if refusals:
+        return _false(words.ACCELERATOR_UNUSABLE, refusals)
+    if registry is None or registry.error is not None:
+        return _as_it_was(previous) or _unknown("etcd, where workers say what they compute on, has not answered yet")
+    if idle := [said for pool in pools if (said := pool.idle(registry.devices))]:
+        return _false(words.ACCELERATORS_IDLE, idle)
+    silent = [pool.name for pool in pools if pool.wanted and not pool.said(registry.devices)]
+    told = sorted(f"{pool.name} on {_names(pool.said(registry.devices))}" for pool in pools if pool.said(registry.devices))
+    if silent or not told:
+        whose = f" of {', '.join(silent)}" if silent else ""
+        return _unknown(f"no ready worker{whose} has said what it computes on")
+    message = f"workers compute on what their pools have: {', '.join(told)}"
+    return Condition(words.ACCELERATORS_IN_USE, is_true=True, reason=words.AS_DECLARED, message=message)
+
+
+def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
+    """Those that are to compute on an accelerator, or reserve one."""
+    roles = cluster.spec.roles.present()
+    for view in views:
+        asked = cluster.spec.engine_of(view.name).device
+        specs = {pool.name: pool for pool in roles[view.name].pools}
+        for pool in view.pools:
+            spec = specs[pool.declared.name]
+            resource = cluster.spec.accelerator_of(spec).resource
+            if spec.gpu == NO_ACCELERATOR or (asked == CPU and resource is None):
+                continue
+            states = [state for state in (pool.target, pool.shown) if state is not None]
+            pods = {pod.name: pod for state in states for pod in state.pods if not pod.terminating}
+            yield _Pool(f"{view.name} pool {spec.name}", spec.gpu, asked, resource, pool.wanted, tuple(pods.values()))
+
+
+def _names(said: Mapping[str, Device]) -> str:
+    return " and ".join(sorted({device.name or device.kind for device in said.values()}))
+
+
+def _false(reason: str, messages: Sequence[str]) -> Condition:
+    return Condition(words.ACCELERATORS_IN_USE, is_true=False, reason=reason, message="; ".join(messages))
+
+
+def _unknown(message: str) -> Condition:
+    return Condition(words.ACCELERATORS_IN_USE, is_true=False, is_unknown=True, reason=words.DEVICE_NOT_SAID, message=message)
+
+
+def _as_it_was(previous: Previous) -> Condition | None:
+    """What workers had said; a refusal is no such thing, and its pod is looked at each time."""
+    before = previous.condition(words.ACCELERATORS_IN_USE)
+    reason, message, status = before.get("reason"), before.get("message"), before.get("status")
+    if not isinstance(reason, str) or not isinstance(message, str) or reason == words.ACCELERATOR_UNUSABLE:
+        return None
+    return Condition(words.ACCELERATORS_IN_USE, status == "True", reason, message, is_unknown=status not in ("True", "False"))

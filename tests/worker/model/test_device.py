@@ -1,0 +1,82 @@
+"""The device of an engine: what is asked for or a refusal with the fix, and never another one."""
+
+import pytest
+
+from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.model.device import Asked, Facts, choose, parse_cpu_name, read_facts
+
+ALL = frozenset({"cpu", "cuda"})
+GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "kind"),
+    [("auto", "cpu", "cpu"), ("auto", "B200", "cuda"), ("cpu", "cpu", "cpu"), ("cpu", "B200", "cpu"), ("cuda", "B200", "cuda")],
+)
+def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
+    assert choose(Asked(device, gpu, "main"), GPU, ALL) == Device(kind, {"cpu": "Xeon", "cuda": "NVIDIA B200"}[kind])
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_this_engine_computes_on_no_accelerator_and_says_so(device):
+    with pytest.raises(DeviceError) as refusal:
+        choose(Asked(device, "B200", "big"), GPU)
+
+    assert str(refusal.value) == (
+        f"pool big asks for cuda (engine.device: {device} with gpu: B200), but this engine computes on CPUs only: "
+        "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason", "fix"),
+    [
+        (Facts("Xeon"), "torch of this image is built without CUDA", "cuda variant"),
+        (
+            Facts("Xeon", "13.2", fault="The NVIDIA driver on your system is too old (found version 12040)."),
+            "the node's driver is too old for CUDA 13.2",
+            "update the driver",
+        ),
+        (Facts("Xeon", "13.2", fault="Found no NVIDIA driver on your system."), "no CUDA device is visible", "device plugin"),
+        (Facts("Xeon", "13.2", fault="No CUDA GPUs are available"), "no CUDA device is visible", "device plugin"),
+        (Facts("Xeon", "13.2"), "no CUDA device is visible", "device plugin"),
+    ],
+)
+def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
+    with pytest.raises(DeviceError) as refusal:
+        choose(Asked("auto", "B200", "big"), facts, ALL)
+
+    assert reason in str(refusal.value)
+    assert fix in str(refusal.value)
+    assert len(str(refusal.value)) < 400  # what a condition shows of it
+
+
+def test_cpu_asks_nothing_of_cuda():
+    assert choose(Asked("cpu", "B200", "big"), Facts("Xeon", fault="No CUDA GPUs are available")) == Device("cpu", "Xeon")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Intel(R) Xeon(R) @ 2.00GHz\nprocessor\t: 1\nmodel name\t: other\n", "Intel(R) Xeon(R) @ 2.00GHz"),
+        ("processor\t: 0\nBogoMIPS\t: 243.75\nCPU part\t: 0xd4f\n", None),
+        ("model name\t:\n", None),
+        ("", None),
+    ],
+)
+def test_cpu_name_is_read(cpuinfo, name):
+    assert parse_cpu_name(cpuinfo) == name
+
+
+def test_facts_of_this_machine_name_its_processor():
+    facts = read_facts(asks_cuda=False)
+
+    assert facts.cpu
+    assert (facts.gpu, facts.fault) == ("", None)
+
+
+def test_facts_say_why_there_is_no_cuda():
+    facts = read_facts(asks_cuda=True)
+
+    assert facts.gpu or facts.fault or facts.built is None  # of whichever machine this runs on

@@ -1,0 +1,118 @@
+"""The device that this engine computes on: decided once, before a weight is read.
+
+`choose` is pure: from what is asked for and what the machine has to a device,
+or to a refusal that says why and what to change.  An engine never computes on
+another device than the one it was asked for.  `IMPLEMENTED` holds the devices
+that the code of this room can compute on.
+"""
+
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pdcluster_worker.config import NO_ACCELERATOR, WorkerConfig
+from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.errors import DeviceError
+
+Kind = Literal["cpu", "cuda"]
+
+IMPLEMENTED: frozenset[Kind] = frozenset({"cpu"})
+
+_OLD_DRIVER = "too old"
+"""Stands in CUDA's own message when the node's driver is older than the libraries need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the engine file asks for.  device: `engine.device`; gpu: the pool's type of accelerator."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    gpu: str
+    pool: str
+
+    @property
+    def kind(self) -> Kind:
+        """`auto` is cuda where the pool has an accelerator, else cpu."""
+        if self.device == "auto":
+            return "cpu" if self.gpu == NO_ACCELERATOR else "cuda"
+        return self.device
+
+    def __str__(self) -> str:
+        how = f"engine.device: {self.device} with gpu: {self.gpu}"
+        return f"pool {self.pool} asks for {self.kind} ({how})"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the machine and its torch have.
+
+    cpu:   name of the processor
+    built: version of CUDA that torch was built for; None = it was built without
+    fault: why CUDA cannot be used, in its own words; None = it can
+    gpu:   name of the first CUDA device; empty without one
+    """
+
+    cpu: str
+    built: str | None = None
+    fault: str | None = None
+    gpu: str = ""
+
+
+def choose(asked: Asked, facts: Facts, implemented: Collection[Kind] = IMPLEMENTED) -> Device:
+    """The device to compute on.  Raises DeviceError with the reason and the fix."""
+    if asked.kind == "cpu":
+        return Device("cpu", facts.cpu)
+    refusal = _refusal(facts, implemented)
+    if refusal is not None:
+        raise DeviceError(f"{asked}, but {refusal}")
+    return Device("cuda", facts.gpu)
+
+
+def find_device(config: WorkerConfig) -> Device:
+    """The device of this worker's engine.  Raises DeviceError."""
+    asked = Asked(config.engine.device, config.gpu, config.pool)
+    return choose(asked, read_facts(asks_cuda=asked.kind == "cuda"))
+
+
+def read_facts(*, asks_cuda: bool) -> Facts:
+    """Facts of this machine; CUDA is looked at only when it is asked for, since a look takes memory of the device."""
+    cpu = parse_cpu_name(_read(Path("/proc/cpuinfo"))) or platform.machine()
+    if not asks_cuda or torch.version.cuda is None:
+        return Facts(cpu, torch.version.cuda)
+    try:
+        return Facts(cpu, torch.version.cuda, gpu=torch.cuda.get_device_name(0))
+    except Exception as e:  # the driver, the runtime and torch each raise in their own way
+        return Facts(cpu, torch.version.cuda, fault=" ".join(str(e).split()) or type(e).__name__)
+
+
+def parse_cpu_name(cpuinfo: str) -> str | None:
+    """The first `model name` of /proc/cpuinfo; None where there is none, as on arm64."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return None
+
+
+def _refusal(facts: Facts, implemented: Collection[Kind]) -> str | None:
+    """Why there is no CUDA, and the fix; None = there is."""
+    if "cuda" not in implemented:
+        return "this engine computes on CPUs only: use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
+    if facts.built is None:
+        return "torch of this image is built without CUDA: use the worker image's cuda variant"
+    if facts.fault is not None and _OLD_DRIVER in facts.fault:
+        return f"the node's driver is too old for CUDA {facts.built} of this image: update the driver"
+    if facts.fault is not None or not facts.gpu:
+        return "no CUDA device is visible: see to the node's driver and device plugin, and that the pod is given an accelerator"
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
