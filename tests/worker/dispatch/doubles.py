@@ -20,7 +20,9 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.peers.types import Load
 
-FACTS = EngineReady("engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32", num_blocks=64, max_model_len=256, vocab_size=100)
+FACTS = EngineReady(
+    "engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32", num_blocks=64, max_model_len=256, vocab_size=100, transport="tcp"
+)
 
 
 def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> EngineStats:
