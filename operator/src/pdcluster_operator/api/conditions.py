@@ -2,7 +2,8 @@
 
 Ready = all is as declared, and follows from the role, discovery and ingress
 conditions below it; Serving = requests are answered; DiscoveryInSync = the
-records in etcd are those of the pods, told once etcd was asked.  Reconciling and Stalled
+records in etcd are those of the pods, told once etcd was asked; Disaggregating =
+long prompts are prefilled by prefill workers, where there are any.  Reconciling and Stalled
 are there only while they are true, as kstatus wants them.
 """
 
@@ -16,6 +17,7 @@ DECODE_READY: Final = "DecodeReady"
 MIXED_READY: Final = "MixedReady"
 INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
+DISAGGREGATING: Final = "Disaggregating"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
@@ -61,6 +63,13 @@ AUTOSCALING: Final = (METRICS_MISSING, CAPACITY_SHORT, RATIO_CONSTRAINT_VIOLATED
 # What etcd and Kubernetes do not agree on.
 GHOSTS: Final = "RecordsWithoutPods"
 ORPHANS: Final = "PodsWithoutRecords"
+
+# How prefill and decode work together.
+OFFLOADING: Final = "Offloading"
+NO_LONG_PROMPTS: Final = "NoLongPrompts"
+PAIR_REFUSED: Final = "PairRefused"
+NO_PREFILL_WORKER: Final = "NoPrefillWorker"
+NOT_OFFLOADING: Final = "NotOffloading"
 
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"

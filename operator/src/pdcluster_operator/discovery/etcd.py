@@ -16,6 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from pdcluster_operator.api.errors import EtcdUnreachableError
+from pdcluster_operator.discovery.disaggregation import read_disaggregation
+from pdcluster_operator.plan.state import Disaggregation
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3
@@ -30,6 +32,7 @@ class WorkerRecord:
     engine_id: of this life of its engine, a restart has another; empty until the engine has loaded
     state:     starting, ready, draining or drained
     addresses: host:port by `http`, `grpc` and `kv`
+    disaggregation: None = it says nothing of it
     """
 
     pod: str
@@ -38,6 +41,7 @@ class WorkerRecord:
     engine_id: str
     state: str
     addresses: dict[str, str]
+    disaggregation: Disaggregation | None = None
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,10 @@ def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
     """One record; None (and a log line) for a value that is not one, so that it cannot hide the others."""
     try:
         role, pool, pod = relative_key.split("/")
-        content: dict[str, str] = json.loads(value)
+        content: dict[str, Any] = json.loads(value)
         addresses = {kind: content[f"{kind}_address"] for kind in ("http", "grpc", "kv")}
-        return WorkerRecord(pod, role, pool, content["engine_id"], content["state"], addresses)
+        disaggregation = read_disaggregation(content)
+        return WorkerRecord(pod, role, pool, content["engine_id"], content["state"], addresses, disaggregation)
     except (ValueError, KeyError, TypeError) as e:
         logger.warning("ignored worker record key=%s reason=%r", relative_key, e)
         return None

@@ -21,6 +21,7 @@ from pdcluster_operator.plan.autoscaled import (
     overridden,
 )
 from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers
+from pdcluster_operator.plan.disaggregating import Found, disaggregating, said_by
 from pdcluster_operator.plan.drain import Drain, plan_drain
 from pdcluster_operator.plan.happenings import happenings
 from pdcluster_operator.plan.insync import InSync, in_sync
@@ -219,14 +220,27 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         has_prefill=scene.there.has_prefill(observed.service_revision),
     )
     autoscale = scene.cluster.spec.autoscale
-    found = (*condition_tree(facts), *([registered.condition] if registered.condition else []), *autoscale_conditions(autoscale, observed))
+    together = _disaggregating(scene, step)
+    others = [each for each in (registered.condition, together.condition) if each is not None]
+    found = (*condition_tree(facts), *others, *autoscale_conditions(autoscale, observed))
     return {
         "observedGeneration": observed.generation,
         **identity_fields(scene.cluster, revision=scene.target, serving=step.serving),
         **number_fields(views),
         **autoscaling_fields(autoscale, observed),
+        **together.fields,
         "conditions": dated(found, previous, generation=observed.generation, now=now),
     }
+
+
+def _disaggregating(scene: _Scene, step: Step) -> Found:
+    """How prefill and decode workers of the revision that serves work together; nothing to say of mixed ones."""
+    if _serving_role(scene, step) != "decode" or PREFILL not in scene.cluster.spec.roles.present():
+        return Found()
+    registry, threshold = scene.observed.registry, scene.cluster.spec.routing.offload.prefill_length_threshold
+    is_known = registry is not None and registry.error is None
+    said = said_by(registry, scene.there.of_revision(step.serving)) if registry is not None and is_known else None
+    return disaggregating(said, Previous(scene.observed.status), threshold)
 
 
 def _autoscale_news(scene: _Scene, status: Status) -> Iterator[Happening]:

@@ -21,7 +21,7 @@ _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
 def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Happening, ...]:
     """Every change that is worth an event."""
     old, new = Previous(before), Previous(after)
-    return (*_rollout(old, new), *_scaled(old, new), *_ready(old, new), *_serving(old, new))
+    return (*_rollout(old, new), *_scaled(old, new), *_ready(old, new), *_serving(old, new), *_disaggregating(old, new))
 
 
 def cut_short(pods: Sequence[str]) -> tuple[Happening, ...]:
@@ -68,3 +68,13 @@ def _serving(old: Previous, new: Previous) -> Iterator[Happening]:
     condition = new.condition(words.SERVING)
     if condition:
         yield Happening(condition["reason"], condition["message"], warning=not new.is_true(words.SERVING))
+
+
+def _disaggregating(old: Previous, new: Previous) -> Iterator[Happening]:
+    """That it turned False, or is for another reason; and that it is over."""
+    was, condition = old.condition(words.DISAGGREGATING), new.condition(words.DISAGGREGATING)
+    if condition.get("status") == "False":
+        if was.get("status") != "False" or was.get("reason") != condition["reason"]:
+            yield Happening(condition["reason"], condition["message"], warning=True)
+    elif condition.get("status") == "True" and was.get("status") == "False":
+        yield Happening(condition["reason"], condition["message"])

@@ -45,7 +45,7 @@ def dated(found: Iterable[Condition], previous: Previous, *, generation: int, no
     return [
         {
             "type": condition.type,
-            "status": str(condition.is_true),
+            "status": condition.status,
             "reason": condition.reason,
             "message": shortened(condition.message),
             "lastTransitionTime": _since(condition, previous.condition(condition.type), now),
@@ -62,7 +62,7 @@ def shortened(message: str) -> str:
 
 def _since(condition: Condition, before: Mapping[str, Any], now: str) -> str:
     since = before.get("lastTransitionTime")
-    return since if isinstance(since, str) and before.get("status") == str(condition.is_true) else now
+    return since if isinstance(since, str) and before.get("status") == condition.status else now
 
 
 def _role(view: RoleView) -> Status:
