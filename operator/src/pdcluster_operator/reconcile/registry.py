@@ -1,7 +1,8 @@
 """What etcd says of each cluster's workers, and the commands for them: asked seldom, in the background, unless a worker drains.
 
 A cluster that is as it should be costs one read in a while, which no pass waits
-for; its key is made due when the answer says something new.  While workers
+for; its key is made due when the answer says something new.  What is followed
+is read between passes too, for what workers say comes with no event.  While workers
 drain, each pass reads anew, with a time limit; once an etcd has not answered no
 pass waits for it any more until it does.  What is remembered is since when each drain and
 each oddity lasts; the commands themselves say so too, for an operator that
