@@ -115,6 +115,8 @@ def test_mismatched_prefill_workers_are_refused_as_pairs(
     assert (_stated(cluster)["transport"], _stated(cluster)["remote_ratio"]) == ("tcp", 0.0)
     assert decode.metrics().by_label("long_prompts_total", "prefill") == {"remote": 0, "local": 1}
     assert decode.metrics().value("kv_transport_info", transport="tcp") == 1
+    assert decode.metrics().value("engine_dtype_info", dtype="float32", native="true") == 1
+    assert strange.metrics().by_label("engine_dtype_info", "dtype") == {"bfloat16": 1}
     assert decode.client.post(body(prompt, "remote")).status_code == httpx.codes.SERVICE_UNAVAILABLE
     for worker in (decode, strange, other):
         assert worker.client.http.get("/ready").status_code == httpx.codes.OK
