@@ -83,6 +83,7 @@ def record_key(namespace: str, metadata: dict[str, Any]) -> str:
     return keys.worker_key(prefix, marks[ROLE], marks[POOL], metadata["name"])
 
 
-def record_of(state: str) -> str:
+def record_of(state: str, disaggregation: Body | None = None) -> str:
     """A record as far as the operator reads it."""
-    return json.dumps({"engine_id": "e1", "state": state, **{f"{kind}_address": "h:1" for kind in ("http", "grpc", "kv")}})
+    addresses = {f"{kind}_address": "h:1" for kind in ("http", "grpc", "kv")}
+    return json.dumps({"engine_id": "e1", "state": state, **addresses, "disaggregation": disaggregation})

@@ -15,6 +15,7 @@ STATUS: dict[str, Any] = {
     "conditions": [
         {"type": "Ready", "status": "False", "reason": "Starting", "message": "1 of 2 decode workers is ready", **CONDITION},
         {"type": "Serving", "status": "True", "reason": "Answering", "message": "requests are answered", **CONDITION},
+        {"type": "Disaggregating", "status": "True", "reason": "Offloading", "message": "about 85% are", **CONDITION},
     ],
     "revision": "0a1b2c3d",
     "servingRevision": "0a1b2c3d",
@@ -22,6 +23,7 @@ STATUS: dict[str, Any] = {
     "model": "tiny",
     "prefill": "1/1",
     "decode": "1/2",
+    "disaggregation": {"transport": "tcp", "remoteShare": "85%"},
     "roles": [
         {
             "name": "decode",
@@ -109,7 +111,21 @@ def test_columns_as_kubectl_prints_them(control_plane: ControlPlane, namespace: 
 
     assert table(control_plane.kubectl(*get))[1][:-1] == ["chat", "tiny", "1/1", "1/2", "False", "Starting"]
     wide = table(control_plane.kubectl(*get, "--output=wide"))
-    assert wide[0] == ["NAME", "MODEL", "PREFILL", "DECODE", "READY", "REASON", "AUTOSCALE", "ENDPOINT", "REVISION", "AGE"]
+    assert wide[0] == [
+        "NAME",
+        "MODEL",
+        "PREFILL",
+        "DECODE",
+        "READY",
+        "REASON",
+        "DISAGGREGATING",
+        "REMOTE",
+        "AUTOSCALE",
+        "ENDPOINT",
+        "REVISION",
+        "AGE",
+    ]
+    assert wide[1][6:8] == ["True", "85%"]
     assert wide[1][-3:-1] == ["http://chat.default.svc:8000", "0a1b2c3d"]
 
 

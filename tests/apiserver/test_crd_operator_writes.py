@@ -16,7 +16,7 @@ from pdcluster_operator.plan.autoscale.explain import Record, read_record
 from pdcluster_operator.plan.autoscale.values import Decision, Input, Problem, Step
 from pdcluster_operator.plan.autoscaled import recorded
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_operator.plan.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_operator.plan.state import Disaggregation, DiscoveryState, Observed, PodState, Registry, ScalerState, WorkloadState
 from tests.apiserver.objects import Json, Objects
 from tests.operator.object_cases import at, minimal
 
@@ -68,6 +68,24 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
     assert stored == planned
     assert read_record(stored["autoscaling"]["lastDecisions"][0]) == decided
     assert recorded(stored, mode) == dict(decision.replicas)
+
+
+def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> None:
+    document = minimal()
+    clusters.create(document)
+    seen = running(document)
+    pods = {role: PodState(f"{role}-0", state.id, ready=True, terminating=False) for state in seen.workloads for role in [state.id.role]}
+    said = {
+        "decode-0": Disaggregation("tcp", (("prefill-0", "dtype differs"),), 1, long_prompts=10, remote_ratio=0.5),
+        "prefill-0": Disaggregation("tcp", bytes_per_second=3_000_000_000),
+    }
+    workloads = [replace(state, pods=(pods[state.id.role],)) for state in seen.workloads]
+    planned = plan_cluster(parse(document), replace(seen, workloads=workloads, registry=Registry(disaggregation=said)), NOW).status
+    assert planned["disaggregation"].keys() == {"transport", "remoteShare", "bytesPerSecond", "numRefusedPairs", "refusedPairs"}
+    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
+
+    assert answer.accepted, answer.causes
+    assert clusters.get("chat")["status"] == planned
 
 
 def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:

@@ -13,7 +13,7 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import Passes, passes_over
-from tests.apiserver.plain_api import PlainApi
+from tests.apiserver.plain_api import Body, PlainApi
 from tests.apiserver.registered import record_key, record_of
 from tests.system.etcd_server import EtcdServer
 from tests.system.waiting import wait_for
@@ -41,6 +41,11 @@ class Recorded:
         key = keys.worker_key(prefix, "decode", "cpu", pod)
         self.etcd.put(key, record_of("ready"))
         return key
+
+    def say(self, pod: str, disaggregation: Body) -> None:
+        """Let a decode worker's record speak of disaggregation."""
+        prefix = keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
+        self.etcd.put(keys.worker_key(prefix, "decode", "cpu", pod), record_of("ready", disaggregation))
 
     def records(self) -> set[str]:
         return set(self.etcd.values(keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)))
@@ -81,6 +86,34 @@ async def test_the_record_of_a_pod_that_does_not_exist_is_removed_and_those_of_p
             assert ghost not in kept
             await there.look()
             assert await there.look() == "the records in etcd are those of the pods"
+            assert not (await there.passes.one()).wrote
+
+
+async def test_a_refused_pair_is_in_the_status_and_ready_stays(control_plane: ControlPlane, namespace: str, etcd: EtcdServer):
+    with Nodes(PlainApi(control_plane.kubeconfig), namespace):
+        async with recorded(control_plane, namespace, etcd) as there:
+            await there.look()
+            assert there.scene.condition("Disaggregating")["status"] == "Unknown"
+            ready = there.scene.condition("Ready")
+            prefill, decode = (f"{there.scene.workload(role)}-0" for role in ("prefill", "decode"))
+            there.say(decode, {"transport": "tcp", "refused": [{"pod": prefill, "reason": "dtype differs"}], "num_refused": 1})
+            await there.look()
+
+            found = there.scene.condition("Disaggregating")
+            assert (found["status"], found["reason"]) == ("False", "PairRefused")
+            assert f"decode worker {decode} may not use prefill worker {prefill}" in found["message"]
+            assert there.scene.status["disaggregation"] == {
+                "transport": "tcp",
+                "numRefusedPairs": 1,
+                "refusedPairs": [{"decode": decode, "prefill": prefill, "reason": "dtype differs"}],
+            }
+            assert there.scene.condition("Ready") == ready
+            events = there.scene.api.items(f"/api/v1/namespaces/{namespace}/events")
+            assert [each["type"] for each in events if each["reason"] == "PairRefused"] == ["Warning"]
+            there.say(decode, {"transport": "tcp", "long_prompts": 20, "remote_ratio": 1.0})
+            await there.look()
+            assert there.scene.condition("Disaggregating")["status"] == "True"
+            assert there.scene.status["disaggregation"] == {"transport": "tcp", "remoteShare": "100%"}
             assert not (await there.passes.one()).wrote
 
 

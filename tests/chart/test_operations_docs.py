@@ -39,6 +39,7 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
         conditions.STALLED,
         conditions.DISCOVERY_READY,
         conditions.DISCOVERY_IN_SYNC,
+        conditions.DISAGGREGATING,
         conditions.INGRESS_READY,
         conditions.ACCELERATORS_IN_USE,
     }
@@ -49,7 +50,7 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
         conditions.ADVISED,
         conditions.SCALERS_OVERRIDDEN,
     }
-    fine = {conditions.AS_DECLARED, conditions.ETCD_ANSWERS, conditions.ANSWERING}
+    fine = {conditions.AS_DECLARED, conditions.ETCD_ANSWERS, conditions.ANSWERING, conditions.OFFLOADING}
     words = {value for name, value in vars(conditions).items() if name.isupper() and isinstance(value, str)}
     reasons = words - types - events - fine - set(conditions.ROLE_READY.values()) - set(conditions.AUTOSCALING)
 

@@ -13,12 +13,15 @@ import yaml
 from pdcluster_operator.api.load import load, parse
 from pdcluster_operator.api.sections import EngineSpec, ModelSpec
 from pdcluster_operator.discovery import etcd, keys
+from pdcluster_operator.discovery.disaggregation import read_disaggregation
 from pdcluster_operator.local.certificates import WORKER_NAME
 from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
 from pdcluster_operator.plan import pods, state
+from pdcluster_operator.plan.state import Disaggregation
 from pdcluster_operator.reconcile.key_secret import is_key
 from pdcluster_worker import config, errors
 from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker.dispatch.disaggregation import MAX_REASON, MAX_REFUSED
 from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.metrics import Metrics
@@ -55,6 +58,10 @@ METRICS = (
     "prefix_cache_hit_tokens",
     "prefix_cache_query_tokens",
     "remote_prefill",
+    "long_prompts",
+    "kv_transfer_bytes_per_second",
+    "kv_transport_info",
+    "engine_dtype_info",
     "kv_transfer_bytes",
     "preemptions",
     "request_rejected",
@@ -192,6 +199,16 @@ def test_device_that_cannot_be_read_hides_no_worker(device: object) -> None:
 
 def test_exit_statuses_are_equal_on_both_sides() -> None:
     assert (pods.WRONG_SETTING, pods.NO_DEVICE) == (errors.WRONG_SETTING, errors.NO_DEVICE)
+
+
+def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> None:
+    refused = [records.RefusedPeer(f"p-{number}", "x" * MAX_REASON) for number in range(MAX_REFUSED)]
+    said = records.Disaggregation("tcp", refused, 12, 40, 0.85, 1_200_000_000)
+
+    read = read_disaggregation({"disaggregation": msgspec.to_builtins(said)})
+
+    assert read == Disaggregation("tcp", tuple((peer.pod, peer.reason) for peer in refused), 12, 40, 0.85, 1_200_000_000)
+    assert read_disaggregation({"disaggregation": None}) is None
 
 
 def test_metrics_of_the_contract_exist() -> None:

@@ -106,6 +106,14 @@ def test_status_shows_workers(pdctl: Callable[..., Any], tmp_path: Path) -> None
     assert json.loads(as_json.output) == STATE
 
 
+def test_status_says_whether_prefill_and_decode_work_together(pdctl: Callable[..., Any], tmp_path: Path) -> None:
+    found = {"status": "False", "reason": "PairRefused", "message": "decode worker a may not use prefill worker b"}
+    RunDirectory.create(tmp_path, "chat").write_state(STATE | {"disaggregation": found})
+    last = pdctl("status", "--state-dir", str(tmp_path)).output.splitlines()[-1]
+
+    assert last == "disaggregating: False (PairRefused): decode worker a may not use prefill worker b"
+
+
 def test_status_without_a_run_is_exit_1(pdctl: Callable[..., Any], tmp_path: Path) -> None:
     result = pdctl("status", "chat", "--state-dir", str(tmp_path))
 

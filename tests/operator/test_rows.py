@@ -10,6 +10,7 @@ from pdcluster_operator.local.keeper import Keeper, Phase
 from pdcluster_operator.local.processes import Launch
 from pdcluster_operator.local.rows import LifeLedger, Row, make_rows
 from pdcluster_operator.local.screen import LiveScreen, PlainScreen, make_screen
+from pdcluster_operator.plan.state import Disaggregation
 
 RECORD = WorkerRecord("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
 
@@ -49,6 +50,15 @@ def test_record_of_an_earlier_life_says_nothing() -> None:
     second = row(keeper("running", 2), RECORD, ledger)
     assert (second.state, second.num_restarts, dict(second.addresses)) == ("starting", 1, {})
     assert row(keeper("running", 2), replace(RECORD, engine_id="e2"), ledger).is_ready
+
+
+def test_row_has_what_the_record_says_of_disaggregation_while_the_worker_runs() -> None:
+    said = Disaggregation("tcp")
+    record = replace(RECORD, disaggregation=said)
+
+    assert row(keeper("running", 1), record, LifeLedger({})).disaggregation == said
+    assert row(keeper("stopped", 1), record, LifeLedger({})).disaggregation is None
+    assert row(keeper("running", 1), None, LifeLedger({})).disaggregation is None
 
 
 def test_record_that_etcd_lost_is_not_a_start() -> None:

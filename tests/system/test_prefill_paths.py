@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from tests.reference import Reference
-from tests.system.client import MODEL, answer_of, body
+from tests.system.client import MODEL, Json, answer_of, body
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
 from tests.system.tokens import chat_tokens, text_of, tokens_in
@@ -45,11 +45,27 @@ def test_forced_local_moves_nothing(pair: Pair, prompts: Prompts, reference: Ref
 @pytest.mark.parametrize(("num_tokens", "place"), [(THRESHOLD - 1, "local"), (THRESHOLD, "remote"), (THRESHOLD + 1, "remote")])
 def test_auto_offloads_from_the_threshold_on(pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int, place: str) -> None:
     prompt = prompts(num_tokens)
+    before = pair.decode.metrics()
 
     answer = pair.decode.client.complete(prompt, "auto")
 
     assert answer.prefill == place
     reference.check(prompt, answer.tokens)
+    pair.decode.wait_growth(before, "long_prompts_total", int(place == "remote"), prefill="remote")
+    assert pair.decode.growth(before, "long_prompts_total", prefill="local") == 0
+
+
+def test_both_records_say_that_long_prompts_are_offloaded(pair: Pair, prompts: Prompts) -> None:
+    pair.decode.client.complete(prompts(THRESHOLD), "auto")
+
+    def stated(worker: WorkerProcess) -> Json:
+        found: Json = pair.cluster.records()[worker.name]["disaggregation"]
+        return found
+
+    pair.decode.wait_for(lambda: stated(pair.decode)["remote_ratio"], lambda: stated(pair.decode))
+    pair.prefill.wait_for(lambda: stated(pair.prefill)["bytes_per_second"], lambda: stated(pair.prefill))
+    assert (stated(pair.decode)["transport"], stated(pair.prefill)["transport"]) == ("tcp", "tcp")
+    assert pair.prefill.metrics().value("kv_transfer_bytes_per_second", transport="tcp") > 0
 
 
 def test_auto_counts_only_tokens_that_are_not_cached(pair: Pair, prompts: Prompts) -> None:

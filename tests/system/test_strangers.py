@@ -16,8 +16,8 @@ from pdcluster_worker.proto.worker_pb2_grpc import WorkerStub
 from pdcluster_worker.transfer import wire
 from tests.reference import Reference
 from tests.system.certificates import Certificates, make_certificates
-from tests.system.client import body
-from tests.system.cluster import NewCluster, Pair
+from tests.system.client import Json, body
+from tests.system.cluster import Cluster, NewCluster, Pair
 from tests.system.kv_port import SOCKET_SECONDS, connect, receive
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
@@ -91,20 +91,41 @@ def test_mismatched_prefill_workers_are_refused_as_pairs(
 ) -> None:  # T9
     cluster = new_cluster("mismatch")
     decode = cluster.add_worker("decode", "decode-0")
-    strange = cluster.add_worker("prefill", "prefill-blocks", blockSize=8)
+    cluster.etcd.put("/pdcluster/test/mismatch/dtypes/r1", "bfloat16")  # what `auto` is in this revision
+    strange = cluster.add_worker("prefill", "prefill-dtype", start=False)
+    strange.settings["model"]["dtype"] = "auto"
+    strange.start()
     other = cluster.add_worker("prefill", "prefill-weights", model=other_model)
     for worker in (decode, strange, other):
         worker.wait_ready()
     decode.wait_for(lambda: decode.metrics().value("peers", role="prefill", state="refused") == 2, "both pairs are refused")
 
     assert decode.metrics().by_label("peer_refused_total", "reason") == {"kv_geometry": 1, "weights": 1, "revision": 0}
-    assert "block_size is 16 here and 8 at the peer" in decode.log_tail()
+    assert "dtype is float32 here and bfloat16 at the peer; set model.dtype" in decode.log_tail()
     assert "weights fingerprint" in decode.log_tail()
     prompt = prompts(300)
     answer = decode.client.complete(prompt, "auto")
     assert answer.prefill == "local"
     reference.check(prompt, answer.tokens)
+    # The operator reads from the record what the decode worker found.
+    decode.wait_for(lambda: _stated(cluster)["num_refused"] == 2 and _stated(cluster)["long_prompts"] == 1, lambda: _stated(cluster))
+    reasons = {peer["pod"]: peer["reason"] for peer in _stated(cluster)["refused"]}
+    assert set(reasons) == {"prefill-dtype", "prefill-weights"}
+    assert "dtype is float32 here and bfloat16 at the peer; set model.dtype" in reasons["prefill-dtype"]
+    assert (_stated(cluster)["transport"], _stated(cluster)["remote_ratio"]) == ("tcp", 0.0)
+    assert decode.metrics().by_label("long_prompts_total", "prefill") == {"remote": 0, "local": 1}
+    assert decode.metrics().value("kv_transport_info", transport="tcp") == 1
+    assert decode.metrics().value("engine_dtype_info", dtype="float32", native="true") == 1
+    assert strange.metrics().by_label("engine_dtype_info", "dtype") == {"bfloat16": 1}
     assert decode.client.post(body(prompt, "remote")).status_code == httpx.codes.SERVICE_UNAVAILABLE
     for worker in (decode, strange, other):
         assert worker.client.http.get("/ready").status_code == httpx.codes.OK
     cluster.wait_settled()
+
+
+def _stated(cluster: Cluster) -> Json:
+    """What the decode worker's record says about disaggregation."""
+    record = cluster.record("decode-0")
+    assert record is not None
+    stated: Json = record["disaggregation"]
+    return stated

@@ -76,10 +76,22 @@ def test_missing_secret_ends_with_2(new_cluster: NewCluster, section: str, setti
     assert worker.log_tail(1).startswith(f"error: {reason}")
 
 
+def test_dtype_that_nobody_can_compute_in_ends_with_2(new_cluster: NewCluster) -> None:
+    cluster = new_cluster("pinned")
+    worker = cluster.add_worker("decode", "decode-0", start=False)
+    worker.settings["model"]["dtype"] = "auto"
+    cluster.etcd.put("/pdcluster/test/pinned/dtypes/r1", "int4")
+    worker.start()
+
+    assert worker.wait_end() == 2
+    assert "'int4' under /pdcluster/test/pinned/dtypes/r1" in worker.log_tail(1)
+
+
 def test_etcd_away_at_start_means_not_ready_until_it_comes(new_cluster: NewCluster, tmp_path: Path, prompts: Prompts) -> None:
     cluster, etcd = new_cluster("early"), EtcdServer(tmp_path)
     cluster.etcd = etcd
     worker = cluster.add_worker("mixed", "mixed-0", start=False)
+    worker.settings["model"]["dtype"] = "auto"  # etcd is asked before the engine starts, and again to register
     port = worker.settings["listen"]["http"] = free_port()
     client = Client(f"http://127.0.0.1:{port}")
     try:
@@ -89,6 +101,9 @@ def test_etcd_away_at_start_means_not_ready_until_it_comes(new_cluster: NewClust
         etcd.start()
         worker.wait_ready()
         assert len(worker.client.complete(prompts(20)).tokens) == 8
+        assert etcd.values("/pdcluster/test/early/dtypes/") == {
+            "/pdcluster/test/early/dtypes/r1": worker.record["geometry"]["dtype"].encode()
+        }
     finally:
         client.close()
         etcd.close()

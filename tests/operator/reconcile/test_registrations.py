@@ -13,7 +13,7 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.cluster.errors import UnavailableError
 from pdcluster_operator.discovery.commands import Registered, StoredRecord
 from pdcluster_operator.discovery.etcd import WorkerRecord
-from pdcluster_operator.plan.state import Device, PodState, Registry, WorkloadState
+from pdcluster_operator.plan.state import Device, Disaggregation, PodState, Registry, WorkloadState
 from pdcluster_operator.reconcile import registry as room
 from pdcluster_operator.reconcile.discovery import Question
 from pdcluster_operator.reconcile.registry import (
@@ -44,6 +44,7 @@ class Etcd:
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
         self.devices: dict[str, Device] = {}
+        self.said: dict[str, Disaggregation] = {}
         self.commands: dict[str, datetime | None] = {}
         self.error: Exception | None = None
         self.num_reads, self.removed = 0, list[str]()
@@ -53,8 +54,11 @@ class Etcd:
     async def registered(self, question: Question, key: Key) -> Registered:
         self.num_reads += 1
         await self._answer()
-        said = [WorkerRecord(pod, "decode", "cpu", "e", state, {}, device=self.devices.get(pod)) for pod, state in self.states.items()]
-        return Registered({record.pod: StoredRecord(record.pod, 1, record) for record in said}, dict(self.commands))
+        records = [
+            WorkerRecord(pod, "decode", "cpu", "e", state, {}, device=self.devices.get(pod), disaggregation=self.said.get(pod))
+            for pod, state in self.states.items()
+        ]
+        return Registered({record.pod: StoredRecord(record.pod, 1, record) for record in records}, dict(self.commands))
 
     async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
         await self._answer()
@@ -140,6 +144,50 @@ async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_s
     world.etcd.states = {"a": "ready", "b": "ready"}
     await world.last("a")
     assert (world.etcd.num_reads, len(world.due)) == (3, 2)
+
+
+async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it_says_something_new(world: World):
+    world.etcd.states, world.etcd.said = {"a": "ready"}, {"a": Disaggregation("tcp", long_prompts=100, remote_ratio=0.9)}
+    await world.last("a")
+    world.registrations.follow(KEY, QUESTION, is_wanted=True)
+
+    async def look() -> tuple[int, int]:
+        world.pass_by(SELDOM_SECONDS)
+        world.registrations.look_at_followed()
+        await asyncio.gather(*world.registrations._looking.values())
+        return world.etcd.num_reads, len(world.due)
+
+    assert await look() == (2, 1)
+    world.etcd.said["a"] = Disaggregation("tcp", long_prompts=110, remote_ratio=0.91)
+    assert await look() == (3, 1)
+    world.etcd.said["a"] = Disaggregation("tcp", (("p", "dtype"),), 1)
+    assert await look() == (4, 2)
+    found = await world.last("a")
+    assert found is not None
+    assert found.disaggregation == world.etcd.said
+    world.registrations.look_at_followed()  # it is not time yet
+    assert world.etcd.num_reads == 4
+    world.registrations.follow(KEY, QUESTION, is_wanted=False)
+    assert await look() == (4, 2)
+
+
+async def test_an_etcd_that_is_not_up_is_not_asked_between_passes_and_one_that_failed_ever_more_seldom(world: World):
+    world.registrations.follow(KEY, QUESTION, is_wanted=True)
+    world.registrations.last(KEY, QUESTION, pods("a"), is_up=False)
+    world.registrations.look_at_followed()
+    assert world.etcd.num_reads == 0
+
+    world.etcd.error = EtcdUnreachableError("etcd is away")
+    await world.last("a")
+    assert world.etcd.num_reads == 1
+    world.pass_by(SOON_SECONDS - 1)
+    world.registrations.look_at_followed()
+    await asyncio.sleep(0)
+    assert world.etcd.num_reads == 1
+    world.pass_by(1)
+    world.registrations.look_at_followed()
+    await asyncio.gather(*world.registrations._looking.values())
+    assert world.etcd.num_reads == 2
 
 
 async def test_what_is_odd_is_looked_at_sooner_and_how_long_it_lasts_is_known(world: World):

@@ -27,6 +27,7 @@ FACTS = EngineReady(
     max_model_len=256,
     vocab_size=100,
     device=Device("cpu", "Xeon"),
+    transport="tcp",
 )
 
 

@@ -27,7 +27,7 @@ from tests.worker.dispatch.doubles import ScriptedEngine
 
 SPEC = RequestSpec("r", [1, 2, 3], Sampling(max_tokens=4, seed=1))
 TARGET = Target(b"e" * 16, "decode-engine", "127.0.0.1:1", 0, [5])
-DONE = PrefillDone("r", num_bytes=64, seconds=0.01)
+DONE = PrefillDone("r", num_bytes=64, seconds=0.02, busy_seconds=0.01)
 
 
 async def collect(worker: Worker, engine: ScriptedEngine, *outputs: EngineOutput) -> list[Token | PrefillDone]:
@@ -44,6 +44,7 @@ async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there
     assert replies == [Token("r", 7), DONE]
     assert engine.inputs == [Prefill(SPEC, TARGET)]
     assert worker.active == 0
+    assert worker.sent_bytes_per_second == 6400
 
 
 async def test_prefilling_ends_with_a_token_that_ends_the_request(worker: Worker, engine: ScriptedEngine) -> None:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from pdcluster_worker.config import PrefillScorePolicy
+from pdcluster_worker.config import OffloadPolicy, PolicyConfig, PrefillScorePolicy, Role
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.remote import RemotePrefill
@@ -223,3 +223,50 @@ async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatc
     assert (caught.value.status, caught.value.code) == (503, "queue_full")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+def long_prompts(worker: Worker) -> tuple[int, int]:
+    """(all, remote) that the worker has counted, as its metric has them too."""
+    value = worker.metrics.registry.get_sample_value
+    remote, local = (value("pdcluster_long_prompts_total", {"prefill": place}) for place in ("remote", "local"))
+    assert (remote, local) == (worker.share.num_remote, worker.share.num_long - worker.share.num_remote)
+    return worker.share.num_long, worker.share.num_remote
+
+
+@pytest.mark.parametrize(
+    ("threshold", "replies", "prefill", "expected"),
+    [
+        (0, [FIRST, DONE], "auto", (1, 1)),
+        (0, [PeerError("gone")], "auto", (1, 0)),
+        (0, [FIRST, PeerError("gone")], "auto", (1, 0)),
+        (0, [FIRST, DONE], "local", (0, 0)),  # the client's own wish says nothing about the cluster
+        (11, [FIRST, DONE], "auto", (0, 0)),  # a short prompt: nothing to offload
+        (11, [FIRST, DONE], "remote", (1, 1)),
+    ],
+)
+async def test_long_prompts_are_counted_by_where_they_were_prefilled(
+    dispatcher: DecodeDispatcher,
+    peer: GrantingPeer,
+    worker: Worker,
+    threshold: int,
+    replies: list[Token | PrefillDone | Exception],
+    prefill: PrefillMode,
+    expected: tuple[int, int],
+) -> None:
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=threshold))
+    peer.replies = replies
+    await collect(dispatcher, prefill)
+
+    assert long_prompts(worker) == expected
+
+
+@pytest.mark.parametrize(("role", "expected"), [("decode", (1, 0)), ("mixed", (0, 0))])
+async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
+    dispatcher: DecodeDispatcher, peers: list[RecordingPeer], worker: Worker, role: Role, expected: tuple[int, int]
+) -> None:
+    peers.clear()
+    worker.role = role
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=10))
+    await collect(dispatcher, "auto")
+
+    assert long_prompts(worker) == expected

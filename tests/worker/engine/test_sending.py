@@ -31,6 +31,20 @@ def test_full_blocks_are_written_while_later_chunks_compute(pair, spec):
     assert both.prefill.blocks == {"free": 14, "cached": 2}
 
 
+def test_the_time_between_chunks_is_no_part_of_the_time_that_something_was_under_way(pair, spec):
+    """A block is written after each of three steps and acknowledged after 1 s; the steps between take 5 s each."""
+    both = pair(prefill={"max_batched_tokens": 4})
+    both.start(spec("a", PROMPT), prefill_step=False)
+    for _ in range(3):
+        both.prefill.step()
+        both.clock.advance(1.0)
+        both.prefill.transport.deliver()
+        both.prefill.runner.on_execute = lambda: both.clock.advance(5.0)
+    both.prefill.step()
+    done = both.prefill.of(m.PrefillDone)[0]
+    assert (done.seconds, done.busy_seconds) == (13.0, 3.0)
+
+
 def test_source_blocks_are_held_until_each_is_acknowledged(pair, spec):
     both = pair()
     both.start(spec("a", PROMPT))

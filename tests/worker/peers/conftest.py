@@ -165,7 +165,9 @@ def record() -> Callable[..., WorkerRecord]:
 class Watcher:
     """A Discovery with what it has told; `dead` holds the pods whose probes fail.  obeys: its record says what it is commanded."""
 
-    def __init__(self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int, *, obeys: bool) -> None:
+    def __init__(
+        self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int, *, obeys: bool, pinned: dict[str, bytes]
+    ) -> None:
         self.own = own
         self._obeys = obeys
         prefix = workers_prefix(namespace, "chat", "r1")
@@ -178,7 +180,7 @@ class Watcher:
         self.probed: list[str] = []
         self.discovery = Discovery(
             DiscoveryConfig(endpoints=endpoints, lease_seconds=lease_seconds),
-            DiscoveryKeys(prefix, self.command),
+            DiscoveryKeys(prefix, self.command, pinned),
             DiscoveryEvents(self._on_members, self._on_drain, self._probe),
         )
         self.discovery.start(own)
@@ -207,9 +209,17 @@ async def watcher(record: Callable[..., WorkerRecord]) -> AsyncIterator[Callable
     namespace = uuid.uuid4().hex
     started: list[Watcher] = []
 
-    def start(endpoint: str | list[str], pod: str, *, lease_seconds: int = 2, obeys: bool = False, **changes: Any) -> Watcher:
+    def start(
+        endpoint: str | list[str],
+        pod: str,
+        *,
+        lease_seconds: int = 2,
+        obeys: bool = False,
+        pinned: dict[str, bytes] | None = None,
+        **changes: Any,
+    ) -> Watcher:
         endpoints = [endpoint] if isinstance(endpoint, str) else endpoint
-        started.append(Watcher(endpoints, record(pod, **changes), namespace, lease_seconds, obeys=obeys))
+        started.append(Watcher(endpoints, record(pod, **changes), namespace, lease_seconds, obeys=obeys, pinned=pinned or {}))
         return started[-1]
 
     yield start

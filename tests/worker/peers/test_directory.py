@@ -84,24 +84,25 @@ async def test_mismatched_pair_is_refused_and_reported_on_both_sides(
     d.sees(p, other)
     p.sees(d, other)
 
-    await eventually(lambda: "p" in d.directory.refused() and "d" in p.directory.refused())
+    await eventually(lambda: "p" in d.directory.refused("prefill") and "d" in p.directory.refused("decode"))
     await eventually(lambda: [peer.key for peer in d.directory.prefills()] == ["p2"])
     for one in (d, p):
         assert one.metrics.registry.get_sample_value("pdcluster_peer_refused_total", {"reason": label}) == 1
     assert d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "prefill", "state": "refused"}) == 1
+    assert d.directory.refused("decode") == {}
     assert await d.directory.probe(p.record)  # refused is not dead
 
 
 async def test_refused_peer_is_tried_again_once_it_has_another_engine(worker: Any, eventually: Eventually) -> None:
     d, p = await worker("d", "decode"), await worker("p", "prefill", weights="w2")
     d.sees(p)
-    await eventually(d.directory.refused)
+    await eventually(lambda: d.directory.refused("prefill"))
     mended = await worker("p", "prefill", engine_id="e2")
 
     d.sees(mended)
 
     await eventually(d.directory.prefills)
-    assert d.directory.refused() == {}
+    assert d.directory.refused("prefill") == {}
 
 
 async def test_old_engine_id_is_not_connected_to(worker: Any, record: Any, eventually: Eventually) -> None:

@@ -44,7 +44,7 @@ SectionT = TypeVar("SectionT", bound=_Section)
 
 
 class ModelConfig(_Section, frozen=True):
-    """Which model.  dtype: auto = bfloat16 where this CPU computes it natively, else float32."""
+    """Which model.  dtype: auto = one for all workers of the revision (`peers.dtype`)."""
 
     name: str
     path: str

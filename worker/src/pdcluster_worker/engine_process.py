@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from pdcluster_worker.config import WorkerConfig, load_worker_config
@@ -26,7 +27,7 @@ from pdcluster_worker.engine.messages import Device, EngineFailed, EngineInput, 
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
 from pdcluster_worker.model.device import find_device
-from pdcluster_worker.model.loader import ModelInfo
+from pdcluster_worker.model.loader import DType, ModelInfo
 from pdcluster_worker.model.runner import open_runner
 from pdcluster_worker.transfer.tcp import TcpTransport
 
@@ -72,8 +73,8 @@ class Mailbox:
         self._context.term()
 
 
-def run(config_path: Path, address: str) -> int:
-    """Run one engine.
+def run(config_path: Path, address: str, dtype: DType) -> int:
+    """Run one engine, which computes in `dtype`.
 
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
     was asked for, 1 anything else.
@@ -81,7 +82,7 @@ def run(config_path: Path, address: str) -> int:
     _die_with_parent()
     mailbox = Mailbox(address)
     try:
-        _serve(load_worker_config(config_path), mailbox)
+        _serve(_in_dtype(load_worker_config(config_path), dtype), mailbox)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -134,6 +135,11 @@ def loop(core: EngineCore, mailbox: Mailbox) -> None:
         core.check_when_idle()
 
 
+def _in_dtype(config: WorkerConfig, dtype: DType) -> WorkerConfig:
+    """The worker's configuration with `auto` decided."""
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype=dtype))
+
+
 def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineSettings:
     engine = config.engine
     return EngineSettings(
@@ -158,6 +164,7 @@ def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int, devic
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         device=device,
+        transport=TcpTransport.kind,
     )
 
 

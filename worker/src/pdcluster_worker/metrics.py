@@ -14,6 +14,7 @@ from pdcluster_worker.engine.messages import FinishReason
 _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
     "remote_prefill": ("ok", "failed", "cancelled"),
+    "long_prompts": ("remote", "local"),
     "peer_refused": ("kv_geometry", "weights", "revision"),
     "request_rejected": (
         *("queue_full", "draining", "not_ready", "no_prefill_worker"),
@@ -53,6 +54,13 @@ class Metrics:
             "draining",
             "requests, transfers and then clients that a draining worker still waits for; 0 when it does not drain",
         )
+        self.kv_transfer_bytes_per_second = self._gauge(
+            "kv_transfer_bytes_per_second", "rate of the last KV transfer from here", "transport"
+        )
+        self.engine_dtype_info = self._gauge(
+            "engine_dtype_info", "1 for what the engine computes in, and whether its CPU does so natively", "dtype", "native"
+        )
+        self.kv_transport_info = self._gauge("kv_transport_info", "1 for the transport that moves KV blocks", "transport")
         self.peers = self._gauge("peers", "known peers by role and state", "role", "state")
         self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of admitted requests")
         self.prefill_tokens = self._counter("prefill_tokens", "prompt tokens computed here")
@@ -64,6 +72,7 @@ class Metrics:
         self.prefix_cache_query_tokens = self._counter("prefix_cache_query_tokens", "tokens looked up in the prefix cache")
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
+        self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by where it was, at the decode side", "prefill")
         self.kv_transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes moved", "direction")
         self.preemptions = self._counter("preemptions", "requests preempted to recompute")
         self.request_rejected = self._counter("request_rejected", "requests refused before any work", "reason")

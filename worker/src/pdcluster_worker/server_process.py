@@ -1,7 +1,8 @@
 """The server process: starts the engine process, wires server, dispatch and peers for its role, and ends with either.
 
 Order: HTTP first (so that a taken port is said at once and probes answer while
-weights load), then the engine, then gRPC, then etcd.  It ends when told by
+weights load), then for `dtype: auto` a question to etcd, then the engine, then
+gRPC, then etcd.  It ends when told by
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
 were wrong, or 3 if it could not have the device that it was asked for).  A SIGINT after the first signal does not wait; a SIGTERM changes
@@ -14,9 +15,10 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
@@ -27,9 +29,10 @@ from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.node import Node, join_address
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import EngineReady
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.dtype import DType, agreed_dtype, read_native_dtype, say_speed
+from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.policy_file import PolicyFile
 from pdcluster_worker.server.app import create_app, create_prefill_app
@@ -38,6 +41,8 @@ from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
 """What an engine process means that ends with one of these statuses."""
@@ -88,7 +93,6 @@ class ServerProcess:
         stop, hurry = _signals()
         http = await self._serve_http(backend)
         try:
-            await engine.start()
             life = asyncio.create_task(self._live(engine, backend, http, stop))
             ends: set[asyncio.Future[Any]] = {life, engine.exit_status, asyncio.create_task(hurry.wait())}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -117,10 +121,31 @@ class ServerProcess:
             app = create_app(backend, tokenizer, self._metrics, policy, accepts_key=accepts_key)
         return await serve(app, listen.host, listen.http)
 
+    async def _dtype(self, backend: WorkerBackend) -> DType:
+        """What the engine computes in: the model's setting, or for `auto` what the revision has agreed on."""
+        config, native, loading = self._config, read_native_dtype(), backend.waits_for
+        dtype = config.model.dtype
+        if dtype == "auto":
+            key = dtype_key(self._identity.namespace, config.cluster, config.revision)
+
+            def report(problem: str) -> None:
+                backend.waits_for = problem
+
+            dtype = await agreed_dtype(config.discovery, key, native, report)
+            backend.waits_for = loading
+        say_speed(dtype, native)
+        is_native = dtype in (native, "float32")
+        self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
+        return dtype
+
     async def _live(self, engine: EngineChild, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
         """From the engine's loading to the end of the last request."""
         engine.client.on_stats.append(EngineMetrics(self._metrics, time.monotonic).update)
-        facts = await _ready_unless(stop, engine)
+        dtype = await _unless(stop, self._dtype(backend))
+        if dtype is None:
+            return
+        await engine.start(dtype)
+        facts = await _unless(stop, engine.client.ready())
         if facts is None:
             return
         backend.engine_is_ready(facts)
@@ -154,14 +179,14 @@ async def _leave(node: Node, http: HttpServer) -> None:
     await node.finish()
 
 
-async def _ready_unless(stop: asyncio.Event, engine: EngineChild) -> EngineReady | None:
-    """Wait until the engine serves; None when the worker is told to stop before that."""
-    loading, stopping = asyncio.create_task(engine.client.ready()), asyncio.create_task(stop.wait())
+async def _unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+    """Wait for a step of the start; None when the worker is told to stop before that."""
+    doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return None if stop.is_set() else loading.result()
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else doing.result()
     finally:
-        loading.cancel()
+        doing.cancel()
         stopping.cancel()
 
 

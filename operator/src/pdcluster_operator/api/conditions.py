@@ -2,8 +2,9 @@
 
 Ready = all is as declared, and follows from the role, discovery and ingress
 conditions below it; AcceleratorsInUse = workers compute on what their pools reserve,
-told where a pool has an accelerator; Serving = requests are answered; DiscoveryInSync = the
-records in etcd are those of the pods, told once etcd was asked.  Reconciling and Stalled
+where a pool has an accelerator; Serving = requests are answered; DiscoveryInSync = the
+records in etcd are those of the pods, once etcd was asked; Disaggregating = long
+prompts are prefilled by prefill workers, where there are any.  Reconciling and Stalled
 are there only while they are true, as kstatus wants them.
 """
 
@@ -18,6 +19,7 @@ MIXED_READY: Final = "MixedReady"
 INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
 ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
+DISAGGREGATING: Final = "Disaggregating"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
@@ -69,6 +71,13 @@ ORPHANS: Final = "PodsWithoutRecords"
 # What workers of a pool with accelerators compute on.
 ACCELERATORS_IDLE: Final = "AcceleratorsIdle"
 DEVICE_NOT_SAID: Final = "DeviceNotSaid"
+
+# How prefill and decode work together.
+OFFLOADING: Final = "Offloading"
+NO_LONG_PROMPTS: Final = "NoLongPrompts"
+PAIR_REFUSED: Final = "PairRefused"
+NO_PREFILL_WORKER: Final = "NoPrefillWorker"
+NOT_OFFLOADING: Final = "NotOffloading"
 
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"

@@ -60,7 +60,7 @@ class ModelSpec(Section):
 
     name:       what clients call it
     path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
-    dtype:      of weights and KV; auto = bfloat16 where the machine computes it natively, else float32
+    dtype:      of weights and KV; auto = bfloat16 where the first worker's CPU computes it natively, else float32
     node_cache: folder of the node that keeps downloads for the next pod there; without it each pod downloads for itself
     """
 

@@ -31,4 +31,10 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
     ]
     widths = [max(len(row[index]) for row in rows) for index in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"{state['name']}  revision {state['revision']}  etcd {','.join(state['etcd']['endpoints'])}", *lines])
+    head = f"{state['name']}  revision {state['revision']}  etcd {','.join(state['etcd']['endpoints'])}"
+    return "\n".join([head, *lines, *_together(state.get("disaggregation"))])
+
+
+def _together(found: dict[str, Any] | None) -> list[str]:
+    """Whether prefill and decode work together; nothing for mixed workers, or of an older `pdctl up`."""
+    return [f"disaggregating: {found['status']} ({found['reason']}): {found['message']}"] if found else []

@@ -16,7 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from pdcluster_operator.api.errors import EtcdUnreachableError
-from pdcluster_operator.plan.state import Device
+from pdcluster_operator.discovery.disaggregation import read_disaggregation
+from pdcluster_operator.plan.state import Device, Disaggregation
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3
@@ -32,6 +33,7 @@ class WorkerRecord:
     state:     starting, ready, draining or drained
     addresses: host:port by `http`, `grpc` and `kv`
     device:    what it computes on; None = it does not say
+    disaggregation: None = it says nothing of it
     """
 
     pod: str
@@ -41,6 +43,7 @@ class WorkerRecord:
     state: str
     addresses: dict[str, str]
     device: Device | None = None
+    disaggregation: Disaggregation | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,16 @@ def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
         role, pool, pod = relative_key.split("/")
         content: dict[str, Any] = json.loads(value)
         addresses = {kind: content[f"{kind}_address"] for kind in ("http", "grpc", "kv")}
-        return WorkerRecord(pod, role, pool, content["engine_id"], content["state"], addresses, device=_device(content))
+        return WorkerRecord(
+            pod,
+            role,
+            pool,
+            content["engine_id"],
+            content["state"],
+            addresses,
+            device=_device(content),
+            disaggregation=read_disaggregation(content),
+        )
     except (ValueError, KeyError, TypeError) as e:
         logger.warning("ignored worker record key=%s reason=%r", relative_key, e)
         return None

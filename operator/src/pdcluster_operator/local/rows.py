@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pdcluster_operator.discovery.etcd import WorkerRecord
 from pdcluster_operator.local.keeper import Keeper
+from pdcluster_operator.plan.state import Disaggregation
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Row:
 
     state:     starting, ready, unregistered (it runs, but etcd has lost its record), draining, drained, restarting, failed or stopped
     addresses: host:port of http, grpc and kv; empty until it has announced them
+    disaggregation: what its record says of it; None = nothing yet
     """
 
     name: str
@@ -28,6 +30,7 @@ class Row:
     num_restarts: int
     log: Path
     addresses: Mapping[str, str] = field(default_factory=dict)
+    disaggregation: Disaggregation | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -74,6 +77,7 @@ def _row(role: str, pool: str, keeper: Keeper, found: WorkerRecord | None, ledge
         num_restarts=max(0, keeper.num_lives - 1),
         log=keeper.launch.log,
         addresses=record.addresses if record and keeper.phase == "running" else {},
+        disaggregation=record.disaggregation if record and keeper.phase == "running" else None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.local.rows import Row
 from pdcluster_operator.local.site import Site
+from pdcluster_operator.local.together import disaggregation_of
 from pdcluster_operator.plan.local import LocalPlan
 
 
@@ -26,6 +27,7 @@ def make_state(cluster: PDCluster, plan: LocalPlan, site: Site, etcd_pid: int | 
             "key": str(site.certificates.key),
         },
         "policy": str(site.run.policy),
+        "disaggregation": disaggregation_of(cluster, rows),
         "workers": [_worker(row) for row in rows],
     }
 

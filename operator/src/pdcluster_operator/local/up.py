@@ -30,6 +30,7 @@ from pdcluster_operator.local.screen import Screen
 from pdcluster_operator.local.site import Site, find_model, write_policy, write_process
 from pdcluster_operator.local.state import make_state
 from pdcluster_operator.local.supervisor import CONFIGURATION_ERROR, Supervisor
+from pdcluster_operator.local.together import TogetherNews
 from pdcluster_operator.local.watcher import Watcher
 from pdcluster_operator.plan.local import LocalPlan, plan_local, scaling_remark
 
@@ -114,9 +115,12 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
         write_policy(cluster, site)
         supervisor = Supervisor([write_process(cluster, process, site) for process in plan.processes], screen.say)
 
+        together = TogetherNews(cluster, screen.say)
+
         def changed(rows: Sequence[Row]) -> None:
             run.write_state(make_state(cluster, plan, site, etcd.pid if etcd else None, rows))
             screen.show(rows)
+            together.show(rows)
 
         watcher = Watcher(endpoints, workers_prefix(namespace, name, plan.revision), changed)
         await _prime(watcher)

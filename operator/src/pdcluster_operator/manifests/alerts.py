@@ -57,6 +57,8 @@ _SUCCEEDED = "(sum(rate(pdcluster_request_success_total{$scope}[5m])) or vector(
 _QUEUE = "sum(pdcluster_prefill_queue_tokens{$scope})"
 _PREFILLS = "sum(rate(pdcluster_remote_prefill_total{$scope}[10m]))"
 _FAILED_PREFILLS = 'sum(rate(pdcluster_remote_prefill_total{$scope,outcome="failed"}[10m]))'
+_LONG_PROMPTS = "sum(rate(pdcluster_long_prompts_total{$scope}[10m]))"
+_LOCAL_PROMPTS = 'sum(rate(pdcluster_long_prompts_total{$scope,prefill="local"}[10m]))'
 _READY_PREFILL_PEERS = 'pdcluster_peers{$scope,role="$ingress",exported_role="prefill",state="ready"}'
 _INGRESS_WORKERS = 'pdcluster_num_requests_running{$scope,role="$ingress"}'
 
@@ -131,13 +133,27 @@ ALERTS = (
         needs_prefill=True,
     ),
     Alert(
+        name="PDClusterNotDisaggregating",
+        severity="warning",
+        lasting="10m",
+        # 1 in 100 s keeps the few first prompts of a cluster, and those of a quiet one, from being a share of anything.
+        expression=f"{_LOCAL_PROMPTS} / {_LONG_PROMPTS} > 0.9 and {_LONG_PROMPTS} > 0.01",
+        summary="long prompts are prefilled by decode workers",
+        description="More than 90 % of the long prompts of the last 10 minutes found no prefill worker: they are computed beside the "
+        "requests of decode workers, which slows both.",
+        runbook="kubectl describe pdc: the condition Disaggregating names a refused pair and the fix, or where to look; "
+        "PrefillReady names prefill workers that are not there.",
+        needs_prefill=True,
+    ),
+    Alert(
         name="PDClusterPairRefused",
         severity="warning",
         lasting="0m",
         expression="sum by (reason) (increase(pdcluster_peer_refused_total{$scope}[15m])) > 0",
         summary="two workers refused each other",
         description="A prefill and a decode worker do not fit ({{ $labels.reason }}): no KV moves between them.",
-        runbook="Their logs say what differs. Within one revision it is another model folder somewhere: make them the same.",
+        runbook="The condition Disaggregating, and their logs, say what differs and the fix. Within one revision it is mostly another "
+        "model folder somewhere: make them the same.",
         needs_prefill=True,
     ),
     Alert(

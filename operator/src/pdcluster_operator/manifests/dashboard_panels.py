@@ -64,6 +64,9 @@ def _rate(metric: str, by: str = _BY, legend: str = _POOL) -> Query:
 _PHASES = Query(quantile(0.95, "ttft_phase_seconds", _WINDOW, "phase"), "{{phase}}")
 _STEPS = Query(quantile(0.95, "engine_step_seconds", _WINDOW, "role, pool, kind"), "{{role}}/{{pool}} {{kind}}")
 _PEERS = Query("max by (exported_role, state) (pdcluster_peers{$scope})", "{{exported_role}} {{state}}")
+_RATE = Query("quantile by (transport) (0.5, pdcluster_kv_transfer_bytes_per_second{$scope})", "{{transport}}")
+_TRANSPORTS = Query("count by (transport) (pdcluster_kv_transport_info{$scope})", "workers with {{transport}}")
+_DTYPES = Query("count by (dtype, native) (pdcluster_engine_dtype_info{$scope})", "{{dtype}}, native {{native}}")
 _PREFIX_HITS = Query(f"{_rate('prefix_cache_hit_tokens').expression} / {_rate('prefix_cache_query_tokens').expression}", _POOL)
 _ENGINE_TIME = tuple(
     _rate(metric, legend=f"{_POOL} {word}")
@@ -92,8 +95,22 @@ _QUEUES = (
 )
 _TRANSFERS = (
     Panel("Remote prefills", "By outcome, at the decode workers.", "reqps", (_rate("remote_prefill", "outcome", "{{outcome}}"),), True),
+    Panel(
+        "Long prompts",
+        "By where they were prefilled: at a prefill worker, or at the decode worker itself.",
+        "reqps",
+        (_rate("long_prompts", "prefill", "{{prefill}}"),),
+        needs_prefill=True,
+    ),
     Panel("KV moved", "Per second and direction.", "Bps", (_rate("kv_transfer_bytes", "direction", "{{direction}}"),), True),
     Panel("KV transfer", "First write to last acknowledgement.", "s", _quantiles("kv_transfer_seconds"), True),
+    Panel(
+        "KV transfer rate",
+        "Of the last transfer of each prefill worker, while something was under way; the middle one.",
+        "Bps",
+        (_RATE, _TRANSPORTS),
+        needs_prefill=True,
+    ),
     Panel("Pairs refused", "By reason, per second.", "short", (_rate("peer_refused", "reason", "{{reason}}"),), True),
     Panel("Fences overdue", "Their blocks stay out of use.", "short", _total("fences_overdue"), True),
     Panel("Peers", "The most that any worker sees.", "short", (_PEERS,)),
@@ -107,6 +124,7 @@ _ENGINES = (
     Panel("Engine step", "p95, by kind of step.", "s", (_STEPS,)),
     Panel("Engine steps", "Per second.", "short", (_rate("engine_steps"),)),
     Panel("Devices", "Workers by what their engines compute on.", "short", (_DEVICES,)),
+    Panel("Engine dtype", "Workers by what they compute in, and whether their CPU does so natively.", "short", (_DTYPES,)),
     Panel("Engine time", "Seconds per second: on prefill, on decode, outside the model.", "percentunit", _ENGINE_TIME),
 )
 

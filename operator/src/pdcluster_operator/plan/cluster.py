@@ -23,6 +23,7 @@ from pdcluster_operator.plan.autoscaled import (
     overridden,
 )
 from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers, lacks, waiting
+from pdcluster_operator.plan.disaggregating import Found, disaggregating, said_by
 from pdcluster_operator.plan.disruption import plan_budgets
 from pdcluster_operator.plan.drain import Drain, plan_drain
 from pdcluster_operator.plan.happenings import happenings
@@ -271,7 +272,9 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         has_prefill=scene.there.has_prefill(observed.service_revision),
     )
     autoscale = scene.cluster.spec.autoscale
-    others = (registered.condition, accelerators_in_use(scene.cluster, views, observed.registry, previous))
+    together = _disaggregating(scene, step)
+    in_use = accelerators_in_use(scene.cluster, views, observed.registry, previous)
+    others = (registered.condition, in_use, together.condition)
     beside = [each for each in others if each is not None]
     found = (*condition_tree(facts), *beside, *autoscale_conditions(autoscale, observed))
     return {
@@ -280,8 +283,19 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         **number_fields(views),
         **rollout_field(scene.rollout),
         **autoscaling_fields(autoscale, observed),
+        **together.fields,
         "conditions": dated(found, previous, generation=observed.generation, now=now),
     }
+
+
+def _disaggregating(scene: _Scene, step: Step) -> Found:
+    """How prefill and decode workers of the revision that serves work together; nothing to say of mixed ones."""
+    if _serving_role(scene, step) != "decode" or PREFILL not in scene.cluster.spec.roles.present():
+        return Found()
+    registry, threshold = scene.observed.registry, scene.cluster.spec.routing.offload.prefill_length_threshold
+    is_known = registry is not None and registry.error is None
+    said = said_by(registry, scene.there.of_revision(step.serving)) if registry is not None and is_known else None
+    return disaggregating(said, Previous(scene.observed.status), threshold)
 
 
 def _autoscale_news(scene: _Scene, status: Status) -> Iterator[Happening]:

@@ -21,7 +21,14 @@ _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
 def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Happening, ...]:
     """Every change that is worth an event."""
     old, new = Previous(before), Previous(after)
-    return (*_rollout(old, new), *_scaled(old, new), *_ready(old, new), *_serving(old, new), *_accelerators(old, new))
+    return (
+        *_rollout(old, new),
+        *_scaled(old, new),
+        *_ready(old, new),
+        *_serving(old, new),
+        *_accelerators(old, new),
+        *_disaggregating(old, new),
+    )
 
 
 def cut_short(pods: Sequence[str]) -> tuple[Happening, ...]:
@@ -71,9 +78,24 @@ def _serving(old: Previous, new: Previous) -> Iterator[Happening]:
 
 
 def _accelerators(old: Previous, new: Previous) -> Iterator[Happening]:
-    """That accelerators are reserved and nothing computes on them, unless that is told as the reason of Ready."""
-    was, condition = old.condition(words.ACCELERATORS_IN_USE), new.condition(words.ACCELERATORS_IN_USE)
-    if condition.get("status") != "False" or condition["reason"] == new.reason(words.READY):
-        return
-    if was.get("status") != "False" or was.get("reason") != condition["reason"]:
+    """Accelerators are reserved and idle; not when Ready has the same reason and so tells it."""
+    condition = new.condition(words.ACCELERATORS_IN_USE)
+    if condition.get("reason") != new.reason(words.READY) and _turned_false(old, condition):
         yield Happening(condition["reason"], condition["message"], warning=True)
+
+
+def _disaggregating(old: Previous, new: Previous) -> Iterator[Happening]:
+    """It turned False, or is so for another reason; and it is True again."""
+    was, condition = old.condition(words.DISAGGREGATING), new.condition(words.DISAGGREGATING)
+    if _turned_false(old, condition):
+        yield Happening(condition["reason"], condition["message"], warning=True)
+    elif condition.get("status") == "True" and was.get("status") == "False":
+        yield Happening(condition["reason"], condition["message"])
+
+
+def _turned_false(old: Previous, condition: Mapping[str, Any]) -> bool:
+    """True when a condition is False now and was not, or was for another reason."""
+    if condition.get("status") != "False":
+        return False
+    was = old.condition(condition["type"])
+    return was.get("status") != "False" or was.get("reason") != condition["reason"]

@@ -40,6 +40,11 @@ class Previous:
             if "name" in role and "name" in pool and isinstance(pool.get("desired"), int)
         }
 
+    def mapping(self, field: str) -> Mapping[str, Any]:
+        """A field of the status that holds fields of its own; empty when there is none."""
+        value = self._status.get(field)
+        return value if isinstance(value, Mapping) else {}
+
     def kept(self) -> Mapping[str, int]:
         """Size of each workload that stays until others take its place, by its name."""
         entries = _mappings(self._status.get("kept"))

@@ -101,6 +101,24 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Disaggregation:
+    """What one worker says of how prefill and decode work together.
+
+    transport:        that moves KV blocks
+    refused:          prefill workers that it may not use, as (pod, reason), the first few; num_refused: all of them
+    long_prompts:     about how many prompts lately were worth a remote prefill; remote_ratio: the share that got one
+    bytes_per_second: about what its last KV transfer reached; 0 = it has sent none
+    """
+
+    transport: str
+    refused: tuple[tuple[str, str], ...] = ()
+    num_refused: int = 0
+    long_prompts: int = 0
+    remote_ratio: float | None = None
+    bytes_per_second: int = 0
+
+
+@dataclass(frozen=True)
 class Registry:
     """What etcd says of a cluster's workers.
 
@@ -109,6 +127,7 @@ class Registry:
     commands: pods that are told to drain
     asked:    seconds since it was first wanted that a pod drains, by pod
     odd:      seconds since etcd first said that a record has no pod, or a pod that is ready or has started no record, by pod
+    disaggregation: of those that speak of it, by pod
     error:    why etcd cannot be asked now, and nothing is known but `asked`; None = it answers
     again_seconds: with an error: after which it is asked again
     """
@@ -117,6 +136,7 @@ class Registry:
     commands: frozenset[str] = frozenset()
     asked: Mapping[str, float] = field(default_factory=dict)
     odd: Mapping[str, float] = field(default_factory=dict)
+    disaggregation: Mapping[str, Disaggregation] = field(default_factory=dict)
     error: str | None = None
     again_seconds: float | None = None
     devices: Mapping[str, Device] = field(default_factory=dict)

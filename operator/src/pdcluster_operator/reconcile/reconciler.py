@@ -134,6 +134,7 @@ class Reconciler:
         seen = replace(seen, decided=self.autoscaling.decide(live.key, cluster, seen))
         question = workers_question(cluster)
         is_up = discovery_answers(discovery)
+        self.registrations.follow(live.key, question, is_wanted=cluster.spec.roles.prefill is not None)
         seen = replace(seen, registry=self.registrations.last(live.key, question, seen.workloads, is_up=is_up))
 
         def plan_with(failures: tuple[Failure, ...]) -> ClusterPlan:

@@ -1,7 +1,8 @@
 """What etcd says of each cluster's workers, and the commands for them: asked seldom, in the background, unless a worker drains.
 
 A cluster that is as it should be costs one read in a while, which no pass waits
-for; its key is made due when the answer says something new.  While workers
+for; its key is made due when the answer says something new.  What is followed
+is read between passes too, for what workers say comes with no event.  While workers
 drain, each pass reads anew, with a time limit; once an etcd has not answered no
 pass waits for it any more until it does.  What is remembered is since when each drain and
 each oddity lasts; the commands themselves say so too, for an operator that
@@ -23,8 +24,9 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.cluster.errors import ClusterError
 from pdcluster_operator.discovery.commands import Registered, StoredRecord
 from pdcluster_operator.manifests.engine_config import etcd_endpoints
+from pdcluster_operator.plan.disaggregating import digest
 from pdcluster_operator.plan.insync import odd_ones
-from pdcluster_operator.plan.state import Device, Registry, WorkloadState
+from pdcluster_operator.plan.state import Device, Disaggregation, Registry, WorkloadState
 from pdcluster_operator.reconcile.discovery import Question
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class _Known:
     odd:   since which look a record has no pod or a pod no record
     is_away: it does not answer since its last answer: what was odd then may have ended and begun anew
     looks: answers so far; judged: those by which `odd` was judged: what came since the last one is not odd yet
+    is_followed: it is looked at between passes too
     turn:  counts looks and commands; told: the turn of what `last` says, which no look that began before it may overwrite
     """
 
@@ -92,6 +95,7 @@ class _Known:
     spare: dict[str, float] = field(default_factory=dict)
     odd: dict[str, float] = field(default_factory=dict)
     is_away: bool = False
+    is_followed: bool = False
     looks: int = 0
     judged: int = 0
     turn: int = 0
@@ -119,6 +123,10 @@ class Registrations:
     _looking: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     _leaving: set[asyncio.Task[None]] = field(default_factory=set)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKS))
+
+    def follow(self, key: Key, question: Question, *, is_wanted: bool) -> None:
+        """Look now and then without a pass too: for what workers say that no event of Kubernetes goes with."""
+        self._of(key, question).is_followed = is_wanted
 
     def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> Registry | None:
         """What was last known; a look that is due is begun, and makes the key due when it finds something new.
@@ -197,14 +205,22 @@ class Registrations:
         return self._known.pop(key, None)
 
     async def run(self) -> None:
-        """Keep the looks that passes begin; none outlives it."""
+        """Look at what is followed, and keep the looks that passes begin; none outlives it."""
         try:
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(SOON_SECONDS)
+                self.look_at_followed()
         finally:
             tasks = [*self._looking.values(), *self._leaving]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def look_at_followed(self) -> None:
+        """Begin the looks that are due; an etcd that is known not to be up is left to the passes."""
+        for key, known in self._known.items():
+            if known.is_followed and (known.error is not None or not known.is_away):
+                self._look_if_due(key, known, known.pause if known.error else SELDOM_SECONDS)
 
     def _of(self, key: Key, question: Question) -> _Known:
         known = self._known.get(key)
@@ -267,14 +283,24 @@ class Registrations:
         known.judged = known.looks
         known.odd = {pod: known.odd.get(pod, now) for pod in odd if is_new or pod in known.odd}
         since_odd = {pod: now - since for pod, since in known.odd.items()}
-        return Registry(states, frozenset(known.last.commands), asked, since_odd, devices=_devices(known.last))
+        last = known.last
+        return Registry(
+            states,
+            frozenset(last.commands),
+            asked,
+            since_odd,
+            devices=_devices(last),
+            disaggregation=_disaggregation(last),
+        )
 
 
 def _content(known: _Known) -> tuple[object, ...]:
     """What a plan could make something of."""
     if known.last is None:
         return ()
-    return _states(known.last), _devices(known.last), frozenset(known.last.commands)
+    last = known.last
+    disaggregation = digest(_disaggregation(last))
+    return _states(last), _devices(last), frozenset(last.commands), disaggregation
 
 
 def _states(registered: Registered) -> dict[str, str]:
@@ -284,6 +310,11 @@ def _states(registered: Registered) -> dict[str, str]:
 def _devices(registered: Registered) -> dict[str, Device]:
     records = {pod: stored.record for pod, stored in registered.records.items()}
     return {pod: record.device for pod, record in records.items() if record.device is not None}
+
+
+def _disaggregation(registered: Registered) -> dict[str, Disaggregation]:
+    found = {pod: stored.record.disaggregation for pod, stored in registered.records.items()}
+    return {pod: said for pod, said in found.items() if said is not None}
 
 
 async def _error(talking: Awaitable[object]) -> str | None:

@@ -11,13 +11,14 @@ from pdcluster_worker.peers.types import Generated, PrefillMode
 
 
 class WorkerBackend:
-    """Implements `server.backend.Backend`."""
+    """Implements `server.backend.Backend`.  waits_for: why it is not ready until it serves"""
 
     def __init__(self, model_name: str, engine: EngineClient) -> None:
         self.model_name = model_name
         self.max_model_len = 0
         self.vocab_size = 0
         self.device: Device | None = None
+        self.waits_for = "the engine is loading the model"
         self._engine = engine
         self._node: Node | None = None
 
@@ -33,7 +34,7 @@ class WorkerBackend:
 
     def ready(self) -> str | None:
         """None when requests may come, else why not."""
-        return self.alive() or ("the engine is loading the model" if self._node is None else self._node.problem())
+        return self.alive() or (self.waits_for if self._node is None else self._node.problem())
 
     def alive(self) -> str | None:
         """None while the engine lives or loads, else why it does not."""

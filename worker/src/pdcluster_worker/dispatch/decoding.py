@@ -17,7 +17,7 @@ from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
-from pdcluster_worker.routing.offload import should_offload
+from pdcluster_worker.routing.offload import is_long_prompt, should_offload
 
 
 class DecodeDispatcher:
@@ -76,6 +76,8 @@ class DecodeDispatcher:
                     if generated.token.finish_reason is not None:
                         return
         else:
+            if prefill == "auto" and self._is_long(spec, hashes):
+                self._worker.count_long_prompt(is_remote=False)
             self._worker.engine.send(Submit(spec))
         if started:
             token = await self._first_step(mailbox)
@@ -112,6 +114,14 @@ class DecodeDispatcher:
             prefill_queue=self._prefill_queue(prefills),
             decode_active=self._num_decoding,
         )
+
+    def _is_long(self, spec: RequestSpec, hashes: list[bytes]) -> bool:
+        """Whether the prompt was worth a remote prefill, had there been room; beside a mixed worker there never is."""
+        if self._worker.role != "decode":
+            return False
+        num_tokens = len(spec.prompt) + len(spec.output)
+        uncached = num_tokens - self._worker.cached_tokens(hashes, num_tokens)
+        return is_long_prompt(self._worker.policy.offload, uncached)
 
     def _prefill_queue(self, prefills: list[Peer]) -> int:
         """Requests waiting for a credit over all decode workers plus those queued at prefill workers (docs/architecture.md)."""

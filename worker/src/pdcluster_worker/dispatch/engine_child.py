@@ -37,10 +37,11 @@ class EngineChild:
         self.client = EngineClient(self._socket)
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def start(self) -> None:
-        """Start the process; `client.ready()` says when it serves."""
+    async def start(self, dtype: str) -> None:
+        """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
         self._socket.bind(self._address)
-        command = (sys.executable, "-m", "pdcluster_worker", "--engine-config", str(self._config_path), "--engine", self._address)
+        arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype)
+        command = (sys.executable, "-m", "pdcluster_worker", *arguments)
         self._process = await asyncio.create_subprocess_exec(*command)
         self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
 

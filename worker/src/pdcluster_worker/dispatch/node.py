@@ -6,6 +6,7 @@ promise nothing new, wait for what runs, refuse, leave etcd).  When it drains is
 `decoding` and `prefilling`.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -15,6 +16,7 @@ import msgspec
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.disaggregation import LOOK_SECONDS, Disaggregating
 from pdcluster_worker.dispatch.draining import Drain
 from pdcluster_worker.dispatch.handler import Handler, credit_limit
 from pdcluster_worker.dispatch.ingress import Ingress
@@ -24,7 +26,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.peers.client import Here, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
-from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, workers_prefix
+from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, dtype_key, workers_prefix
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.service import WorkerService
@@ -72,6 +74,8 @@ class Node:
         worker.on_request = self._drain.look
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()
+        self._disaggregating = self._make_disaggregating()
+        self._looking: asyncio.Task[None] | None = None
         self._grpc: grpc.aio.Server | None = None
 
     def _work(self) -> DecodeDispatcher | PrefillDispatcher:
@@ -82,10 +86,26 @@ class Node:
         self.ingress = Ingress(self.worker, decoding, directory.decodes)
         return decoding
 
+    def _make_disaggregating(self) -> Disaggregating:
+        worker = self.worker
+        return Disaggregating(
+            worker.engine_ready.transport,
+            worker.share,
+            # A decode worker shakes hands with each prefill worker: what both sides found, its record says.
+            lambda: self._directory.refused("prefill") if worker.role == "decode" else {},
+            lambda: worker.sent_bytes_per_second,
+            asyncio.get_running_loop().time,
+        )
+
     def _make_discovery(self) -> Discovery:
         config, identity = self._config, self._identity
         prefix = workers_prefix(identity.namespace, config.cluster, config.revision)
-        keys = DiscoveryKeys(prefix, command_key(identity.namespace, config.cluster, identity.pod))
+        command = command_key(identity.namespace, config.cluster, identity.pod)
+        pinned: dict[str, bytes] = {}
+        if config.model.dtype == "auto":
+            key = dtype_key(identity.namespace, config.cluster, config.revision)
+            pinned[key] = self.worker.engine_ready.dtype.encode()
+        keys = DiscoveryKeys(prefix, command, pinned)
         return Discovery(config.discovery, keys, DiscoveryEvents(self._directory.set_members, self._drain.command, self._directory.probe))
 
     # --- joining ------------------------------------------------------------------------------
@@ -97,6 +117,16 @@ class Node:
         self.worker.state = self._drain.state
         self._record = self._make_record(http_port, port)
         self._discovery.start(self._record)
+        if self._config.role != "mixed":
+            self._looking = asyncio.create_task(self._look_for_ever(), name="disaggregation")
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._disaggregating.look():
+                stated = self._disaggregating.stated
+                self._record = msgspec.structs.replace(self._record, disaggregation=stated)
+                self._discovery.update(self._record)
 
     def problem(self) -> str | None:
         """Why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
@@ -116,6 +146,7 @@ class Node:
             pool=config.pool,
             state="ready",
             device=facts.device,
+            disaggregation=None if config.role == "mixed" else self._disaggregating.stated,
         )
 
     # --- policy -------------------------------------------------------------------------------
@@ -157,6 +188,9 @@ class Node:
 
     async def close(self) -> None:
         """Leave etcd, drop peers, stop serving them."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._drain.close()
         await self._discovery.close()
         await self._directory.close()

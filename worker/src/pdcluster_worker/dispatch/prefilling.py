@@ -30,6 +30,8 @@ class PrefillDispatcher:
                         raise RequestError(f"KV transfer to {target.address} failed: {output.reason}", status=503, code="transfer_failed")
                     if not isinstance(output, Token | PrefillDone):
                         raise RequestError(f"the engine answered {type(output).__name__} to Prefill", status=500)
+                    if isinstance(output, PrefillDone):
+                        worker.note_transfer(output.num_bytes, output.busy_seconds)
                     yield output
                     if isinstance(output, PrefillDone) or output.finish_reason is not None:
                         return

@@ -63,6 +63,7 @@ class RemotePrefill:
         if reserved is None:
             if forced:
                 raise RequestError('no prefill worker is ready, and pdcluster.prefill is "remote"', status=503, code="no_prefill_worker")
+            self._worker.count_long_prompt(is_remote=False)
             self._worker.engine.send(Submit(spec))
             return
         first: Token | None = None
@@ -91,6 +92,8 @@ class RemotePrefill:
             self._worker.engine.send(ReceiveFailed(spec.request_id, reserved.blocks.epoch, first))
         finally:
             self._worker.metrics.remote_prefill.labels(outcome).inc()
+            if outcome != "cancelled":
+                self._worker.count_long_prompt(is_remote=outcome == "ok")
             if outcome != "ok":
                 reserved.peer.release(spec.request_id)  # in case the call never began
 

@@ -16,6 +16,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
 from pdcluster_worker.peers.types import Load, Report
+from pdcluster_worker.routing.prefill_share import PrefillShare
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import CreditQueue
 
@@ -38,6 +39,8 @@ class Worker:
     active:        requests that run here, are relayed, or are prefilled for a peer.
     has_ended:     nothing is taken any more, for the process is about to end.
     on_request:    told of each request that begins.
+    share:         where long prompts of this decode worker were prefilled.
+    sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
     """
 
     role: Role
@@ -52,6 +55,8 @@ class Worker:
     active: int = 0
     has_ended: bool = False
     on_request: Callable[[], None] = lambda: None
+    share: PrefillShare = field(default_factory=PrefillShare)
+    sent_bytes_per_second: float = 0.0
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
     _room: "dict[str, tuple[int, asyncio.Future[None]]]" = field(default_factory=dict)
@@ -60,6 +65,7 @@ class Worker:
         self.engine.on_blocks.append(self._on_blocks)
         self.engine.on_stats.append(self._on_stats)
         self._export_queues()
+        self.metrics.kv_transport_info.labels(self.engine_ready.transport).set(1)
 
     @property
     def engine_id(self) -> str:
@@ -74,6 +80,18 @@ class Worker:
     def cached_tokens(self, hashes: list[bytes], num_tokens: int) -> int:
         """Prefix hit here: whole blocks, and at least one token is always left to compute [V15]."""
         return min(self.blocks.match(_SELF, hashes), (num_tokens - 1) // self.block_size) * self.block_size
+
+    def count_long_prompt(self, *, is_remote: bool) -> None:
+        """A prompt that was worth a remote prefill has been prefilled: there, or here after all."""
+        self.share.add(asyncio.get_running_loop().time(), is_remote=is_remote)
+        self.metrics.long_prompts.labels("remote" if is_remote else "local").inc()
+
+    def note_transfer(self, num_bytes: int, seconds: float) -> None:
+        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short to tell."""
+        if seconds > 0:
+            self.sent_bytes_per_second = num_bytes / seconds
+            gauge = self.metrics.kv_transfer_bytes_per_second
+            gauge.labels(self.engine_ready.transport).set(self.sent_bytes_per_second)
 
     @contextmanager
     def request(self) -> Iterator[None]:

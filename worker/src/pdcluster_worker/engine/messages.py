@@ -184,6 +184,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     vocab_size: int
     device: Device
+    transport: str  # that moves KV blocks: tcp or local
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
@@ -215,6 +216,7 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
     seconds: float  # from the first write to the last acknowledgement
     checksum: int | None = None
+    busy_seconds: float = 0.0  # part of `seconds` with a write under way; known on the prefill side only
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):

@@ -27,6 +27,8 @@ class Send:
     held:          source blocks under a reference of this send.
     cancelled:     we stopped it; the end of it is no news to the server.
     first_seconds: the clock at the first write.
+    busy_since:    the clock when something began to be under way; None = nothing is.
+    busy_seconds:  how long something was.
     """
 
     request: Request
@@ -37,6 +39,8 @@ class Send:
     held: set[int] = field(default_factory=set)
     cancelled: bool = False
     first_seconds: float | None = None
+    busy_since: float | None = None
+    busy_seconds: float = 0.0
     num_bytes: int = 0
 
 
@@ -92,12 +96,16 @@ class Sender:
         self._pool.release(event.block_ids)
         send.held.difference_update(event.block_ids)
         send.num_bytes += event.num_bytes
+        if not send.held and send.busy_since is not None:
+            send.busy_seconds += now - send.busy_since
+            send.busy_since = None
         if send.held or send.next_index < send.end or send.cancelled:
             return None
         assert send.first_seconds is not None, "blocks are acknowledged that were never written"
         checksum = self._transport.checksum(event.epoch)
         self._forget(send)
-        return PrefillDone(send.request.request_id, send.num_bytes, now - send.first_seconds, checksum)
+        seconds = now - send.first_seconds
+        return PrefillDone(send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds)
 
     def ended(self, event: SendEnded) -> Request | None:
         """No block of the epoch is read any more: release them.  The request, when the end was not our own wish."""
@@ -123,6 +131,8 @@ class Sender:
         send.next_index = end
         if send.first_seconds is None:
             send.first_seconds = now
+        if send.busy_since is None:
+            send.busy_since = now
         self._transport.write(send.target.epoch, send.target.engine_id, send.target.address, list(zip(sources, targets, strict=True)))
 
     def _forget(self, send: Send) -> None:

@@ -86,7 +86,10 @@ def load_model(
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:
-    """`auto` is bfloat16 where this CPU multiplies it natively (AVX512-BF16 or AMX: 2 to 4 times faster), else float32."""
+    """`auto` is bfloat16 where this CPU multiplies it natively (AVX512-BF16 or AMX: 2 to 4 times faster), else float32.
+
+    A worker's engine is never asked for `auto`: its revision has agreed on one by then (`peers.dtype`).
+    """
     if dtype != "auto":
         return torch.bfloat16 if dtype == "bfloat16" else torch.float32
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -41,9 +41,10 @@ class Directory:
         """Decode and mixed workers that take new work, this one not among them."""
         return self._ready("decode", "mixed")
 
-    def refused(self) -> dict[str, str]:
-        """Members that the handshake refused, from either side: reason by pod."""
-        reasons = {pod: self._here.refusals.reason(record.engine_id) for pod, record in self._members.items() if pod != self._pod}
+    def refused(self, role: Role) -> dict[str, str]:
+        """Members of a role that the handshake refused, from either side: reason by pod."""
+        members = [record for pod, record in self._members.items() if pod != self._pod and record.role == role]
+        reasons = {record.pod: self._here.refusals.reason(record.engine_id) for record in members}
         return {pod: reason for pod, reason in reasons.items() if reason is not None}
 
     def set_members(self, members: Mapping[str, WorkerRecord]) -> None:

@@ -10,8 +10,8 @@ leaves is `membership`'s rule.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import cycle
 
 from pdcluster_worker.config import DiscoveryConfig
@@ -35,10 +35,14 @@ CALL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryKeys:
-    """Where to look: `records.workers_prefix` and `records.command_key` of this worker."""
+    """Where to look: `records.workers_prefix` and `records.command_key` of this worker.
+
+    pinned: values that a revision agrees on, by key: written where an etcd that came back empty lacks them.
+    """
 
     workers_prefix: str
     command: str
+    pinned: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class Discovery:
             command = await etcd.read(self._keys.command)
             self._set_draining(bool(command.values))
             await self._put_record(etcd, lease_id)
+            await self._pin(etcd)
             workers = await etcd.read(self._keys.workers_prefix)
             self._on_registered(workers)
             await run_until_first_ends(
@@ -140,6 +145,12 @@ class Discovery:
         except asyncio.CancelledError:
             await self._take_leave(etcd, lease_id)
             raise
+
+    async def _pin(self, etcd: Etcd) -> None:
+        for key, value in self._keys.pinned.items():
+            found = await etcd.create(key, value)
+            if found != value:
+                logger.warning("etcd has another value key=%s here=%r there=%r", key, value, found)
 
     async def _take_leave(self, etcd: Etcd, lease_id: int) -> None:
         """Write the last record, for who was drained needs no probe, and revoke the lease; both best effort."""

@@ -1,4 +1,4 @@
-"""One connection to one etcd endpoint: the seven calls that discovery needs.
+"""One connection to one etcd endpoint: the eight calls that discovery needs.
 
 aetcd brings the messages and stubs.  Its own client is not used: it speaks no
 TLS, and its Watcher stays silent when the server ends a watch or refuses its
@@ -84,6 +84,17 @@ class Etcd:
     async def put(self, key: str, value: bytes, lease_id: int) -> None:
         """Write a key that lives as long as the lease."""
         await self._call(self._kv.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+
+    async def create(self, key: str, value: bytes) -> bytes:
+        """Write a key without a lease unless it is there; returns its value, whoever wrote it."""
+        raw = key.encode()
+        absent = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=raw, create_revision=0)
+        put = rpc.RequestOp(request_put=rpc.PutRequest(key=raw, value=value))
+        get = rpc.RequestOp(request_range=rpc.RangeRequest(key=raw))
+        request = rpc.TxnRequest(compare=[absent], success=[put], failure=[get])
+        answer = await self._call(self._kv.Txn, request)
+        found: bytes = value if answer.succeeded else answer.responses[0].response_range.kvs[0].value
+        return found
 
     async def grant(self, seconds: int) -> int:
         """A new lease; returns its id."""

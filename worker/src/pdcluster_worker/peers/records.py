@@ -22,10 +22,36 @@ SCHEMA: Literal[1] = 1
 WorkerState = Literal["starting", "ready", "draining", "drained"]
 
 
+class RefusedPeer(msgspec.Struct, frozen=True):
+    """A peer that moves no KV to or from this worker, and why."""
+
+    pod: str
+    reason: str
+
+
+class Disaggregation(msgspec.Struct, frozen=True):
+    """How prefill and decode work together, as one worker sees it (`dispatch.disaggregation`).
+
+    transport:        that moves KV blocks.
+    refused:          prefill workers that this decode worker may not use, the first few; num_refused: all of them.
+    long_prompts:     about how many prompts lately were worth a remote prefill.
+    remote_ratio:     the share of them that a prefill worker computed; None = there was none.
+    bytes_per_second: about what the last KV transfer from here reached; 0 = there was none.
+    """
+
+    transport: str
+    refused: list[RefusedPeer] = []
+    num_refused: int = 0
+    long_prompts: int = 0
+    remote_ratio: float | None = None
+    bytes_per_second: int = 0
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker.  Addresses are host:port; `engine_id` is empty until its engine has loaded.
 
     device: of its engine; None = the writer of the record does not say.
+    disaggregation: of a prefill or decode worker whose engine has loaded.
     What two workers compare is no part of it: they say it to each other in the handshake.
     """
 
@@ -38,6 +64,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     state: WorkerState
     device: Device | None = None
+    disaggregation: Disaggregation | None = None
     schema: Literal[1] = SCHEMA
 
 
@@ -76,6 +103,11 @@ def worker_key(prefix: str, role: Role, pool: str, pod: str) -> str:
 def pod_of(key: str) -> str:
     """The pod that a worker key names."""
     return key.rpartition("/")[2]
+
+
+def dtype_key(namespace: str, name: str, revision: str) -> str:
+    """What `dtype: auto` stands for in a revision: written once, by its first worker."""
+    return f"{ROOT}/{namespace}/{name}/dtypes/{revision}"
 
 
 def command_key(namespace: str, name: str, pod: str) -> str:

@@ -28,7 +28,7 @@ def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
         return None
     if label == "kv_geometry":
         differences = ", ".join(_geometry_differences(mine.geometry, theirs.geometry))
-        return f"KV geometry differs: {differences}; give both workers the same model and the same engine sizes"
+        return f"KV geometry differs: {differences}; {_geometry_fix(mine.geometry, theirs.geometry)}"
     if label == "weights":
         return f"weights fingerprint is {mine.weights} here and {theirs.weights} at the peer; load the same model files on both workers"
     return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
@@ -43,6 +43,12 @@ def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
     if mine.revision != theirs.revision:
         return "revision"
     return None
+
+
+def _geometry_fix(mine: KVGeometry, theirs: KVGeometry) -> str:
+    if mine.dtype != theirs.dtype:
+        return "set model.dtype to bfloat16 or float32, and give both workers the same model and engine sizes"
+    return "give both workers the same model and the same engine sizes"
 
 
 def _geometry_differences(mine: KVGeometry, theirs: KVGeometry) -> list[str]:

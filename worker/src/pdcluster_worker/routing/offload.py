@@ -30,6 +30,11 @@ def should_offload(policy: OffloadPolicy, *, prompt_tokens: int, cached_tokens: 
     (True, True, False)
     """
     uncached_tokens = max(0, prompt_tokens - cached_tokens)
-    is_long = uncached_tokens >= policy.prefill_length_threshold and prefill_queue < policy.prefill_queue_max
+    is_long = is_long_prompt(policy, uncached_tokens) and prefill_queue < policy.prefill_queue_max
     is_relief = decode_active >= policy.decode_load_threshold and uncached_tokens >= policy.min_offload_length
     return is_long or is_relief
+
+
+def is_long_prompt(policy: OffloadPolicy, uncached_tokens: int) -> bool:
+    """Whether a prompt is worth a remote prefill by its length alone."""
+    return uncached_tokens >= policy.prefill_length_threshold

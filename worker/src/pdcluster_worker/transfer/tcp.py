@@ -32,6 +32,7 @@ class TcpTransport:
     Raises ConfigError if the port cannot be bound.
     """
 
+    kind = "tcp"
     port: int
 
     def __init__(

@@ -1,0 +1,90 @@
+"""What `dtype: auto` stands for: one answer for all workers of a revision, however their CPUs differ.
+
+The first worker of a revision that asks says what its CPU computes natively, and etcd keeps that; every later one takes it,
+for KV moves only between workers of one dtype.  Which is best depends on the CPU: bfloat16 is several times faster than
+float32 where it is native, and several times slower where it is not.  So the model's files cannot say it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from typing import Literal, get_args
+
+from pdcluster_worker.config import DiscoveryConfig
+from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.peers.discovery import CALL_SECONDS, FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS
+from pdcluster_worker.peers.etcd import Etcd, EtcdError
+from pdcluster_worker.peers.tls import EtcdCredentials
+
+logger = logging.getLogger(__name__)
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+DType = Literal["float32", "bfloat16"]
+
+_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_tile"})
+"""CPU flags; `model.loader` asks torch for the same."""
+
+
+def native_dtype(cpu_info: str) -> DType:
+    """bfloat16 where the CPU multiplies it natively, else float32.  cpu_info: the text of /proc/cpuinfo
+
+    >>> native_dtype("flags : fpu avx512f avx512_bf16"), native_dtype("flags : fpu avx2")
+    ('bfloat16', 'float32')
+    """
+    lines = (line for line in cpu_info.splitlines() if line.startswith("flags"))
+    return "bfloat16" if _NATIVE_BFLOAT16.intersection(next(lines, "").split()) else "float32"
+
+
+def read_native_dtype(path: Path = CPU_INFO) -> DType:
+    """`native_dtype` of this machine; float32 where it does not say."""
+    try:
+        return native_dtype(path.read_text(errors="replace"))
+    except OSError:
+        return "float32"
+
+
+async def agreed_dtype(config: DiscoveryConfig, key: str, proposal: DType, report: Callable[[str], None]) -> DType:
+    """What the revision computes in: as etcd has it under `key`, or the proposal, which is then kept there.
+
+    Asks until etcd answers.  report: told why it does not, each time that it says something new.
+    Raises ConfigError when the key holds anything else than a dtype.
+    """
+    tls = None if config.tls is None else EtcdCredentials(config.tls)
+    delay, told = FIRST_BACKOFF_SECONDS, ""
+    for endpoint in cycle(config.endpoints):
+        credentials = None if tls is None else tls.channel()
+        try:
+            async with Etcd(endpoint, CALL_SECONDS, credentials) as etcd:
+                return _parsed(key, await etcd.create(key, proposal.encode()))
+        except EtcdError as e:
+            if str(e) != told:
+                told = str(e)
+                logger.warning("dtype not agreed etcd=%s reason=%s", endpoint, e)
+                report(f"etcd {endpoint}, which keeps the dtype of this revision: {e}")
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, LAST_BACKOFF_SECONDS)
+    raise AssertionError("unreachable: cycle never ends")
+
+
+def _parsed(key: str, value: bytes) -> DType:
+    for dtype in get_args(DType):
+        if value == dtype.encode():
+            found: DType = dtype
+            return found
+    raise ConfigError(f"etcd has {value[:40]!r} under {key}: must be one of {', '.join(get_args(DType))}; delete that key")
+
+
+def say_speed(dtype: DType, native: DType) -> None:
+    """Log what a dtype that is not this CPU's own costs."""
+    if dtype == native:
+        return
+    if dtype == "bfloat16":
+        logger.warning(
+            "computes in bfloat16, which this CPU does not multiply natively: prompts take several times as long as in float32; "
+            "set model.dtype to float32, or run on CPUs with AVX512-BF16 or AMX"
+        )
+    else:
+        logger.info("computes in float32; this CPU is faster in bfloat16, which model.dtype may ask for")
