@@ -163,12 +163,16 @@ class AdmissionPolicy(_PolicySection, frozen=True):
 
 
 class PolicyConfig(_PolicySection, frozen=True):
-    """The policy file."""
+    """The policy file.
+
+    stall_seconds: time beyond its longest step for which an engine may stand still.
+    """
 
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
+    stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -22,11 +22,11 @@ import zmq
 from pdcluster_worker.config import WorkerConfig, load_worker_config
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import EngineFailed, EngineInput, EngineOutput, EngineReady, Stop
+from pdcluster_worker.engine.messages import EngineFailed, EngineInput, EngineOutput, EngineReady, Ping, Pong, Stop
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import WorkerError
 from pdcluster_worker.model.loader import ModelInfo
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.transfer.tcp import TcpTransport
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         bandwidth=config.engine.transfer_bandwidth,
     )
     core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
-    mailbox.send([_ready(engine_id, transport.port, info, memory.num_blocks), *core.step()])
+    mailbox.send([_ready(engine_id, transport.port, runner, memory.num_blocks), *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
     try:
@@ -117,7 +117,10 @@ def loop(core: EngineCore, mailbox: Mailbox) -> None:
         for message in mailbox.receive(0.0 if core.has_work else core.next_wake_seconds()):
             if isinstance(message, Stop):
                 return
-            core.handle(message)
+            if isinstance(message, Ping):
+                mailbox.send([Pong(core.num_steps, core.has_work)])  # before a step that may take long
+            else:
+                core.handle(message)
         outputs = core.step()
         if outputs:
             mailbox.send(outputs)
@@ -137,7 +140,8 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
     )
 
 
-def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int) -> EngineReady:
+def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int) -> EngineReady:
+    info = runner.info
     return EngineReady(
         engine_id=engine_id,
         kv_port=kv_port,
@@ -147,6 +151,7 @@ def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int) -> En
         num_blocks=num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
+        longest_step_seconds=runner.longest_warm_up_seconds,
     )
 
 
