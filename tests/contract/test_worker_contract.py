@@ -42,6 +42,7 @@ METRICS = (
     "kv_cache_usage_ratio",
     "kv_blocks",
     "engine_busy_ratio",
+    "engine_stalled",
     "draining",
     "prompt_tokens",
     "prefill_tokens",

@@ -31,12 +31,12 @@ class Waiting:
         return count
 
 
-def test_patience_ends_after_the_margin_without_progress() -> None:
-    assert Waiting(Load(progress=7)).seconds(60) == 4
+def test_patience_ends_after_one_and_a_half_margins_without_progress() -> None:
+    assert Waiting(Load(progress=7)).seconds(60) == 6
 
 
 def test_patience_is_longer_by_the_longest_step_of_that_engine() -> None:
-    assert Waiting(Load(progress=7, longest_step_seconds=10.0)).seconds(60) == 14
+    assert Waiting(Load(progress=7, longest_step_seconds=10.0)).seconds(60) == 16
 
 
 def test_patience_lasts_while_that_engine_gets_on_with_whatever() -> None:
@@ -52,14 +52,14 @@ def test_patience_is_not_renewed_by_reports_without_progress() -> None:
     assert waiting.seconds(2) == 2
     waiting.load = replace(waiting.load, num_running=1, num_waiting=5)
 
-    assert waiting.seconds(60) == 2
+    assert waiting.seconds(60) == 4
 
 
 def test_patience_does_not_count_a_sleep_of_the_machine() -> None:
     waiting = Waiting(Load())
     waiting.clock.advance(3600.0)
 
-    assert waiting.seconds(60) == 3  # the first look counts two, the next two one each
+    assert waiting.seconds(60) == 5  # the first look counts two, the others one each
 
 
 async def test_checked_ends_the_block_with_what_the_check_raises() -> None:

@@ -30,7 +30,11 @@ class Scene:
         worker.stall_watch = StallWatch(self.clock, 0.0)
         worker.engine.on_pong = worker.stall_watch.on_pong
         engine.answer = self._answer
-        self.pulse = Pulse(worker, lambda: self.is_leaving)
+        self.told: list[tuple[bool, str | None]] = []
+        self.pulse = Pulse(worker, self._on_change, lambda: self.is_leaving)
+
+    def _on_change(self, is_stalled: bool) -> None:
+        self.told.append((is_stalled, self.worker.engine.stalled))
 
     def _answer(self, message: EngineInput) -> Sequence[EngineOutput]:
         return [Pong(0, has_work=False)] if isinstance(message, Ping) and self.answers else []
@@ -117,6 +121,7 @@ async def test_pulse_of_an_engine_that_gets_on_again_serves_as_before(scene: Sce
 
     assert (scene.worker.engine.stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
     scene.worker.engine.open("r")
+    assert scene.told == [(True, None), (False, None)]  # of a stall before any request fails
 
 
 async def test_pulse_says_when_the_engine_is_lost(scene: Scene) -> None:

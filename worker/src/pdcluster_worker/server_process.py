@@ -133,7 +133,7 @@ class ServerProcess:
             asyncio.create_task(self._files.policy.watch(node.set_policy), name="policy file"),
             asyncio.create_task(self._files.credentials.watch(), name="certificates"),
             asyncio.create_task(self._files.api_keys.watch(), name="API keys"),
-            asyncio.create_task(_kill_when_lost(engine, Pulse(worker, stop.is_set)), name="pulse"),
+            asyncio.create_task(_kill_when_lost(engine, Pulse(worker, node.on_stall, stop.is_set)), name="pulse"),
         ]
         try:
             await node.join(http.port)

@@ -15,6 +15,10 @@ from pdcluster_worker.errors import PeerError
 from pdcluster_worker.peers.types import Load
 
 
+MARGINS = 1.5
+"""Of the peer's margin: its own word, which comes after one, goes to all at once and says more."""
+
+
 class NoProgressError(PeerError):
     """A prefill worker has not got on for too long."""
 
@@ -28,7 +32,7 @@ class PrefillPatience:
         self._progress = load().progress
 
     def check(self, stall_seconds: float) -> None:
-        """Raise NoProgressError after its longest step and the margin without progress.
+        """Raise NoProgressError after its longest step and MARGINS without progress.
 
         To be called every `period_seconds`.
         """
@@ -37,7 +41,7 @@ class PrefillPatience:
             self._progress = load.progress
             self._still.moved()
         still = self._still.look(period_seconds(stall_seconds))
-        if still > load.longest_step_seconds + stall_seconds:
+        if still > load.longest_step_seconds + MARGINS * stall_seconds:
             limit = f"qos.stallSeconds is {stall_seconds:g}"
             raise NoProgressError(f"its engine has not got on for {still:.1f} s ({limit})")
 

@@ -19,11 +19,13 @@ logger = logging.getLogger(__name__)
 class Pulse:
     """Of one worker, from its engine being ready.
 
+    on_change:  told whether the engine stalls, before its requests fail, and when it gets on again.
     is_leaving: whether the worker is to end, which an engine that stands still does not hold up.
     """
 
-    def __init__(self, worker: Worker, is_leaving: Callable[[], bool]) -> None:
+    def __init__(self, worker: Worker, on_change: Callable[[bool], None], is_leaving: Callable[[], bool]) -> None:
         self._worker = worker
+        self._on_change = on_change
         self._is_leaving = is_leaving
 
     async def lost(self) -> str:
@@ -40,11 +42,13 @@ class Pulse:
             worker.engine.ping()
         condition = watch.look(worker.policy.stall_seconds)
         if condition == "stalled" and worker.engine.stalled is None:
+            self._on_change(True)
             worker.engine.stall(f"the engine of this worker stands still: {self._reason()}")
             longest = watch.longest_step_seconds
             self._tell("engine stalled reason=%s longest_step_seconds=%.1f", self._reason(), longest)
         if condition == "well" and worker.engine.stalled is not None:
             worker.engine.recover()
+            self._on_change(False)
             self._tell("engine gets on again")
         return condition == "lost" or (condition == "stalled" and self._is_leaving())
 
