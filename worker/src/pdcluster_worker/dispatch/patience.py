@@ -14,7 +14,6 @@ from pdcluster_worker.dispatch.stall_watch import Stillness, period_seconds
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.peers.types import Load
 
-
 MARGINS = 1.5
 """Of the peer's margin: its own word, which comes after one, goes to all at once and says more."""
 
