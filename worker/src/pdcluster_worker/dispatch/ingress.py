@@ -2,9 +2,9 @@
 
 Losing that worker before the first token means another try here; after it, a
 clean error, for the client must never see two workers' versions of one answer.
-A worker that drains, or whose engine stands still, runs nothing that arrives now:
-it relays to a peer that stays, and to the next one if that fails.  What the chosen worker does is
-`dispatch.decoding`'s business.
+A worker that drains, or whose engine stands still, runs nothing that arrives
+now: it relays to a peer that stays, and to the next one if that fails.  What the
+chosen worker does is `dispatch.decoding`'s business.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Decides when an engine stands still: it has work and makes no step, or answers no ping, for too long.
 
 Too long is its longest step so far and a margin: a step cannot be interrupted
-for a ping, and a slow machine has long steps.  Time counts only while somebody
-watches: a machine that slept, or a server process that was stopped, adds one
-look and no more.  Pure: the clock is passed in.  Who is told is `dispatch.pulse`'s business.
+for a ping, and a slow machine has long steps.  Time counts only while it is
+watched: a machine that slept, or a server process that was stopped, adds the
+time of two looks.  Pure: the clock is passed in.  What follows is `dispatch.pulse`'s business.
 """
 
 from collections.abc import Callable
