@@ -49,6 +49,7 @@ METRICS = (
     "kv_blocks",
     "engine_busy_ratio",
     "engine_device_info",
+    "engine_stalled",
     "draining",
     "prompt_tokens",
     "prefill_tokens",

@@ -421,6 +421,16 @@ BAD = [
         "spec.qos.admission.maxQueuedRequests",
     ),
     Wrong(
+        at("spec.qos.stallSeconds", 0),
+        "spec.qos.stallSeconds: must be at least 1, not 0; raise it",
+        "spec.qos.stallSeconds",
+    ),
+    Wrong(
+        at("spec.qos.stallSeconds", 3601),
+        "spec.qos.stallSeconds: must be at most 3600, not 3601; lower it",
+        "spec.qos.stallSeconds",
+    ),
+    Wrong(
         at("spec.discovery.etcd.endpoints", ["http://etcd:2379"]),
         "spec.discovery.etcd.endpoints[0]: 'http://etcd:2379' is not host:port; write it like 127.0.0.1:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[0]",

@@ -59,6 +59,29 @@ class Asker(threading.Thread):
         return self.answer
 
 
+@pytest.mark.parametrize("begins", [False, True], ids=["before", "after"])
+def test_peer_that_never_gets_on_is_given_up(
+    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference, begins: bool
+) -> None:
+    """Before or after the first token; its server answers pings all the time."""
+    prompt, before = prompts(100), decode.metrics()
+    decode.take_policy({"stallSeconds": 1})
+    try:
+        asker = Asker(decode, prompt, "remote" if begins else "auto")
+        call = fake.next_call()
+        if begins:
+            call.first_token(reference.greedy(prompt, 1)[0])
+        answer = asker.result()
+    finally:
+        decode.take_policy({})
+
+    assert answer.prefill == ("remote" if begins else "local")
+    reference.check(prompt, answer.tokens)
+    decode.wait_for(lambda: call.cancelled, "the call is cancelled")
+    decode.wait_growth(before, "remote_prefill_total", 1, outcome="stalled")
+    decode.wait_for(lambda: decode.blocks()["quarantined"] + decode.blocks()["receiving"] == 0, "the epoch is fenced")
+
+
 def test_write_after_the_epoch_ended_is_refused(
     decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
 ) -> None:  # T4

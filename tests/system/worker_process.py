@@ -70,13 +70,18 @@ class WorkerProcess:
 
     def start(self, **environment: str) -> None:
         """Start the process; returns at once."""
-        self._engine_file.write_text(json.dumps(self.settings))
         if self._record is not None:
             self._previous_engine_id = self._record["engine_id"]  # its record may outlive it until the lease ends
-        identity = {"POD_NAME": self.name, "POD_NAMESPACE": "test", "POD_IP": "127.0.0.1"}
-        command = [sys.executable, "-m", "pdcluster_worker", "--engine-config", str(self._engine_file), "--policy", str(self._policy_file)]
+        command, identity = self.invocation()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **identity, **environment})
+
+    def invocation(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """What starts it: the command, whose files are written, and the environment over ours."""
+        self._engine_file.write_text(json.dumps(self.settings))
+        files = ("--engine-config", str(self._engine_file), "--policy", str(self._policy_file))
+        identity = {"POD_NAME": self.name, "POD_NAMESPACE": "test", "POD_IP": "127.0.0.1"}
+        return (sys.executable, "-m", "pdcluster_worker", *files), identity
 
     def wait_ready(self) -> None:
         """Wait until it is registered and takes requests."""
@@ -208,6 +213,16 @@ class WorkerProcess:
         fresh = self._policy_file.with_suffix(".new")
         fresh.write_text(json.dumps(policy))
         fresh.replace(self._policy_file)
+
+    def take_policy(self, policy: Json) -> None:
+        """Replace the policy file of a worker that runs, and wait until the other policy is in force."""
+
+        def num_reloads() -> int:
+            return self.log.read_text(errors="replace").count("policy reloaded")
+
+        before = num_reloads()
+        self.write_policy(policy)
+        self.wait_for(lambda: num_reloads() > before, "the policy is taken")
 
     def _is_ready(self) -> bool:
         assert self.is_alive, f"{self.name} ended with {self.process.returncode}: {self.log_tail(10)}"

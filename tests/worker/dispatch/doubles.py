@@ -6,6 +6,8 @@ Not replaced: EngineClient, CreditBroker, RemotePrefill, DecodeDispatcher and th
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from msgspec.structs import replace
+
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.messages import (
     Device,
@@ -36,6 +38,11 @@ def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> Engi
     return EngineStats(
         0, 0, 0, 0, {"free": free_blocks}, free_blocks, *([0] * 4), [], *([0] * 10), num_transfers=num_transfers, num_inputs=num_inputs
     )
+
+
+def steps_of(*steps: tuple[str, float], num_steps: int = 0, bytes_sent: int = 0) -> EngineStats:
+    """Statistics of an engine that has made these steps since the last ones."""
+    return replace(stats(free_blocks=0), steps=list(steps), num_steps=num_steps, bytes_sent=bytes_sent)
 
 
 class ScriptedEngine:

@@ -85,6 +85,7 @@ def test_open_runner_describes_the_model_it_loaded(tiny_folder):
     assert geometry.dtype == "float32"
     assert cache.num_blocks == (1 << 20) // cache.block_bytes
     assert torch.get_num_threads() == 1
+    assert runner.longest_warm_up_seconds > 0  # what a step may take, before any has been made
 
 
 def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):

@@ -95,7 +95,11 @@ def test_hello_survives_the_wire(hello: Hello) -> None:
     assert convert.hello_from_proto(_sent(convert.hello_to_proto(hello))) == hello
 
 
-@given(st.builds(Load, naturals, naturals, longs, naturals, longs, naturals, naturals, st.text()))
+@given(
+    st.builds(
+        Load, naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs, st.floats(min_value=0, allow_infinity=False)
+    )
+)
 def test_load_survives_the_wire(load: Load) -> None:
     assert convert.load_from_proto(_sent(convert.load_to_proto(load))) == load
 

@@ -165,6 +165,7 @@ class PolicyConfig(_PolicySection, frozen=True):
     """The policy file.
 
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
+    stall_seconds: time beyond its longest step for which an engine may stand still.
     """
 
     offload: OffloadPolicy = OffloadPolicy()
@@ -172,6 +173,7 @@ class PolicyConfig(_PolicySection, frozen=True):
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
     shared_prefix_cache: bool = False
+    stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
 
 
 class Identity(msgspec.Struct, frozen=True):

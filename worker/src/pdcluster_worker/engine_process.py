@@ -23,12 +23,21 @@ import zmq
 from pdcluster_worker.config import WorkerConfig, load_worker_config
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import Device, EngineFailed, EngineInput, EngineOutput, EngineReady, Stop
+from pdcluster_worker.engine.messages import (
+    Device,
+    EngineFailed,
+    EngineInput,
+    EngineOutput,
+    EngineReady,
+    Ping,
+    Pong,
+    Stop,
+)
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
 from pdcluster_worker.model.device import find_device
 from pdcluster_worker.model.loader import DType, ModelInfo
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.transfer.tcp import TcpTransport
 
 logger = logging.getLogger(__name__)
@@ -113,7 +122,8 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         bandwidth=config.engine.transfer_bandwidth,
     )
     core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
-    mailbox.send([_ready(engine_id, transport.port, info, memory.num_blocks, device), *core.step()])
+    ready = _ready(engine_id, transport.port, runner, memory.num_blocks, device)
+    mailbox.send([ready, *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
     try:
@@ -128,7 +138,10 @@ def loop(core: EngineCore, mailbox: Mailbox) -> None:
         for message in mailbox.receive(0.0 if core.has_work else core.next_wake_seconds()):
             if isinstance(message, Stop):
                 return
-            core.handle(message)
+            if isinstance(message, Ping):
+                mailbox.send([Pong(core.num_steps, core.has_work)])  # before a step that may take long
+            else:
+                core.handle(message)
         outputs = core.step()
         if outputs:
             mailbox.send(outputs)
@@ -153,7 +166,8 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
     )
 
 
-def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int, device: Device) -> EngineReady:
+def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device: Device) -> EngineReady:
+    info = runner.info
     return EngineReady(
         engine_id=engine_id,
         kv_port=kv_port,
@@ -165,6 +179,7 @@ def _ready(engine_id: str, kv_port: int, info: ModelInfo, num_blocks: int, devic
         vocab_size=info.vocab_size,
         device=device,
         transport=TcpTransport.kind,
+        longest_step_seconds=runner.longest_warm_up_seconds,
     )
 
 

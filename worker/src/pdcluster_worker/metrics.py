@@ -13,7 +13,7 @@ from pdcluster_worker.engine.messages import FinishReason
 
 _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
-    "remote_prefill": ("ok", "failed", "cancelled"),
+    "remote_prefill": ("ok", "failed", "stalled", "cancelled"),
     "long_prompts": ("remote", "local"),
     "peer_refused": ("kv_geometry", "weights", "revision"),
     "request_rejected": (
@@ -50,6 +50,7 @@ class Metrics:
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
         self.engine_device_info = self._gauge("engine_device_info", "1 for the device that the engine computes on", "device", "name")
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
+        self.engine_stalled = self._gauge("engine_stalled", "1 while the engine stands still, else 0")
         self.draining = self._gauge(
             "draining",
             "requests, transfers and then clients that a draining worker still waits for; 0 when it does not drain",

@@ -5,9 +5,10 @@ weights load), then for `dtype: auto` a question to etcd, then the engine, then
 gRPC, then etcd.  It ends when told by
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
-were wrong, or 3 if it could not have the device that it was asked for).  A SIGINT after the first signal does not wait; a SIGTERM changes
-nothing, for a container runtime that starts anew sends it once more to who is
-on the way.  The lease is revoked either way.
+were wrong, or 3 if it could not have the device that it was asked for); one that
+stands still for good is killed.  A SIGINT after the first signal does not wait; a
+SIGTERM changes nothing, as a container runtime that starts anew sends it once more
+to a worker that is on the way.  The lease is revoked either way.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.node import Node, join_address
+from pdcluster_worker.dispatch.pulse import Pulse
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
@@ -94,7 +96,7 @@ class ServerProcess:
         http = await self._serve_http(backend)
         try:
             life = asyncio.create_task(self._live(engine, backend, http, stop))
-            ends: set[asyncio.Future[Any]] = {life, engine.exit_status, asyncio.create_task(hurry.wait())}
+            ends: set[asyncio.Future[Any]] = {life, engine.exit_status, engine.killed, asyncio.create_task(hurry.wait())}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             # Whichever ended first, life closes its node on the way out: the lease is revoked.
             life.cancel()
@@ -157,6 +159,7 @@ class ServerProcess:
             asyncio.create_task(self._files.policy.watch(node.set_policy), name="policy file"),
             asyncio.create_task(self._files.credentials.watch(), name="certificates"),
             asyncio.create_task(self._files.api_keys.watch(), name="API keys"),
+            asyncio.create_task(_kill_when_lost(engine, Pulse(worker, node.on_stall, stop.is_set)), name="pulse"),
         ]
         try:
             await node.join(http.port)
@@ -167,6 +170,10 @@ class ServerProcess:
             for task in watching:
                 task.cancel()
             await node.close()
+
+
+async def _kill_when_lost(engine: EngineChild, pulse: Pulse) -> None:
+    engine.kill(await pulse.lost())
 
 
 async def _leave(node: Node, http: HttpServer) -> None:

@@ -247,9 +247,14 @@ class AdmissionSpec(Section):
 
 
 class QosSpec(Section):
-    """Policy: which requests are accepted; takes effect without a restart."""
+    """Policy: which requests are accepted, and when an engine that stands still is given up.
+
+    Takes effect without a restart.  stall_seconds: time beyond its longest step for which an
+    engine may have work and make no step, or answer no ping.
+    """
 
     admission: AdmissionSpec = AdmissionSpec()
+    stall_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
 
 
 class StorageSpec(Section):

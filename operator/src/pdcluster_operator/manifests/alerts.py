@@ -56,7 +56,7 @@ _REFUSED = 'sum(rate(pdcluster_request_rejected_total{$scope,reason=~"queue_full
 _SUCCEEDED = "(sum(rate(pdcluster_request_success_total{$scope}[5m])) or vector(0))"  # no series before the first success
 _QUEUE = "sum(pdcluster_prefill_queue_tokens{$scope})"
 _PREFILLS = "sum(rate(pdcluster_remote_prefill_total{$scope}[10m]))"
-_FAILED_PREFILLS = 'sum(rate(pdcluster_remote_prefill_total{$scope,outcome="failed"}[10m]))'
+_FAILED_PREFILLS = 'sum(rate(pdcluster_remote_prefill_total{$scope,outcome=~"failed|stalled"}[10m]))'
 _LONG_PROMPTS = "sum(rate(pdcluster_long_prompts_total{$scope}[10m]))"
 _LOCAL_PROMPTS = 'sum(rate(pdcluster_long_prompts_total{$scope,prefill="local"}[10m]))'
 _READY_PREFILL_PEERS = 'pdcluster_peers{$scope,role="$ingress",exported_role="prefill",state="ready"}'
@@ -81,6 +81,19 @@ ALERTS = (
         summary="requests are answered 503",
         description="More than 5 % of the requests of the last 5 minutes were refused: queues are full, or workers drain or are not ready.",
         runbook=f"Scale the ingress pool {_SCALE}. Raise qos.admission.maxQueuedRequests only if a longer wait is better than a refusal.",
+    ),
+    Alert(
+        name="PDClusterEngineStalled",
+        severity="warning",
+        lasting="0m",
+        # It is 1 for 20 s at most before the worker ends, and scraped every 15 s.
+        expression="max by (pod) (max_over_time(pdcluster_engine_stalled{$scope}[10m])) > 0",
+        summary="an engine stood still",
+        description="The engine of {{ $labels.pod }} had work and made no step, or answered no ping, "
+        "for longer than its longest step and qos.stallSeconds. The worker's requests failed or went "
+        "elsewhere; unless it got on again, its container was restarted.",
+        runbook="`kubectl logs POD --previous` ends with the reason. Once: see the node (memory that "
+        "swaps, a device that hangs). Again and again, while steps are slow: raise qos.stallSeconds.",
     ),
     Alert(
         name="PDClusterSlowFirstToken",

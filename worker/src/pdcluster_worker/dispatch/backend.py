@@ -37,11 +37,13 @@ class WorkerBackend:
         return self.alive() or (self.waits_for if self._node is None else self._node.problem())
 
     def alive(self) -> str | None:
-        """None while the engine lives or loads, else why it does not."""
-        return None if self._engine.died is None else f"the engine stopped: {self._engine.died}"
+        """None while the engine loads or gets on, else why it does not."""
+        return self._engine.stalled if self._engine.died is None else f"the engine stopped: {self._engine.died}"
 
     def draining(self) -> bool:
-        """Whether it drains or has drained."""
+        """Whether the next request of a client should go to another worker."""
+        if self._engine.stalled is not None:
+            return True
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
     async def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:

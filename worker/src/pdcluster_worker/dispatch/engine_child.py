@@ -23,7 +23,10 @@ LAST_WORDS_SECONDS = 0.5
 
 
 class EngineChild:
-    """One engine process and the client to it.  `client.died` is set when it ends."""
+    """One engine process and the client to it.  `client.died` is set when it ends.
+
+    exit_status: of the process, when it has ended; killed: done when `kill` was called.
+    """
 
     def __init__(self, config_path: Path) -> None:
         self._config_path = config_path
@@ -36,6 +39,7 @@ class EngineChild:
         self._tasks: list[asyncio.Task[object]] = []
         self.client = EngineClient(self._socket)
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self, dtype: str) -> None:
         """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
@@ -45,8 +49,17 @@ class EngineChild:
         self._process = await asyncio.create_subprocess_exec(*command)
         self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
 
+    def kill(self, reason: str) -> None:
+        """End a process that answers nothing, stopped ones too; its requests fail with `reason`."""
+        assert self._process is not None, "only what was started can stand still"
+        self.client.fail(reason)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        if not self.killed.done():
+            self.killed.set_result(None)
+
     async def stop(self) -> None:
-        """End the process: ask, then kill."""
+        """End the process: ask, then kill.  One that hangs in the kernel is left to it."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(Exception):
                 self.client.send(Stop())
@@ -55,7 +68,8 @@ class EngineChild:
             except TimeoutError:
                 logger.warning("engine did not stop in %.0f s: killed", END_SECONDS)
                 self._process.kill()
-                await self._process.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), END_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

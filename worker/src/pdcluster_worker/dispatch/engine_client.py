@@ -1,8 +1,9 @@
 """The server process's end of the wall to the engine process.
 
 Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
-statistics and block events to whoever asked for them.  When the engine dies
-every open mailbox says so; nothing waits for an answer that cannot come.  What
+statistics and block events to whoever asked for them.  When the engine dies or
+stands still every open mailbox says so; nothing waits for an answer that cannot
+come.  When it stands still is `dispatch.stall_watch`'s rule, and what
 the messages mean for a request is `dispatch.decoding`'s and `dispatch.prefilling`'s business.
 """
 
@@ -12,7 +13,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from pdcluster_worker.engine import messages
-from pdcluster_worker.engine.messages import BlockEvents, EngineFailed, EngineInput, EngineOutput, EngineReady, EngineStats, Token, Tokens
+from pdcluster_worker.engine.messages import (
+    BlockEvents,
+    EngineFailed,
+    EngineInput,
+    EngineOutput,
+    EngineReady,
+    EngineStats,
+    Pong,
+    Token,
+    Tokens,
+)
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.parts import run_until_first_ends
 
@@ -31,6 +42,9 @@ class FrameSocket(Protocol):
         ...
 
 
+ENGINE_STALLED = "engine_stalled"
+"""Code of the error of a request whose engine stands still; it goes to peers too."""
+
 RequestOutput = Token | messages.ReceiveReady | messages.ReceiveRefused | messages.PrefillDone | messages.PrefillFailed
 
 
@@ -39,6 +53,13 @@ class EngineDiedError(RequestError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the engine of this worker stopped: {reason}", status=503, code="engine_dead")
+
+
+class EngineStalledError(RequestError):
+    """The engine process stands still; its requests fail, and may be tried elsewhere."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, status=503, code=ENGINE_STALLED, retry_after_seconds=1)
 
 
 class Mailbox:
@@ -54,11 +75,16 @@ class Mailbox:
         if isinstance(item, Token):
             self.ended = item.finish_reason is not None
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
-            self.ended = True
+            # An engine that stands still holds the request, and would go on with it.
+            self.ended = not isinstance(item, EngineStalledError)
         self._queue.put_nowait(item)
 
     async def get(self) -> RequestOutput:
-        """Wait for the next output.  Raises RequestError when the request failed in the engine, EngineDiedError when the engine did."""
+        """Wait for the next output.
+
+        Raises RequestError when the request failed in the engine, EngineDiedError or
+        EngineStalledError when the engine did.
+        """
         item = await self._queue.get()
         if isinstance(item, RequestError):
             raise item
@@ -73,10 +99,15 @@ class Mailbox:
 
 
 class EngineClient:
-    """One engine process, seen from the server process."""
+    """One engine process, seen from the server process.
+
+    died, stalled: why it does not serve; None while it does.
+    """
 
     def __init__(self, socket: FrameSocket) -> None:
         self.died: str | None = None
+        self.stalled: str | None = None
+        self.on_pong: Callable[[Pong], None] = lambda _: None
         self.stats: EngineStats | None = None
         self.on_stats: list[Callable[[EngineStats], None]] = []
         self.on_blocks: list[Callable[[BlockEvents], None]] = []
@@ -97,17 +128,30 @@ class EngineClient:
         self._num_sent += 1
         self._outgoing.put_nowait(message)
 
+    def ping(self) -> None:
+        """Ask the engine's loop for a Pong; no message that statistics know of."""
+        self._outgoing.put_nowait(messages.Ping())
+
     @property
     def is_reported(self) -> bool:
         """Whether `stats` knows of every message that was sent."""
         return self.stats is not None and self.stats.num_inputs >= self._num_sent
 
     def open(self, request_id: str) -> Mailbox:
-        """Start to listen for one request.  Raises RequestError if its id is in use [T8]."""
+        """Start to listen for one request.
+
+        Raises RequestError if its id is in use [T8], EngineStalledError while nothing would answer.
+        """
+        self.check()
         if request_id in self._mailboxes:
             raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
         mailbox = self._mailboxes[request_id] = Mailbox(request_id)
         return mailbox
+
+    def check(self) -> None:
+        """Raise EngineStalledError while the engine stands still."""
+        if self.stalled is not None:
+            raise EngineStalledError(self.stalled)
 
     def close(self, mailbox: Mailbox) -> None:
         """Stop listening, and abort the request unless the engine has already ended it."""
@@ -124,6 +168,16 @@ class EngineClient:
             self._ready.set_exception(EngineDiedError(reason))
         for mailbox in self._mailboxes.values():
             mailbox.put(EngineDiedError(reason))
+
+    def stall(self, reason: str) -> None:
+        """Note that the engine stands still: open requests fail now and later ones at once, until `recover`."""
+        self.stalled = reason
+        for mailbox in self._mailboxes.values():
+            mailbox.put(EngineStalledError(reason))
+
+    def recover(self) -> None:
+        """Note that the engine gets on again."""
+        self.stalled = None
 
     async def run(self) -> None:
         """Move messages both ways until cancelled."""
@@ -153,6 +207,8 @@ class EngineClient:
                 case BlockEvents():
                     for hear_blocks in self.on_blocks:
                         hear_blocks(output)
+                case Pong():
+                    self.on_pong(output)
                 case EngineReady():
                     self._ready.set_result(output)
                 case EngineFailed(message=message):

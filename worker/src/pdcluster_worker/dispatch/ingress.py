@@ -2,9 +2,9 @@
 
 Losing that worker before the first token means another try here; after it, a
 clean error, for the client must never see two workers' versions of one answer.
-A draining worker runs nothing that arrives now: it relays to a peer that stays,
-and to the next one if that fails.  What the chosen worker does is
-`dispatch.decoding`'s business.
+A worker that drains, or whose engine stands still, runs nothing that arrives
+now: it relays to a peer that stays, and to the next one if that fails.  What the
+chosen worker does is `dispatch.decoding`'s business.
 """
 
 import logging
@@ -16,6 +16,7 @@ from functools import partial
 
 from pdcluster_worker.dispatch.choices import Choices
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.errors import PeerError, RequestError
@@ -46,7 +47,7 @@ class Ingress:
         The first choice may be prefilled remotely; the others start from its
         cached prompt, on the same worker.
         """
-        may_run_here = self._worker.state == "ready"  # decided once: a drain that begins later lets the request go on
+        may_run_here = self._worker.takes_new  # decided once: a drain that begins later lets the request go on
         peer = self._choose(may_run_here)
         if peer is None and not may_run_here:
             raise self._worker.refusal()
@@ -54,7 +55,7 @@ class Ingress:
             if peer is None:
                 self._here.admit()
             others: PrefillMode = "local" if prefill == "remote" else prefill
-            run = self._here.run if peer is None else partial(self._relay, peer, may_run_here)
+            run = self._run_here if peer is None else partial(self._relay, peer, may_run_here)
             streams = {spec.request_id: run(spec, others if index else prefill) for index, spec in enumerate(specs)}
             choices = Choices(streams)
             self._choices.update(dict.fromkeys(streams, choices))
@@ -84,6 +85,24 @@ class Ingress:
         # A report is up to a second old; what we sent there since is certain.
         return max(load.num_running + load.num_waiting + load.credit_queue_requests, self._relayed[peer.key])
 
+    async def _run_here(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """On this worker; at a peer if its engine stalls before the first token."""
+        started = False
+        try:
+            async with aclosing(self._here.run(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    started = True
+                    yield generated
+            return
+        except EngineStalledError:
+            peer = None if started else self._choose(may_run_here=False)
+            if peer is None:
+                raise
+            logger.warning("engine stalled before the first token request=%s goes_to=%s", spec.request_id, peer.key)
+        async with aclosing(self._relay(peer, False, spec, prefill)) as tokens:
+            async for generated in tokens:
+                yield generated
+
     async def _relay(self, peer: Peer, may_run_here: bool, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """At a peer, or at another one if that fails; at last here, where it is not admitted again."""
         failed: set[str] = set()
@@ -109,7 +128,7 @@ class Ingress:
 
     def _after(self, failed: set[str], may_run_here: bool, error: Exception) -> Peer | None:
         """Who takes a request over; None for this worker.  Raises RequestError when nobody may: a peer's own reason, if it gave one."""
-        if may_run_here or self._worker.state == "ready":
+        if self._worker.engine.stalled is None and (may_run_here or self._worker.takes_new):
             return None
         peer = self._choose(may_run_here=False, failed=failed)
         if peer is not None:

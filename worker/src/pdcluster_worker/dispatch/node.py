@@ -181,10 +181,17 @@ class Node:
         self.worker.announce(state)
         self._record = msgspec.structs.replace(self._record, state=state)
         self._discovery.update(self._record)
-        if state == "ready":
+        if self.worker.takes_new:
             self._service.desk.push(self._ledger.resume())
         else:
             self._ledger.stop()
+
+    def on_stall(self, is_stalled: bool) -> None:
+        """Promise nothing while the engine stands still: who waits for a credit asks another worker."""
+        if is_stalled:
+            self._ledger.stop()
+        elif self.worker.state == "ready":
+            self._service.desk.push(self._ledger.resume())
 
     async def close(self) -> None:
         """Leave etcd, drop peers, stop serving them."""

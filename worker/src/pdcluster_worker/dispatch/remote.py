@@ -1,8 +1,9 @@
 """The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then its KV.
 
 Whatever happens, the engine is told once how the transfer ended, and the
-credit and the blocks go back.  On failure the engine prefills here, keeping the
-first token if the client has it.  Which requests come here is `dispatch.decoding`'s choice.
+credit and the blocks go back.  On failure, and when the prefill worker does not
+get on, the engine prefills here, keeping the first token if the client has it.
+Which requests come here is `dispatch.decoding`'s choice.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 import msgspec
 
 from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.engine_client import Mailbox
+from pdcluster_worker.dispatch.engine_client import ENGINE_STALLED, EngineStalledError, Mailbox
+from pdcluster_worker.dispatch.patience import NoProgressError, PrefillPatience, checked
+from pdcluster_worker.dispatch.stall_watch import period_seconds
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import (
     PrefillDone,
@@ -33,6 +36,9 @@ from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated
 
 logger = logging.getLogger(__name__)
+
+Reply = Token | PrefillDone
+"""What a prefill worker says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class RemotePrefill:
         outcome = "cancelled"  # unless the code below gets further
         try:
             async with aclosing(self._replies(reserved, spec)) as replies:
-                async for reply in replies:
+                while (reply := await self._next(replies, reserved.peer)) is not None:
                     if isinstance(reply, PrefillDone):
                         done = True
                         self._finish(spec, reserved, first, reply)
@@ -83,8 +89,10 @@ class RemotePrefill:
             if not done:
                 raise PeerError("the call ended before the KV was acknowledged")
             outcome = "ok"
+        except EngineStalledError:
+            raise  # of this worker: nothing is left to prefill with
         except (PeerError, RequestError) as e:
-            outcome = "failed"
+            outcome = "stalled" if _is_stall(e) else "failed"
             logger.warning("remote prefill failed request=%s peer=%s reason=%s", spec.request_id, reserved.peer.key, e)
             if forced and first is None:
                 message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
@@ -97,10 +105,27 @@ class RemotePrefill:
             if outcome != "ok":
                 reserved.peer.release(spec.request_id)  # in case the call never began
 
-    def _replies(self, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Token | PrefillDone, None]:
+    def _replies(self, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Reply, None]:
         blocks = reserved.blocks
         target = Target(blocks.epoch, self._worker.engine_id, self._worker.kv_address, blocks.cached_tokens, blocks.block_ids)
         return reserved.peer.prefill(spec, target)
+
+    async def _next(self, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:
+        """The next reply, None at the end.
+
+        Raises NoProgressError when the peer does not get on, EngineStalledError when we do not.
+        """
+        patience = PrefillPatience(asyncio.get_running_loop().time, lambda: peer.load)
+
+        def check() -> None:
+            self._worker.engine.check()
+            patience.check(self._worker.policy.stall_seconds)
+
+        async with checked(check, self._period):
+            return await anext(replies, None)
+
+    def _period(self) -> float:
+        return period_seconds(self._worker.policy.stall_seconds)
 
     def _finish(self, spec: RequestSpec, reserved: _Reserved, first: Token | None, done: PrefillDone) -> None:
         if first is None:
@@ -117,11 +142,12 @@ class RemotePrefill:
         start = clock()
         self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority)
         try:
-            while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
-                blocks = await self._receive(mailbox, spec, peer)
-                if isinstance(blocks, ReceiveReady):
-                    return _Reserved(peer, blocks, clock() - start)
-                await self._worker.room(spec.request_id, blocks.needed_blocks)
+            async with checked(self._worker.engine.check, self._period):
+                while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
+                    blocks = await self._receive(mailbox, spec, peer)
+                    if isinstance(blocks, ReceiveReady):
+                        return _Reserved(peer, blocks, clock() - start)
+                    await self._worker.room(spec.request_id, blocks.needed_blocks)
             return None
         finally:
             self._worker.credit_queue.discard(spec.request_id)
@@ -139,3 +165,8 @@ class RemotePrefill:
         if not isinstance(answer, ReceiveReady | ReceiveRefused):
             raise RequestError(f"the engine answered {type(answer).__name__} to Receive", status=500)
         return answer
+
+
+def _is_stall(error: PeerError | RequestError) -> bool:
+    """Whether the peer has failed for standing still, by its own word or by our patience."""
+    return isinstance(error, NoProgressError) or (isinstance(error, RequestError) and error.code == ENGINE_STALLED)

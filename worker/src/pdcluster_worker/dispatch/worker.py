@@ -4,13 +4,15 @@ Kept up to date by `server_process`; read by `decoding` and `prefilling`.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pdcluster_worker.config import PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
-from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engine_client import EngineClient, EngineStalledError
+from pdcluster_worker.dispatch.stall_watch import StallWatch
 from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
@@ -38,6 +40,7 @@ class Worker:
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     has_ended:     nothing is taken any more, for the process is about to end.
+    stall_watch:   how long the engine's steps take, and whether it stands still.
     on_request:    told of each request that begins.
     share:         where long prompts of this decode worker were prefilled.
     sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
@@ -57,11 +60,15 @@ class Worker:
     on_request: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
     sent_bytes_per_second: float = 0.0
+    stall_watch: StallWatch = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
     _room: "dict[str, tuple[int, asyncio.Future[None]]]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.stall_watch = StallWatch(time.monotonic, self.engine_ready.longest_step_seconds)
+        self.engine.on_pong = self.stall_watch.on_pong
+        self.engine.on_stats.append(self.stall_watch.on_stats)
         self.engine.on_blocks.append(self._on_blocks)
         self.engine.on_stats.append(self._on_stats)
         self._export_queues()
@@ -110,14 +117,25 @@ class Worker:
 
     def refusal(self) -> RequestError:
         """What a client is told that should go to another worker."""
+        if self.state == "ready" and self.engine.stalled is not None:
+            return EngineStalledError(self.engine.stalled)
         message = f"this worker is {self.state}: send the request to another one"
         return RequestError(message, status=503, code="draining", retry_after_seconds=1)
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether it runs what comes now: it does not drain, and its engine does not stand still."""
+        return self.state == "ready" and self.engine.stalled is None
+
+    def tell(self) -> None:
+        """Report to peers now."""
+        for listener in self._listeners:
+            listener.set()
 
     def announce(self, state: WorkerState) -> None:
         """Take another state; peers that listen hear of it at once."""
         self.state = state
-        for listener in self._listeners:
-            listener.set()
+        self.tell()
 
     @property
     def num_holding(self) -> int:
@@ -142,8 +160,9 @@ class Worker:
     def load(self) -> Load:
         """This worker's load now."""
         stats = self.engine.stats
+        state = self.state if self.engine.stalled is None else "stalled"
         if stats is None:
-            return Load(state=self.state, total_blocks=self.engine_ready.num_blocks)
+            return Load(state=state, total_blocks=self.engine_ready.num_blocks)
         requests_here, tokens_here = self._waiting_for_blocks()
         return Load(
             num_running=stats.num_running + stats.num_receiving,  # whatever holds blocks here
@@ -153,7 +172,9 @@ class Worker:
             credit_queue_tokens=self.credit_queue.num_tokens - tokens_here,
             free_blocks=stats.free_blocks,
             total_blocks=self.engine_ready.num_blocks,
-            state=self.state,
+            state=state,
+            progress=stats.num_steps + stats.bytes_sent,
+            longest_step_seconds=self.stall_watch.longest_step_seconds,
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:

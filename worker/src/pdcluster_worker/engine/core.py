@@ -78,12 +78,20 @@ class EngineCore:
         """Whether a step now would run the model; False while every request waits for blocks, a transfer or a message."""
         return self._scheduler.num_requests > 0 and not self._stalled
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that ran the model, since the start."""
+        return self._counters.num_steps
+
     def next_wake_seconds(self) -> float | None:
         """In how many seconds a step is due though nothing happens, to report an overdue fence; None when never."""
         return self._receiver.next_overdue_seconds(self._clock())
 
     def handle(self, message: EngineInput) -> None:
-        """Take one message; what it causes to be said comes out of the next `step`.  `Stop` is the loop's business."""
+        """Take one message; what it causes to be said comes out of the next `step`.
+
+        `Ping` and `Stop` are the loop's business.
+        """
         self._touch()
         self._num_inputs += 1
         match message:
@@ -99,7 +107,7 @@ class EngineCore:
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
                 self._abort(request_id)
-            case messages.Stop():
+            case messages.Ping() | messages.Stop():
                 pass
 
     def step(self) -> list[EngineOutput]:

@@ -162,11 +162,15 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answered by a Pong between two steps, by the engine process's loop: it changes nothing."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process once this message is read."""
 
 
-EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | Stop
+EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | Ping | Stop
 
 
 # --- engine -> server -------------------------------------------------------------------------
@@ -185,6 +189,14 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     vocab_size: int
     device: Device
     transport: str  # that moves KV blocks: tcp or local
+    longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a Ping.  num_steps: since the start; has_work: a step now runs the model."""
+
+    num_steps: int
+    has_work: bool
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
@@ -276,6 +288,7 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 EngineOutput = (
     EngineReady
+    | Pong
     | Tokens
     | ReceiveReady
     | ReceiveRefused

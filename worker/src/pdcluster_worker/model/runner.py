@@ -27,13 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """A loaded model over its KV cache."""
+    """A loaded model over its KV cache.  longest_warm_up_seconds: of the steps of `warm_up`."""
 
     def __init__(self, model: LoadedModel, cache: KVCache) -> None:
         self.info = model.info
         self._module = model.module
         self._cache = cache
         self._sampler = Sampler(model.info.vocab_size)
+        self.longest_warm_up_seconds = 0.0
 
     def execute(self, batch: Batch) -> list[Sample | None]:
         """Compute the batch; see `engine.ports.ModelRunner`.
@@ -65,10 +66,12 @@ class Runner:
         prompt = [0] * max(1, min(num_tokens, num_blocks * size - 1, self.info.max_model_len - 1))
         request = Request("warm-up", prompt, len(prompt), Sampling(max_tokens=2, seed=0), block_table=list(range(num_blocks)))
         for _ in range(2):
+            start = time.monotonic()
             (sample,) = self.execute(Batch((Scheduled(request, request.num_tokens - request.num_computed_tokens),)))
             assert sample is not None
             request.num_computed_tokens = request.num_tokens
             request.tokens.append(sample.token_id)
+            self.longest_warm_up_seconds = max(self.longest_warm_up_seconds, time.monotonic() - start)
         self.forget(request.request_id)
 
     def _forward(self, inputs: StepInputs) -> Tensor:

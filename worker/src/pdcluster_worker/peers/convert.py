@@ -37,6 +37,8 @@ _LOAD_FIELDS = (
     "credit_queue_tokens",
     "free_blocks",
     "total_blocks",
+    "progress",
+    "longest_step_seconds",
 )
 
 

@@ -24,7 +24,12 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker tells its peers about itself about once a second; fields as in worker.proto."""
+    """What a worker tells its peers about itself about once a second; fields as in worker.proto.
+
+    state:                that of its record, or stalled.
+    progress:             grows with each step of its engine and each byte of KV that it has sent.
+    longest_step_seconds: of its engine so far.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -34,6 +39,8 @@ class Load:
     free_blocks: int = 0
     total_blocks: int = 0
     state: str = "ready"
+    progress: int = 0
+    longest_step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,169 @@
+"""What follows when an engine stands still: its requests, health, peers and its end."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.dispatch.backend import WorkerBackend
+from pdcluster_worker.dispatch.engine_client import EngineStalledError
+from pdcluster_worker.dispatch.pulse import Pulse
+from pdcluster_worker.dispatch.stall_watch import StallWatch
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import Abort, EngineInput, EngineOutput, Ping, Pong
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.testing import FakeClock
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats, steps_of
+
+
+class Scene:
+    """A worker under a pulse whose clock the test moves; its engine answers pings while `answers`."""
+
+    def __init__(self, worker: Worker, engine: ScriptedEngine) -> None:
+        self.worker, self.engine = worker, engine
+        self.clock = FakeClock()
+        self.answers = True
+        self.is_leaving = False
+        worker.policy = type(worker.policy)(stall_seconds=4)
+        worker.stall_watch = StallWatch(self.clock, 0.0)
+        worker.engine.on_pong = worker.stall_watch.on_pong
+        engine.answer = self._answer
+        self.told: list[tuple[bool, str | None]] = []
+        self.pulse = Pulse(worker, self._on_change, lambda: self.is_leaving)
+
+    def _on_change(self, is_stalled: bool) -> None:
+        self.told.append((is_stalled, self.worker.engine.stalled))
+
+    def _answer(self, message: EngineInput) -> Sequence[EngineOutput]:
+        return [Pong(0, has_work=False)] if isinstance(message, Ping) and self.answers else []
+
+    async def look(self, count: int = 1) -> list[bool]:
+        """One a second, with time for an answer before each; whether the engine is lost."""
+        said = []
+        for _ in range(count):
+            self.clock.advance(1.0)
+            said.append(self.pulse.look())
+            for _ in range(10):
+                await asyncio.sleep(0)
+        return said
+
+    @property
+    def gauge(self) -> float:
+        return self.worker.metrics.engine_stalled.collect()[0].samples[0].value
+
+
+@pytest.fixture
+def scene(worker: Worker, engine: ScriptedEngine) -> Scene:
+    return Scene(worker, engine)
+
+
+async def test_pulse_of_an_engine_that_answers_changes_nothing(scene: Scene) -> None:
+    assert not any(await scene.look(30))
+
+    assert (scene.worker.engine.stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
+    assert len([m for m in scene.engine.inputs if isinstance(m, Ping)]) == 30
+
+
+async def test_pulse_pings_are_no_messages_that_statistics_know_of(scene: Scene) -> None:
+    scene.engine.say(stats(8, num_inputs=0))
+    await scene.look(3)
+
+    assert scene.worker.engine.is_reported  # else a drain would wait for a report that an idle engine does not make
+
+
+async def test_pulse_of_a_stalled_engine_fails_health_and_leaves_the_choice(scene: Scene) -> None:
+    backend = WorkerBackend("m", scene.worker.engine)
+    scene.answers = False
+    await scene.look(5)
+
+    assert backend.alive() is not None
+    assert "stands still: no step and no answer for 5.0 s (qos.stallSeconds is 4" in backend.alive()
+    assert backend.ready() == backend.alive()
+    assert backend.draining()  # so answers close their connections
+    assert (scene.worker.load().state, scene.worker.takes_new, scene.gauge) == ("stalled", False, 1)
+
+
+async def test_pulse_tells_peers_of_a_stall_at_once(scene: Scene) -> None:
+    scene.answers = False
+    await scene.look(4)
+    async with aclosing(scene.worker.reports()) as reports, asyncio.timeout(5):
+        assert (await anext(reports)).load.state == "ready"
+        following = asyncio.create_task(anext(reports))
+        await scene.look(1)
+        assert (await following).load.state == "stalled"
+
+
+async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(scene: Scene) -> None:
+    client = scene.worker.engine
+    mailbox = client.open("r")
+    scene.answers = False
+    await scene.look(5)
+
+    with pytest.raises(EngineStalledError, match="stands still") as caught:
+        await mailbox.token()
+    assert (caught.value.status, caught.value.code) == (503, "engine_stalled")
+    with pytest.raises(EngineStalledError):
+        client.open("other")
+    assert isinstance(scene.worker.refusal(), EngineStalledError)
+    client.close(mailbox)
+    await scene.look()
+    assert scene.engine.inputs[-1] == Abort("r")  # an engine that gets on again must not go on with it
+
+
+async def test_pulse_of_an_engine_that_gets_on_again_serves_as_before(scene: Scene) -> None:
+    scene.answers = False
+    await scene.look(6)
+    scene.answers = True
+    scene.engine.say(Pong(0, has_work=False))
+    await scene.look(2)
+
+    assert (scene.worker.engine.stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
+    scene.worker.engine.open("r")
+    assert scene.told == [(True, None), (False, None)]  # of a stall before any request fails
+
+
+async def test_pulse_says_when_the_engine_is_lost(scene: Scene) -> None:
+    scene.answers = False
+
+    assert await scene.look(9) == [*[False] * 8, True]
+    assert (await scene.pulse.lost()).endswith("beyond its longest step): killed")
+
+
+async def test_pulse_of_a_worker_that_is_to_end_waits_for_no_stalled_engine(scene: Scene) -> None:
+    scene.answers, scene.is_leaving = False, True
+
+    assert await scene.look(5) == [*[False] * 4, True]
+
+
+async def test_pulse_margin_is_that_of_the_policy_in_force(scene: Scene) -> None:
+    scene.answers = False
+    scene.worker.policy = type(scene.worker.policy)(stall_seconds=100)
+
+    assert not any(await scene.look(90))
+    assert scene.worker.engine.stalled is None
+
+
+async def test_worker_load_tells_progress_and_the_longest_step(worker: Worker, engine: ScriptedEngine) -> None:
+    engine.say(steps_of(("prefill", 2.5), num_steps=3, bytes_sent=64))
+    while worker.engine.stats is None:
+        await asyncio.sleep(0)
+
+    assert (worker.load().progress, worker.load().longest_step_seconds) == (67, 2.5)
+
+
+async def test_worker_knows_the_steps_of_the_warm_up(worker: Worker) -> None:
+    facts = replace(FACTS, longest_step_seconds=7.5)
+    other = Worker("decode", worker.engine, facts, "127.0.0.1:9100", type(worker.metrics)(), worker.policy)
+
+    assert other.stall_watch.longest_step_seconds == 7.5
+
+
+async def test_refusal_of_a_draining_worker_stays_that_of_a_drain(scene: Scene) -> None:
+    scene.answers = False
+    await scene.look(5)
+    scene.worker.announce("draining")
+
+    assert isinstance(scene.worker.refusal(), RequestError)
+    assert scene.worker.refusal().code == "draining"
