@@ -156,19 +156,26 @@ class CreditPolicy(_PolicySection, frozen=True):
 
 
 class AdmissionPolicy(_PolicySection, frozen=True):
-    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body)."""
+    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body).
+
+    One request has at most max_queued_requests generations (prompts times n).
+    """
 
     max_queued_requests: Positive = 1024
     max_body_bytes: Positive = 4 << 20
 
 
 class PolicyConfig(_PolicySection, frozen=True):
-    """The policy file."""
+    """The policy file.
+
+    allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
+    """
 
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
+    allow_client_priority: bool = False
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdcluster_worker.peers.types import PrefillMode
-from pdcluster_worker.server.fields import MAX_MESSAGES, MAX_N, Content, LogitBias, Only, PromptList, StopList, Text, TokenIds
+from pdcluster_worker.server.fields import MAX_MESSAGES, MAX_N, MAX_PRIORITY, Content, LogitBias, Only, PromptList, StopList, Text, TokenIds
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -79,7 +79,7 @@ class Generate(_Unsupported):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Annotated[int | None, Field(ge=-_INT32, le=_INT32)] = None
+    priority: Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = None
     pdcluster: Extension | None = None
 
 
