@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -135,7 +136,15 @@ class Rig:
     backend: ScriptedBackend
     tokenizer: Tokenizer
     metrics: Metrics
-    app: FastAPI
+    policy: PolicyConfig
+    app: FastAPI = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.app = self.make_app()
+
+    def make_app(self, **options: Any) -> FastAPI:
+        """The application over this backend, with other options of `create_app`."""
+        return create_app(self.backend, self.tokenizer, self.metrics, lambda: self.policy, **options)
 
     def say(self, text: str, *, end: bool = True) -> None:
         """Let every choice answer `text`, then <|im_end|> unless `end` is False."""
@@ -158,7 +167,7 @@ def rig(model_folder: Path) -> Rig:
     metrics = Metrics()
     policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=20_000))
     backend = ScriptedBackend(lambda spec: [258])
-    rig = Rig(backend, tokenizer, metrics, create_app(backend, tokenizer, metrics, lambda: policy))
+    rig = Rig(backend, tokenizer, metrics, policy)
     rig.say("Hello, world!")
     return rig
 

@@ -9,6 +9,8 @@ from uvicorn.server import ServerState
 from pdcluster_worker.server import unsent
 from pdcluster_worker.server.connection import SEND_SECONDS, Connection
 
+KEEP_ALIVE_SECONDS = 75
+
 
 class Timer:
     """What call_later returns."""
@@ -28,9 +30,11 @@ class Clock:
         self.timers = []
 
     def call_later(self, delay, callback, *args):
-        assert delay == SEND_SECONDS
-        self.timers.append(Timer(callback, args))
-        return self.timers[-1]
+        timer = Timer(callback, args)
+        if delay != KEEP_ALIVE_SECONDS:
+            assert delay == SEND_SECONDS
+            self.timers.append(timer)
+        return timer
 
     @property
     def waiting(self):
@@ -89,7 +93,8 @@ def connection(clock, transport):
     async def app(scope, receive, send):
         """Never called."""
 
-    connection = Connection(uvicorn.Config(app, ws="none", log_config=None), ServerState(), {}, clock)
+    config = uvicorn.Config(app, ws="none", log_config=None, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+    connection = Connection(config, ServerState(), {}, clock)
     connection.connection_made(transport)
     assert transport.limits == (0, None)
     return connection

@@ -6,6 +6,8 @@ import httpx
 import openai
 import pytest
 
+from pdcluster_worker.config import PolicyConfig
+
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
@@ -123,6 +125,7 @@ async def test_seed_is_drawn_when_none_is_given(rig, client):
 
 
 async def test_every_sampling_field_reaches_the_engine(rig, client):
+    rig.policy = PolicyConfig(allow_client_priority=True)
     extra = {
         "top_k": 5,
         "min_p": 0.1,

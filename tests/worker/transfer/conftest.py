@@ -1,14 +1,16 @@
 """Two engines' transports over plain bytearrays: real sockets on 127.0.0.1, or the local fabric; nothing is mocked."""
 
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from pdcluster_worker.engine.ports import TransferEvent
+from pdcluster_worker.transfer import wire
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.transfer.tcp import TcpTransport
 
@@ -66,6 +68,43 @@ class Engine:
         self.wait(lambda events: sum(len(getattr(event, "block_ids", ())) for event in events) >= count)
 
 
+class RawPeer:
+    """A socket to a KV port, and the frames that a sender would put on it."""
+
+    def __init__(self, engine: Engine, source: str = "127.0.0.1") -> None:
+        address = ("127.0.0.1", engine.transport.port)
+        self.sock = socket.create_connection(address, timeout=DEADLINE_SECONDS, source_address=(source, 0))
+        self.block_bytes = engine.memory.block_bytes
+
+    def hello(self, engine_id: str = "decode") -> wire.Reply:
+        self.sock.sendall(wire.encode_hello(wire.Hello(engine_id)))
+        return self.read(wire.decode_reply)
+
+    def header(self, epoch: bytes, block_ids: Sequence[int], payload_bytes: int | None = None) -> None:
+        size = len(block_ids) * self.block_bytes if payload_bytes is None else payload_bytes
+        self.sock.sendall(wire.encode_header(wire.Header(epoch, tuple(block_ids), size)))
+
+    def frame(self, epoch: bytes, block_ids: Sequence[int], payload: bytes) -> wire.Ack:
+        self.header(epoch, block_ids, len(payload))
+        self.sock.sendall(payload)
+        return self.read(wire.decode_ack)
+
+    def read(self, decode: Callable[[bytes], Any]) -> Any:
+        data = b""
+        while isinstance(message := decode(data), int):
+            chunk = self.sock.recv(message)
+            assert chunk, "closed by the KV port"
+            data += chunk
+        return message
+
+    def is_closed(self) -> bool:
+        """Waits until the other side has closed."""
+        try:
+            return self.sock.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
 @pytest.fixture
 def tcp_engine() -> Iterator[Callable[..., Engine]]:
     """Makes engines with a TcpTransport; closes them."""
@@ -81,6 +120,20 @@ def tcp_engine() -> Iterator[Callable[..., Engine]]:
     yield make
     for engine in engines:
         engine.transport.close()
+
+
+@pytest.fixture
+def raw_peer() -> Iterator[Callable[..., RawPeer]]:
+    """Connects raw sockets to engines' KV ports; closes them."""
+    peers: list[RawPeer] = []
+
+    def connect(engine: Engine, **options: str) -> RawPeer:
+        peers.append(RawPeer(engine, **options))
+        return peers[-1]
+
+    yield connect
+    for peer in peers:
+        peer.sock.close()
 
 
 @pytest.fixture(params=["tcp", "local"])

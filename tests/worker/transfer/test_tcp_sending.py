@@ -3,11 +3,13 @@
 import os
 import socket
 import threading
+from functools import partial
 
 import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
-from pdcluster_worker.transfer import wire
+from pdcluster_worker.transfer import tcp, wire
+from pdcluster_worker.transfer.tcp_link import LinkSettings
 
 BIG = 1 << 20  # a block that with its neighbours overflows every kernel buffer between the two
 MANY = 24
@@ -213,7 +215,7 @@ def test_restarted_engine_at_the_same_address_refuses_writes_for_the_old_one(tcp
     before = bytes(restarted.memory.block(2))
     prefill.write(epoch, decode, [(1, 2)])
     (ended,) = prefill.wait_for(SendEnded)
-    assert ended.reason.startswith(("refused: this is engine decode-restarted", "connection"))
+    assert ended.reason.startswith(("refused: another engine listens here", "connection"))
     assert restarted.memory.block(2) == before
     new_epoch = os.urandom(16)
     restarted.transport.open(new_epoch, [2])
@@ -315,3 +317,59 @@ def test_ipv6_peers_reach_each_other(tcp_engine, epoch):
     decode.transport.open(epoch, [1])
     prefill.transport.write(epoch, "decode", f"[::1]:{decode.transport.port}", [(0, 1)])
     prefill.wait_sent(1)
+
+
+class Clock:
+    """Monotonic seconds that the test moves."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("closes_first", [False, True])
+def test_nothing_is_written_on_a_connection_that_was_idle_too_long(tcp_engine, receiver, write, closes_first):
+    """As after a time in which the sender's process stood still: no timer has run, the peer may have closed."""
+    clock = Clock()
+    prefill = tcp_engine("prefill", clock=clock)
+    for turn in range(1, 4):
+        write(prefill, os.urandom(16), receiver, [(0, 1)])
+        sock = receiver.accept()
+        header, _ = take_frame(sock)
+        acknowledge(sock, header.epoch)
+        prefill.wait_sent(turn)
+        clock.now += LinkSettings.__dataclass_fields__["idle_seconds"].default + 1
+        if closes_first:
+            sock.shutdown(socket.SHUT_WR)
+    write(prefill, os.urandom(16), receiver, [(0, 1)])
+
+    assert sock.recv(1) == b""
+    assert take_frame(receiver.accept())
+    assert not any(isinstance(event, SendEnded) for event in prefill.events)
+
+
+def test_link_that_has_nothing_to_write_leaves_by_itself(tcp_engine, receiver, write, epoch, monkeypatch):
+    monkeypatch.setattr(tcp, "LinkSettings", partial(LinkSettings, idle_seconds=0.05))
+    prefill = tcp_engine("prefill")
+    write(prefill, epoch, receiver, [(0, 1)])
+    sock = receiver.accept()
+    take_frame(sock)
+    acknowledge(sock, epoch)
+
+    assert sock.recv(1) == b""
+    prefill.wait_sent(1)
+
+
+def test_link_whose_work_was_cancelled_before_it_was_sent_survives_the_end_of_its_idle_connection(tcp_engine, receiver, write, epoch):
+    clock = Clock()
+    prefill = tcp_engine("prefill", clock=clock)
+    write(prefill, os.urandom(16), receiver, [(0, 1)])
+    prefill.transport.cancel(next(iter(prefill.transport._outbox._sends)))
+    sock = receiver.accept()
+    clock.now += 31
+    sock.shutdown(socket.SHUT_WR)
+    write(prefill, epoch, receiver, [(0, 1)])
+
+    assert take_frame(receiver.accept())[0].epoch == epoch

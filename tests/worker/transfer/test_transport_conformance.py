@@ -100,7 +100,6 @@ def test_write_to_another_engine_id_is_refused(pair, epoch):
     prefill.transport.write(epoch, "decode-before-restart", decode.address, [(0, 1)])
     (ended,) = prefill.wait_for(SendEnded)
     assert ended.reason.startswith("refused: ")
-    assert "decode-before-restart" in ended.reason
 
 
 def test_write_of_one_epoch_to_two_peers_is_an_error(pair, epoch):

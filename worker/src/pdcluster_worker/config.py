@@ -155,7 +155,10 @@ class CreditPolicy(_PolicySection, frozen=True):
 
 
 class AdmissionPolicy(_PolicySection, frozen=True):
-    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body)."""
+    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body).
+
+    One request has at most max_queued_requests generations (prompts times n).
+    """
 
     max_queued_requests: Positive = 1024
     max_body_bytes: Positive = 4 << 20
@@ -166,6 +169,7 @@ class PolicyConfig(_PolicySection, frozen=True):
 
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
     stall_seconds: time beyond its longest step for which an engine may stand still.
+    allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
     """
 
     offload: OffloadPolicy = OffloadPolicy()
@@ -174,6 +178,7 @@ class PolicyConfig(_PolicySection, frozen=True):
     admission: AdmissionPolicy = AdmissionPolicy()
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
+    allow_client_priority: bool = False
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ and metrics only, and tells a client that it came to the wrong worker.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -19,9 +20,11 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server import chat, completion, openai_errors
 from pdcluster_worker.server.authorization import AcceptsKey, Authorization
 from pdcluster_worker.server.backend import Backend, Worker
-from pdcluster_worker.server.body_limit import BodyLimit
+from pdcluster_worker.server.body_limit import BodyLimit, taken_by
+from pdcluster_worker.server.crowd import Crowd
 from pdcluster_worker.server.farewell import Farewell
 from pdcluster_worker.server.generation import Serving
+from pdcluster_worker.server.limits import HttpLimits
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
     ChatReply,
@@ -37,6 +40,8 @@ from pdcluster_worker.server.request_context import RequestContextMiddleware, co
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
 from pdcluster_worker.server.tokenizer import Tokenizer
 
+DEFAULT_LIMITS = HttpLimits()
+
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
@@ -51,13 +56,15 @@ def create_app(
     clock: Callable[[], float] = time.monotonic,
     *,
     accepts_key: AcceptsKey = None,
+    limits: HttpLimits = DEFAULT_LIMITS,
 ) -> FastAPI:
     """The application of a decode or mixed worker.
 
     policy:      returns the policy in force now
     accepts_key: see `authorization.Authorization`
+    limits:      of all clients together
     """
-    app = _base_app(backend, metrics, policy, clock, accepts_key)
+    app = _base_app(backend, metrics, policy, clock, _Doors(accepts_key, limits))
     serving = Serving(backend, tokenizer, metrics, policy, clock)
 
     @app.post(_CHAT, responses=_documented(ChatReply))
@@ -78,9 +85,10 @@ def create_prefill_app(
     clock: Callable[[], float] = time.monotonic,
     *,
     accepts_key: AcceptsKey = None,
+    limits: HttpLimits = DEFAULT_LIMITS,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
-    app = _base_app(worker, metrics, policy, clock, accepts_key)
+    app = _base_app(worker, metrics, policy, clock, _Doors(accepts_key, limits))
 
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
@@ -90,12 +98,26 @@ def create_prefill_app(
     return app
 
 
-def _base_app(
-    worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float], accepts_key: AcceptsKey
-) -> FastAPI:
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """What a request passes before a route sees it."""
+
+    accepts_key: AcceptsKey
+    limits: HttpLimits
+
+
+def _base_app(worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float], doors: _Doors) -> FastAPI:
     app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
-    app.add_middleware(BodyLimit, limit=lambda: policy().admission.max_body_bytes, rejected=metrics.request_rejected)
-    app.add_middleware(Authorization, accepts=accepts_key, rejected=metrics.request_rejected)
+    limits, rejected = doors.limits, metrics.request_rejected
+    app.add_middleware(
+        BodyLimit,
+        takes_body=taken_by(app),
+        limit=lambda: policy().admission.max_body_bytes,
+        limits=limits,
+        rejected=rejected,
+    )
+    app.add_middleware(Authorization, accepts=doors.accepts_key, rejected=rejected, limits=limits)
+    app.add_middleware(Crowd, limits=limits, rejected=rejected)
     app.add_middleware(RequestContextMiddleware, clock=clock)
     app.add_middleware(Farewell, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected)
@@ -148,6 +170,6 @@ def _state(response: Response, reason: str | None) -> State:
 
 def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Answers of a generation route, for the OpenAPI document."""
-    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 413, 429, 500, 503)}
+    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503)}
     answers[200] = {"model": reply, "content": _STREAM}
     return answers

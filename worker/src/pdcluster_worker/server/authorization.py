@@ -11,7 +11,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import openai_errors
+from pdcluster_worker.server import openai_errors, unread
+from pdcluster_worker.server.limits import HttpLimits
 from pdcluster_worker.server.request_context import note_key
 
 _API = "/v1"
@@ -26,14 +27,15 @@ AcceptsKey = Callable[[str], bool] | None
 class Authorization:
     """Middleware."""
 
-    def __init__(self, app: ASGIApp, accepts: AcceptsKey, rejected: Counter) -> None:
+    def __init__(self, app: ASGIApp, accepts: AcceptsKey, rejected: Counter, limits: HttpLimits) -> None:
         self._app = app
         self._accepts = accepts
         self._rejected = rejected
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer 401."""
-        if self._accepts is None or scope["type"] != "http" or not _is_api(scope["path"]):
+        if self._accepts is None or scope["type"] != "http" or not is_api(scope["path"]):
             await self._app(scope, receive, send)
             return
         key = _presented(scope)
@@ -44,7 +46,8 @@ class Authorization:
         message = _NO_KEY if key is None else _WRONG_KEY
         error = RequestError(message, status=401, code="invalid_api_key")
         self._rejected.labels(openai_errors.reason(error)).inc()
-        await openai_errors.response(error, {"www-authenticate": "Bearer"})(scope, receive, send)
+        response = openai_errors.response(error, {"www-authenticate": "Bearer"})
+        await unread.answer(response, scope, receive, send, self._limits)
 
 
 def _presented(scope: Scope) -> str | None:
@@ -53,5 +56,6 @@ def _presented(scope: Scope) -> str | None:
     return key.strip() or None if scheme.lower() == _SCHEME else None
 
 
-def _is_api(path: str) -> bool:
+def is_api(path: str) -> bool:
+    """Whether it is of the API, and not a probe's or a scraper's."""
     return path == _API or path.startswith(f"{_API}/")

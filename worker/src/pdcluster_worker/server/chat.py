@@ -30,7 +30,7 @@ from pdcluster_worker.server.tokenizer import Tokenizer
 
 async def complete(serving: Serving, request: ChatRequest, context: RequestContext) -> GenerationResponse:
     """The answer to one chat request.  Raises RequestError when it cannot be served."""
-    check_servable(request.model, serving.backend)
+    check_servable(request, 1, serving)
     wanted = _wanted(request)
     prompt = await serving.tokenizer.encode_chat([_templated(message) for message in request.messages])
     response_id = f"chatcmpl-{context.request_id}"

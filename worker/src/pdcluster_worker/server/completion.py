@@ -31,7 +31,7 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 async def complete(serving: Serving, request: CompletionRequest, context: RequestContext) -> GenerationResponse:
     """The answer to one completions request.  Raises RequestError when it cannot be served."""
-    check_servable(request.model, serving.backend)
+    check_servable(request, len(request.prompt), serving)
     wanted = _wanted(request)
     prompts = await _tokenized(serving, request.prompt)
     response_id = f"cmpl-{context.request_id}"

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with an end for a client that stops reading.
+"""One HTTP connection's way out: with an end for a client that stops reading; `incoming` has the way in.
 
 Whoever writes to a client that reads nothing would wait for ever, with its
 request open and a drain behind it.  Here no progress for SEND_SECONDS aborts
@@ -9,16 +9,15 @@ client that goes on reading is never cut off.
 import asyncio
 import logging
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from pdcluster_worker.server import unsent
+from pdcluster_worker.server.incoming import Incoming
 
 logger = logging.getLogger(__name__)
 
 SEND_SECONDS = 30.0
 
 
-class Connection(HttpToolsProtocol):
+class Connection(Incoming):
     """Watches what is still to be sent whenever the socket takes no more."""
 
     send_seconds = SEND_SECONDS

@@ -19,6 +19,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_N = 16
 MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 1000
+"""Either way of 0, the default; lower goes first."""
 
 Prompt = str | list[int]
 

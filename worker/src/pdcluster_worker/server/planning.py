@@ -5,8 +5,8 @@ Every accepted request is logged here once, with the client's own id as a label.
 
 import logging
 
+from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.backend import Backend
 from pdcluster_worker.server.cache_salt import cache_salt
 from pdcluster_worker.server.choice import TextRules
 from pdcluster_worker.server.generation import Generation, Plan, Serving
@@ -18,15 +18,34 @@ from pdcluster_worker.server.schemas import Generate
 logger = logging.getLogger(__name__)
 
 
-def check_servable(name: str, backend: Backend) -> None:
-    """Raises RequestError 404 for another model, 503 while the worker is not ready: its limits are not known before.
+def check_servable(request: Generate, num_prompts: int, serving: Serving) -> None:
+    """Before the prompts are tokenized.  Raises RequestError for what the policy refuses, 404 for another model,
+    503 while the worker is not ready: its limits are not known before.
 
     A draining worker knows them, and may have a peer for the request.
     """
-    check_model(name, backend.model_name)
+    backend = serving.backend
+    check_model(request.model, backend.model_name)
+    check_policy(request, num_prompts, serving.policy())
     reason = backend.ready()
     if reason is not None and not backend.draining():
         raise RequestError(f"this worker is not ready: {reason}", status=503, code="not_ready", retry_after_seconds=1)
+
+
+def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
+    """Raises RequestError for a priority that does not count here, and for more generations than could ever be admitted."""
+    if request.priority and not policy.allow_client_priority:
+        raise RequestError(
+            f"priority: {request.priority} is not allowed here: leave it out, or set qos.allowClientPriority of the PDCluster",
+            param="priority",
+        )
+    limit, n = policy.admission.max_queued_requests, request.n or 1
+    if num_prompts * n > limit:
+        raise RequestError(
+            f"{'prompt' if num_prompts > 1 else 'n'}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, "
+            f"more than the {limit} that may wait here (qos.admission.maxQueuedRequests): send fewer prompts, or a smaller n",
+            param="prompt" if num_prompts > 1 else "n",
+        )
 
 
 def check_model(name: str, served: str) -> None:

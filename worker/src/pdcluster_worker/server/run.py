@@ -15,11 +15,15 @@ from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.connection import Connection
+from pdcluster_worker.server.crowd import OpenConnections
+from pdcluster_worker.server.incoming import Incoming
+from pdcluster_worker.server.limits import HttpLimits, fitting
 from pdcluster_worker.server.unsent import Unsent
+
+DEFAULT_LIMITS = HttpLimits()
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
-_KEEP_ALIVE_SECONDS = 75  # more than the idle time of common clients' pools, so that they close first
 
 
 class _Server(uvicorn.Server):
@@ -75,21 +79,31 @@ class HttpServer:
             await asyncio.wait({self.finished}, timeout=_POLL_SECONDS)
 
 
-async def serve(app: ASGIApp, host: str, port: int) -> HttpServer:
+async def serve(app: ASGIApp, host: str, port: int, limits: HttpLimits = DEFAULT_LIMITS) -> HttpServer:
     """Bind and serve.  Raises ConfigError when the address cannot be had."""
     bound = _bind(host, port)
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=_connections(limits),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=limits.keep_alive_seconds,
         backlog=_BACKLOG,
     )
     return HttpServer(_Server(config), bound)
+
+
+def _connections(limits: HttpLimits) -> type[Connection]:
+    """The protocol of one server, whose connections know of each other."""
+    crowd = OpenConnections[Incoming](fitting(limits.max_connections), limits.spare_connections, _close)
+    return type("Connection", (Connection,), {"limits": limits, "crowd": crowd})
+
+
+def _close(connection: Incoming) -> None:
+    connection.transport.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

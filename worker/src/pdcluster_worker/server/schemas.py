@@ -13,6 +13,7 @@ from pdcluster_worker.peers.types import PrefillMode
 from pdcluster_worker.server.fields import (
     MAX_MESSAGES,
     MAX_N,
+    MAX_PRIORITY,
     CacheSalt,
     Content,
     LogitBias,
@@ -90,7 +91,7 @@ class Generate(_Unsupported):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Annotated[int | None, Field(ge=-_INT32, le=_INT32)] = None
+    priority: Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = None
     cache_salt: CacheSalt | None = None
     pdcluster: Extension | None = None
 

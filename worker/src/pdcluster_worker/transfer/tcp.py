@@ -7,6 +7,7 @@ thread when `poll` has something.  Confidentiality is the network's; integrity
 of who may write where is the epoch's: a secret that the receiver gave out.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from pdcluster_worker.engine.ports import KVMemory, TransferEvent
@@ -15,12 +16,12 @@ from pdcluster_worker.transfer.events import EventQueue
 from pdcluster_worker.transfer.inbox import Inbox
 from pdcluster_worker.transfer.outbox import Outbox
 from pdcluster_worker.transfer.pacing import TokenBucket
+from pdcluster_worker.transfer.seats import PortLimits
 from pdcluster_worker.transfer.tcp_link import LinkSettings
 from pdcluster_worker.transfer.tcp_receiver import TcpReceiver
 from pdcluster_worker.transfer.tcp_sender import TcpSender
 
-FRAME_BYTES = 2 << 20
-"""Blocks of one epoch travel together up to about this size; a larger block travels alone."""
+DEFAULT_LIMITS = PortLimits()
 PACED_FRAMES_PER_SECOND = 20
 """Under a bandwidth cap frames shrink to this share of a second, so that the flow is even."""
 
@@ -29,6 +30,8 @@ class TcpTransport:
     """`engine.ports.Transport`; listens from construction to `close`.
 
     bandwidth: most bytes per second that all connections together send; 0 = no cap.
+    clock:     monotonic seconds, of the sending side.
+    limits:    what the KV port bears.
     Raises ConfigError if the port cannot be bound.
     """
 
@@ -47,6 +50,8 @@ class TcpTransport:
         bandwidth: int = 0,
         connect_seconds: float = 5.0,
         stall_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        limits: PortLimits = DEFAULT_LIMITS,
     ) -> None:
         self._events = EventQueue(wake)
         self._inbox = Inbox(memory, verify, self._events.put)
@@ -57,9 +62,10 @@ class TcpTransport:
             verify=verify,
             connect_seconds=connect_seconds,
             stall_seconds=stall_seconds,
+            clock=clock,
         )
         self._sender = TcpSender(self._outbox, memory, settings)
-        self._receiver = TcpReceiver(self._inbox, memory, engine_id, host, port)
+        self._receiver = TcpReceiver(self._inbox, memory, engine_id, (host, port), limits)
         self.port = self._receiver.port
 
     @property
@@ -102,6 +108,6 @@ class TcpTransport:
 
 
 def frame_blocks(block_bytes: int, bandwidth: int) -> int:
-    """Blocks of one frame at most: about FRAME_BYTES, less under a low bandwidth cap, at least one."""
-    target = min(FRAME_BYTES, bandwidth // PACED_FRAMES_PER_SECOND) if bandwidth else FRAME_BYTES
+    """Blocks of one frame at most: FRAME_BYTES, less under a low bandwidth cap, at least one."""
+    target = min(wire.FRAME_BYTES, bandwidth // PACED_FRAMES_PER_SECOND) if bandwidth else wire.FRAME_BYTES
     return min(max(1, target // block_bytes), wire.MAX_FRAME_BLOCKS)

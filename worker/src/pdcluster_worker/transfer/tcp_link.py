@@ -38,6 +38,10 @@ class LinkSettings:
     frame_blocks:    most blocks of one frame.
     connect_seconds: to be connected and accepted.
     stall_seconds:   without a byte taken or a frame acknowledged while some are under way.
+    idle_seconds:    since the last byte was sent, after which nothing more is written on a connection.
+                     Half of what a KV port allows (`seats.PortLimits`): it has never closed a
+                     connection that we still write on, so closing idle ones costs no transfer.
+    clock:           monotonic seconds.
     """
 
     bucket: TokenBucket
@@ -45,6 +49,8 @@ class LinkSettings:
     verify: bool
     connect_seconds: float = 5.0
     stall_seconds: float = 30.0
+    idle_seconds: float = 30.0
+    clock: Callable[[], float] = time.monotonic
 
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
@@ -68,7 +74,9 @@ class Link:
         self._views: list[memoryview] = []
         self._unacked: deque[Frame] = deque()
         self._num_acked = 0
+        self._clock = settings.clock
         self._progress_at = 0.0
+        self._sent_at = 0.0
 
     def wake(self) -> None:
         """There is new work."""
@@ -81,7 +89,7 @@ class Link:
         self.wake()
 
     def run(self) -> None:
-        """Serve until the peer closes a connection that has served and is idle.
+        """Serve until the connection has been idle for idle_seconds, or was idle, had served and the peer closed it.
 
         Raises OSError, WireError or ValueError (address) on a failure, Stopped after `stop`; no source block is read afterwards.
         """
@@ -99,7 +107,7 @@ class Link:
         self._waker.close()
 
     def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + self._settings.connect_seconds
+        deadline = self._clock() + self._settings.connect_seconds
         failure: Exception | None = None
         try:
             for family, kind, proto, _, address in socket.getaddrinfo(*parse_address(self.peer[1]), type=socket.SOCK_STREAM):
@@ -128,7 +136,8 @@ class Link:
             raise OSError(code, os.strerror(code))
 
     def _introduce(self, sock: socket.socket) -> None:
-        deadline = time.monotonic() + self._settings.connect_seconds
+        deadline = self._clock() + self._settings.connect_seconds
+        self._sent_at = self._clock()
         sock.sendall(wire.encode_hello(wire.Hello(self.peer[0])))  # far smaller than an empty socket's buffer
         while (reply := self._next(sock, wire.decode_reply)) is None:
             self._await(sock, select.POLLIN, deadline)
@@ -140,9 +149,11 @@ class Link:
             try:
                 self._read_acks(sock)
             except ConnectionError:
-                if self._num_acked and not self._is_busy:
+                if self._has_idled or (self._num_acked and not self._is_busy):
                     return  # nothing is lost: the next write connects again
                 raise
+            if self._has_idled:
+                return  # the peer may be about to close it: the next write connects again
             pause = self._send(sock)  # after the acknowledgements, which open the window
             self._check_stall()
             events = select.POLLIN | (select.POLLOUT if self._frame is not None else 0)
@@ -152,7 +163,7 @@ class Link:
         """Send until the socket, the window or the outbox says stop; returns the seconds to wait for bandwidth, 0.0 = none."""
         while self._frame is not None or len(self._unacked) < WINDOW_FRAMES:
             if self._frame is None:
-                pause = self._settings.bucket.delay(time.monotonic())
+                pause = self._settings.bucket.delay(self._clock())
                 if pause or not self._take():
                     return pause
             if not self._push(sock):
@@ -168,7 +179,7 @@ class Link:
         num_bytes = len(blocks) * self._memory.block_bytes
         header = wire.encode_header(wire.Header(frame.send.epoch, frame.targets, num_bytes))
         self._views = [memoryview(header), *blocks]
-        self._progress_at = time.monotonic()
+        self._progress_at = self._clock()
         self._settings.bucket.spend(num_bytes, self._progress_at)
         return True
 
@@ -178,7 +189,7 @@ class Link:
             num_bytes = sock.sendmsg(self._views)
         except BlockingIOError:
             return False
-        self._progress_at = time.monotonic()
+        self._progress_at = self._sent_at = self._clock()
         self._views = _skip(self._views, num_bytes)
         if not self._views and self._frame is not None:
             self._finish_frame(self._frame)
@@ -195,7 +206,7 @@ class Link:
             if not self._unacked or self._unacked[0].send.epoch != ack.epoch:
                 raise wire.WireError("the peer acknowledged a frame that was not sent")
             frame = self._unacked.popleft()
-            self._progress_at = time.monotonic()
+            self._progress_at = self._clock()
             self._num_acked += 1
             if ack.refusal is None:
                 self._outbox.acknowledge(frame)
@@ -215,34 +226,42 @@ class Link:
         self._inbound = b""
         return message
 
-    def _deadline(self, pause: float) -> float | None:
-        """When to look again without being woken: never while idle."""
+    def _deadline(self, pause: float) -> float:
+        """When to look again without being woken."""
         deadlines = []
         if pause:
-            deadlines.append(time.monotonic() + pause)
+            deadlines.append(self._clock() + pause)
         if self._is_busy:
             deadlines.append(self._progress_at + self._settings.stall_seconds)
-        return min(deadlines, default=None)
+        else:
+            deadlines.append(self._sent_at + self._settings.idle_seconds)
+        return min(deadlines)
 
     @property
     def _is_busy(self) -> bool:
         return self._frame is not None or bool(self._unacked)
 
+    @property
+    def _has_idled(self) -> bool:
+        """True once the connection must not be written on any more; counted from before the peer counts, and by the clock
+        rather than by a timer, so also after this whole process stood still."""
+        return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
+
     def _check_stall(self) -> None:
-        if self._is_busy and time.monotonic() >= self._progress_at + self._settings.stall_seconds:
+        if self._is_busy and self._clock() >= self._progress_at + self._settings.stall_seconds:
             raise TimeoutError(f"stalled: no progress for {self._settings.stall_seconds:g} s")
 
     def _await(self, sock: socket.socket, events: int, deadline: float) -> None:
         while not self._wait(sock, events, deadline):
-            if time.monotonic() >= deadline:
+            if self._clock() >= deadline:
                 raise TimeoutError(f"no answer in {self._settings.connect_seconds:g} s")
 
-    def _wait(self, sock: socket.socket, events: int, deadline: float | None) -> bool:
+    def _wait(self, sock: socket.socket, events: int, deadline: float) -> bool:
         """Wait for the socket, a wake-up or the deadline; True if the socket is ready.  Raises Stopped."""
         poll = select.poll()
         poll.register(sock, events)
         poll.register(self._waiter, select.POLLIN)
-        timeout_ms = None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
+        timeout_ms = max(0, math.ceil((deadline - self._clock()) * 1000))
         ready = {fd for fd, _ in poll.poll(timeout_ms)}
         if self._waiter.fileno() in ready:
             self._waiter.recv(4096)

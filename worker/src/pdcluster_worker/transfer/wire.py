@@ -22,7 +22,9 @@ MAX_REASON_BYTES = 512
 MAX_FRAME_BLOCKS = 256
 """Bounds a header to about 1 KB."""
 MAX_PAYLOAD_BYTES = 1 << 28
-"""What a receiver would have to drain, at worst, to refuse a frame and keep the connection."""
+"""The largest block that can travel; what an engine takes in one frame is `frame_bytes` of its blocks."""
+FRAME_BYTES = 2 << 20
+"""Blocks of one epoch travel together up to this size."""
 
 _MAGIC = b"PDCKV\r\n\x00"
 _FRAME = b"KVFR"
@@ -66,6 +68,11 @@ class Ack:
 
     epoch: bytes
     refusal: str | None = None
+
+
+def frame_bytes(block_bytes: int) -> int:
+    """The most that a sender puts into a frame, and a receiver reads of one: a block over FRAME_BYTES travels alone."""
+    return max(FRAME_BYTES, block_bytes)
 
 
 def encode_hello(hello: Hello) -> bytes:

@@ -1,0 +1,54 @@
+"""What the HTTP server bears of all its clients together, in one place.
+
+None of it is a user's field: the defaults hold for any worker, and what depends
+on the model or on the users (`qos.admission`) is policy.
+"""
+
+import resource
+from dataclasses import dataclass
+
+_OTHER_FILES = 256
+"""Files and sockets that the worker opens besides: peers, etcd, the model, the engine process."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Defaults of every worker.
+
+    max_connections:       with an open request at once; a stream is open for as long as it runs.
+    spare_connections:     beyond these, for probes and scrapes; idle ones take any free place.
+    keep_alive_seconds:    for the next request, or the first; more than the idle time of common
+                           clients' pools, so that they close first.
+    header_seconds:        from the first byte of a request to the end of its header.
+    max_header_bytes:      of a header; trailers and the framing of chunks may have as much again,
+                           and 8 times the body.
+    body_seconds:          from the header to the end of the body,
+    body_bytes_per_second: and one second more for as many bytes as this that have come.
+    max_bodies_bytes:      bodies of all open requests together, as far as they have come.
+    linger_seconds:        after an answer that did not wait for the body, for the client to stop
+    linger_bytes:          sending it: closing at once would reset the connection, and the client
+                           might lose the answer.  What comes is dropped.
+    """
+
+    max_connections: int = 2048
+    spare_connections: int = 64
+    keep_alive_seconds: int = 75
+    header_seconds: float = 10.0
+    max_header_bytes: int = 64 << 10
+    body_seconds: float = 10.0
+    body_bytes_per_second: int = 64 << 10
+    max_bodies_bytes: int = 256 << 20
+    linger_seconds: float = 5.0
+    linger_bytes: int = 64 << 20
+
+    def body_deadline(self, num_bytes: int) -> float:
+        """Seconds after the header by which the body must have ended, when so many bytes of it have come."""
+        return self.body_seconds + num_bytes / self.body_bytes_per_second
+
+
+def fitting(max_connections: int) -> int:
+    """As many of them as this process may open files for; at least one."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return max_connections
+    return max(1, min(max_connections, files - _OTHER_FILES))

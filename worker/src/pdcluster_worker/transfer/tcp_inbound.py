@@ -1,0 +1,137 @@
+"""One connection to the KV port: its hello, then frames straight into blocks that `transfer.inbox` allows.
+
+Waits in the kernel, never while it holds an epoch and never without an end, so
+neither a stalled peer nor a silent one holds anything for long.  A stranger
+learns nothing: neither a hello to another engine nor bytes that are not the
+protocol are answered with what would have been right.  A frame that the inbox
+refuses is read away and answered, because other transfers share the connection;
+that is at most `wire.frame_bytes`, and a frame that says more ends it.
+"""
+
+import hmac
+import math
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.transfer import sockets, wire
+from pdcluster_worker.transfer.inbox import Inbox, Receiving
+from pdcluster_worker.transfer.seats import PortLimits
+
+_SCRATCH_BYTES = 256 << 10
+_BROKE_OFF = "the peer closed within a frame"
+_ANOTHER = "another engine listens here"
+
+Message = TypeVar("Message", wire.Hello, wire.Header)
+
+
+class Inbound:
+    """`serve` once, in a thread of its own; a shutdown of the socket from elsewhere ends it."""
+
+    def __init__(self, sock: socket.socket, inbox: Inbox, memory: KVMemory, engine_id: str, limits: PortLimits) -> None:
+        self._sock = sock
+        self._inbox = inbox
+        self._memory = memory
+        self._engine_id = engine_id
+        self._limits = limits
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+
+    def serve(self) -> None:
+        """Until the peer closes between messages.
+
+        Raises WireError on bytes that are not the protocol, OSError (TimeoutError among them) on a lost or silent peer.
+        """
+        sockets.tune(self._sock)
+        sockets.limit_send_wait(self._sock, self._limits.ack_seconds)
+        hello = self._read(wire.decode_hello, self._limits.hello_seconds)
+        if hello is None:
+            return
+        if not hmac.compare_digest(hello.engine_id.encode(), self._engine_id.encode()):
+            self._sock.sendall(wire.encode_reply(wire.Reply(_ANOTHER)))
+            raise ConnectionRefusedError("its hello is not for this engine")
+        self._sock.sendall(wire.encode_reply(wire.Reply()))
+        while (header := self._read(wire.decode_header, self._limits.idle_seconds)) is not None:
+            refusal = self._receive(header)
+            self._sock.sendall(wire.encode_ack(wire.Ack(header.epoch, refusal)))
+
+    def _receive(self, header: wire.Header) -> str | None:
+        """Take one frame's payload, into its blocks or nowhere; returns why not if it is refused."""
+        block_bytes = self._memory.block_bytes
+        limit = wire.frame_bytes(block_bytes)
+        if header.payload_bytes > limit:
+            raise wire.WireError(f"a frame of {header.payload_bytes} bytes is over the limit of {limit}")
+        if header.payload_bytes != len(header.block_ids) * block_bytes:
+            self._drain(header.payload_bytes)
+            return f"a block has {block_bytes} bytes, not {header.payload_bytes} for {len(header.block_ids)} blocks"
+        receiving = self._inbox.claim(header.epoch, header.block_ids)
+        if isinstance(receiving, str):
+            self._drain(header.payload_bytes)
+            return receiving
+        remaining = header.payload_bytes
+        for block_id in header.block_ids:
+            remaining -= self._fill(receiving, self._memory.block(block_id))
+            if not self._inbox.complete(receiving, block_id):
+                self._drain(remaining)
+                return "dead epoch"
+        return None
+
+    def _fill(self, receiving: Receiving, block: memoryview) -> int:
+        """Read one block's bytes into it, stopping early if its epoch is fenced; returns the bytes read."""
+        filled = 0
+        while filled < len(block) and self._inbox.enter(receiving):
+            try:
+                num_bytes = self._sock.recv_into(block[filled:], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                num_bytes = None
+            finally:
+                self._inbox.leave(receiving)
+            filled += self._counted(num_bytes)
+        return filled
+
+    def _drain(self, num_bytes: int) -> None:
+        """Read a refused payload away; its size was bounded."""
+        scratch = memoryview(bytearray(min(num_bytes, _SCRATCH_BYTES)))
+        while num_bytes:
+            try:
+                received = self._sock.recv_into(scratch[:num_bytes], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                received = None
+            num_bytes -= self._counted(received)
+
+    def _counted(self, num_bytes: int | None) -> int:
+        """Bytes that one look brought, after a wait for the next if there were none.  Raises ConnectionAbortedError at the end."""
+        if num_bytes is None:  # no block is in the kernel's hands while we wait
+            self._wait(self._limits.idle_seconds)
+            return 0
+        if num_bytes == 0:
+            raise ConnectionAbortedError(_BROKE_OFF)
+        return num_bytes
+
+    def _read(self, decode: Callable[[bytes], Message | int], seconds: float) -> Message | None:
+        """The next message; None when the peer has closed between messages.
+
+        Raises WireError on bad or broken-off bytes, TimeoutError when it is not whole in time.
+        """
+        deadline = time.monotonic() + seconds
+        data = b""
+        while isinstance(message := decode(data), int):
+            try:
+                chunk = self._sock.recv(message, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(deadline - time.monotonic(), seconds)
+                continue
+            if not chunk and data:
+                raise wire.WireError("the peer broke off within a message")
+            if not chunk:
+                return None
+            data += chunk
+        return message
+
+    def _wait(self, seconds: float, allowed: float | None = None) -> None:
+        """Until there are bytes, or their end.  Raises TimeoutError, which names the time that was `allowed` in all."""
+        if not self._readable.poll(max(0, math.ceil(seconds * 1000))):
+            raise TimeoutError(f"nothing whole came in {allowed or seconds:g} s")
