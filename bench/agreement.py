@@ -58,14 +58,13 @@ ASKED = (
     "Here is a text:\n\n{text}\n\nSay in two sentences what it is about, and what it has to do with {topic}.",
 )
 PATHS: dict[str, tuple[bool, bool, dict[str, int]]] = {
-    "local, whole prompts": (False, False, {"max_batched_tokens": 2048}),
-    "local, chunks of 64": (False, False, {}),
-    "remote": (True, False, {}),
-    "local, 18 together": (False, True, {}),
-    "remote, 18 together": (True, True, {}),
-    "preempted, 18 together": (False, True, {"num_blocks": PREEMPTED_BLOCKS}),
+    "local, whole prompts, one at a time": (False, False, {"max_batched_tokens": 2048}),
+    "local, whole prompts": (False, True, {"max_batched_tokens": 2048}),
+    "local, chunks of 64": (False, True, {}),
+    "remote": (True, True, {}),
+    "preempted": (False, True, {"num_blocks": PREEMPTED_BLOCKS}),
 }
-"""By name: whether the prefill is remote, whether prompts run together, and the decode engine's settings."""
+"""By name: whether the prefill is remote, whether prompts run 18 together, and the decode engine's settings."""
 
 DEFINITIONS = """\
 - Model: SmolLM2-135M-Instruct as `make model` leaves it. An answer ends with the end-of-sequence token, which counts.
@@ -90,7 +89,6 @@ class Generate:
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
-        self._model.generation_config.eos_token_id = None  # answers are cut at it, as ours are
 
     def answers(self, work: Work, size: int) -> list[Tokens]:
         """`generate()` over batches of so many prompts, filled up on the left."""
@@ -100,7 +98,7 @@ class Generate:
             longest = max(map(len, batch))
             ids = torch.tensor([[work.end] * (longest - len(prompt)) + prompt for prompt in batch])
             mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
-            lengths = {"max_new_tokens": work.num_tokens, "pad_token_id": work.end}
+            lengths = {"max_new_tokens": work.num_tokens, "eos_token_id": work.end, "pad_token_id": work.end}
             made = self._model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
             found += [until_end(row, work.end) for row in made[:, longest:].tolist()]
         return found
@@ -128,7 +126,7 @@ def path_answers(path: str, folder: Path, dtype: Any, work: Work) -> list[Tokens
     """Our engine's answers on one path.  Raises RuntimeError when the path was not taken."""
     remote, together, settings = PATHS[path]
     cluster = Cluster(folder, dtype=dtype, **settings)
-    sampling = Sampling(max_tokens=work.num_tokens, seed=0, temperature=0.0, ignore_eos=True)
+    sampling = Sampling(max_tokens=work.num_tokens, seed=0, temperature=0.0, eos_token_ids=[work.end])
     specs = [RequestSpec(f"r{index}", prompt, sampling) for index, prompt in enumerate(work.prompts)]
     size = GROUP if together else 1
     found: list[Tokens] = []
@@ -149,18 +147,19 @@ def compare(folder: Path, dtype: Any, work: Work) -> str:
     def judge(index: int, said: Tokens, expected: int, actual: int) -> tuple[float, bool]:
         return reference.margin([*work.prompts[index], *said], {expected, actual})
 
+    ours, batched = next(iter(PATHS)), f"generate() in batches of {GROUP}"
     expected = reference.answers(work, 1)
-    batched = f"generate() in batches of {GROUP}"
-    others = {batched: reference.answers(work, GROUP)}
+    against, among = [(batched, agreement(expected, reference.answers(work, GROUP), judge))], []
+    first: list[Tokens] = []
     for path in PATHS:
-        print(f"{dtype}: {path}", file=sys.stderr, flush=True)
-        others[path] = path_answers(path, folder, dtype, work)
-    ours = next(iter(PATHS))
-    against = [(name, agreement(expected, answers, judge)) for name, answers in others.items()]
-    among = [(name, agreement(others[ours], answers, judge)) for name, answers in others.items() if name not in (ours, batched)]
-    return "\n\n".join(
-        [_section(f"{dtype}, against generate() of one prompt at a time", against), _section(f"{dtype}, against {ours}", among)]
-    )
+        answers = path_answers(path, folder, dtype, work)
+        first = first or answers
+        against.append((path, agreement(expected, answers, judge)))
+        if path != ours:
+            among.append((path, agreement(first, answers, judge)))
+        print(f"{dtype}: {against[-1]}", file=sys.stderr, flush=True)
+    titles = (f"{dtype}, against generate() of one prompt at a time", f"{dtype}, against {ours}")
+    return "\n\n".join(_section(title, rows) for title, rows in zip(titles, (against, among), strict=True))
 
 
 def _section(title: str, rows: Sequence[tuple[str, Agreement]]) -> str:
@@ -190,7 +189,10 @@ def main() -> int:
     prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     torch.set_num_threads(1)
     work = Work(prompts, options.tokens, tokenizer.eos_token_id)
-    sections = [compare(FOLDER, dtype, work) for dtype in options.dtype]
+    sections = []
+    for dtype in options.dtype:
+        sections.append(compare(FOLDER, dtype, work))
+        print(sections[-1], file=sys.stderr, flush=True)  # a run takes long, and this part of it is whole
     setting = [*setting_lines("bench/agreement.py", "", load_average), _asked(prompts, options.tokens)]
     report = "\n\n".join(["\n".join(setting), DEFINITIONS, *sections])
     print(report)
