@@ -40,7 +40,7 @@ def up_command(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="the model's folder here [default: spec.model.path if it is there, else ~/.cache/pdcluster/NAME, by spec.model.name]",
+            help="the model's folder; without it spec.model.path where that is here, else ~/.cache/pdcluster/NAME by spec.model.name",
         ),
     ] = None,
     progress: Annotated[bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")] = True,
