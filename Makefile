@@ -32,8 +32,8 @@ proto: setup ## generate the gRPC code again after a change of worker/proto
 charts: setup ## copy the CRDs and the sample cluster into the Helm chart again after a change
 	@$(PYTHON) scripts/chart_copies.py
 
-run: setup model ## serve examples/laptop.yaml: prefill and decode workers on this machine
-	@.venv/bin/pdctl up examples/laptop.yaml
+run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
+	@.venv/bin/pdctl up examples/chat.yaml
 
 test: setup model kubernetes ## all tests
 	@$(PYTHON) -m pytest

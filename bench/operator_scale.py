@@ -145,7 +145,7 @@ class Bench:
 
     def apply(self) -> None:
         """Apply every PDCluster, as fast as kubectl does: one request after the other, a hundred a command."""
-        template = yaml.safe_load((ROOT / "examples" / "cpu-cluster.yaml").read_text())
+        template = yaml.safe_load((ROOT / "examples" / "chat.yaml").read_text())
         documents = []
         for number in range(self.objects):
             template["metadata"] = {"name": f"chat-{number}", "namespace": NAMESPACE}
@@ -260,7 +260,7 @@ def _conditions(objects: int) -> list[str]:
         f"- Command: `{shlex.join(['bench/operator_scale.py', *sys.argv[1:]])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         f"- Machine: {psutil.cpu_count()} cores, {memory:.0f} GiB, shared by operator, kube-apiserver and etcd (no fsync)",
         f"- Load average at the end {os.getloadavg()[0]:.2f}",
-        f"- Each PDCluster is examples/cpu-cluster.yaml under another name; Python {sys.version.split()[0]}",
+        f"- Each PDCluster is examples/chat.yaml under another name; Python {sys.version.split()[0]}",
         "",
     ]
 

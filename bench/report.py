@@ -107,15 +107,22 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
-def _setting(results: Results, seed: str) -> str:
+def setting_lines(program: str, more: str, load_average: float) -> list[str]:
+    """Command, commit, machine and versions of a run.  more: what else is said of the command, with a comma at its end."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
-    command = shlex.join(["bench/run.py", *sys.argv[1:]])
+    command = shlex.join([program, *sys.argv[1:]])
     cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total / 2**30
+    return [
+        f"- Command: `{command}`, {more}commit {_commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"- Machine: {_cpu_model()}, {cores} cores, {memory:.0f} GiB; load average before the run {load_average:.2f}",
+        f"- Python {platform.python_version()}, {versions}",
+    ]
+
+
+def _setting(results: Results, seed: str) -> str:
     return "\n".join(
         [
-            f"- Command: `{command}`, seed {seed}, commit {_commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- Machine: {_cpu_model()}, {cores} cores, {memory:.0f} GiB; load average before the run {results.load_average:.2f}",
-            f"- Python {platform.python_version()}, {versions}",
+            *setting_lines("bench/run.py", f"seed {seed}, ", results.load_average),
             *(
                 f"- {line}; start to ready {cell(results.start_seconds[name])} s"
                 for name in results.systems

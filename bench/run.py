@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import yaml
 from client import Target, run_workload
 from cluster import Footprint, running_cluster
 from hugging_face import running_generate
@@ -31,11 +30,13 @@ from report import Measurement, Results, log_entry, render
 from stats import EngineCounters, Run, summarize
 from workload import FULL, QUICK, Workload
 
+from pdcluster_operator.api.load import load
 from pdcluster_operator.local.machine import available_cores
+from pdcluster_operator.local.model import cached_model
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "bench" / "LOG.md"
-FILES = {"mixed": ROOT / "examples" / "mixed.yaml", "1p1d": ROOT / "examples" / "laptop.yaml"}
+FILES = {"mixed": ROOT / "examples" / "mixed.yaml", "1p1d": ROOT / "examples" / "chat.yaml"}
 SYSTEMS = (*FILES, "hf")
 IDLE_SECONDS = 10.0
 SHOWN = ("TTFT p50 ms", "TPOT p50 ms", "output tokens/s", "goodput good/s")  # in progress lines; the report has all
@@ -118,8 +119,8 @@ def _options() -> argparse.Namespace:
 
 
 def _model_folder() -> Path:
-    """The folder that both PDCluster files name."""
-    return Path(yaml.safe_load(FILES["mixed"].read_text())["spec"]["model"]["path"]).expanduser()
+    """Where `pdctl up` finds the model of both PDCluster files."""
+    return cached_model(load(FILES["mixed"]).spec.model)
 
 
 async def _bench(options: argparse.Namespace, workloads: Sequence[Workload], model: Path) -> Results:

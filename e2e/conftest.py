@@ -64,7 +64,7 @@ def operator(cluster: Kubernetes) -> Kubernetes:
 
 @pytest.fixture
 def chat(operator: Kubernetes) -> Kubernetes:
-    """The cluster with examples/cpu-cluster.yaml ready, one worker of each role, and a client pod."""
+    """The cluster with examples/chat.yaml ready, one worker of each role, and a client pod."""
     operator.kubectl("apply", f"--filename={EXAMPLE}")
     if _scalers_exist(operator):
         operator.scale(prefill=1, decode=1)

@@ -29,9 +29,9 @@ Json = dict[str, Any]
 
 OPERATOR_NAMESPACE = "pdcluster-system"
 RELEASE = "pdcluster"
-NAME = "chat"  # of examples/cpu-cluster.yaml
+NAME = "chat"  # of examples/chat.yaml
 SELECTOR = f"pdcluster.io/cluster={NAME}"
-EXAMPLE = REPOSITORY / "examples" / "cpu-cluster.yaml"
+EXAMPLE = REPOSITORY / "examples" / "chat.yaml"
 CLIENT_POD = "e2e-client"
 CLIENT_PROGRAM = Path(__file__).with_name("client_program.py")
 READY_SECONDS = 300.0
@@ -141,7 +141,7 @@ class Kubernetes:
 
 
 def example() -> Json:
-    """The object of examples/cpu-cluster.yaml."""
+    """The object of examples/chat.yaml."""
     body: Json = yaml.safe_load(EXAMPLE.read_text())
     return body
 

@@ -82,7 +82,7 @@ def test_another_user_has_no_rights_unless_given(control_plane: ControlPlane, na
 
 def test_children_of_a_deleted_cluster_go_with_it(control_plane: ControlPlane, namespace: str) -> None:
     here = ("--namespace", namespace)
-    control_plane.kubectl("apply", *here, "--filename", str(ROOT / "examples" / "cpu-cluster.yaml"))
+    control_plane.kubectl("apply", *here, "--filename", str(ROOT / "examples" / "chat.yaml"))
     name, uid = control_plane.kubectl("get", "pdc", *here, "--output=jsonpath={.items[0].metadata.name} {.items[0].metadata.uid}").split()
     owner = f"[{{apiVersion: pdcluster.io/v1alpha1, kind: PDCluster, name: {name}, uid: {uid}, controller: true}}]"
     child = f"{{apiVersion: v1, kind: ConfigMap, metadata: {{name: child, ownerReferences: {owner}}}}}"

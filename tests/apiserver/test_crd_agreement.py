@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import load, parse, parse_applied
+from pdcluster_operator.api.load import load, parse
 from pdcluster_operator.api.revision import revision_of
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.objects import Objects
@@ -15,8 +15,6 @@ from tests.operator.object_cases import GOOD, Change, minimal
 from tests.operator.wrong_objects import BAD, Wrong
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-FOR_PDCTL = [path for path in EXAMPLES if "path: ~/" in path.read_text()]
-ON_KUBERNETES = [path for path in EXAMPLES if path not in FOR_PDCTL]
 SEEN_BY_THE_SERVER = [wrong for wrong in BAD if wrong.field is not None]
 
 
@@ -56,22 +54,13 @@ def test_a_null_section_is_dropped_where_the_model_asks_for_a_value(dry_clusters
     assert "engine" not in answer.content["spec"]
 
 
-@pytest.mark.parametrize("path", ON_KUBERNETES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_accepted(path: Path, control_plane: ControlPlane) -> None:
     assert load(path).kind == "PDCluster"
     printed = control_plane.kubectl("create", "--dry-run=server", "--validate=strict", "--filename", str(path))
 
     kinds = [document["kind"].lower() for document in yaml.safe_load_all(path.read_text()) if document]
     assert [line.partition("/")[0].partition(".")[0] for line in printed.splitlines()] == kinds
-
-
-@pytest.mark.parametrize("path", FOR_PDCTL, ids=lambda path: path.name)
-def test_examples_for_pdctl_are_refused_for_their_models_path_alone(path: Path, dry_clusters: Objects) -> None:
-    answer = dry_clusters.create(yaml.safe_load(path.read_text()), dry_run=True)
-
-    assert [field for field, _ in answer.causes] == ["spec.model.path"]
-    with pytest.raises(InvalidObjectError, match=r"^spec\.model\.path: "):
-        parse_applied(yaml.safe_load(path.read_text()))
 
 
 def test_names_from_a_generator_are_read_back(clusters: Objects) -> None:

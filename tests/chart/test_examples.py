@@ -8,8 +8,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pdcluster_operator.api.load import load
+from pdcluster_operator.api.load import load, load_applied
 from pdcluster_operator.cli.main import app
+from pdcluster_operator.local.up import UpRequest, prepare
+from pdcluster_operator.plan.idle import idle_remarks
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
@@ -35,6 +37,24 @@ def test_example_is_valid_and_begins_with_what_it_is(path: Path) -> None:
 
     assert (result.exit_code, "is valid, revision" in result.output) == (0, True)
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_may_be_applied_as_it_is(path: Path) -> None:
+    assert load_applied(path) == load(path)
+
+
+@pytest.mark.parametrize("name", ["autoscale.yaml", "chat.yaml", "hugging-face.yaml", "mixed.yaml", "two-by-two.yaml"])
+def test_example_on_cpus_runs_on_one_machine_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the sample model in the cache, from wherever Kubernetes would take it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".cache/pdcluster/smollm2-135m-instruct"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    prepared = prepare(UpRequest(FOLDER / name, load(FOLDER / name), 0, tmp_path))
+
+    assert prepared.model.path == folder
+    assert any("spec.model." in line for line in idle_remarks(prepared.request.cluster))
 
 
 @pytest.mark.parametrize("path", ON_KUBERNETES, ids=lambda path: path.name)
@@ -96,8 +116,8 @@ def test_external_etcd_is_reached_with_tls() -> None:
     assert (len(etcd["endpoints"]), etcd["tlsSecret"]) == (3, "etcd-client")
 
 
-def test_cpu_cluster_fits_a_small_machine_while_it_rolls_out() -> None:
-    roles = document("cpu-cluster.yaml")["spec"]["roles"]
+def test_chat_fits_a_small_machine_while_it_rolls_out() -> None:
+    roles = document("chat.yaml")["spec"]["roles"]
     cpu = sum(int(role["resources"]["requests"]["cpu"].removesuffix("m")) * role["pools"][0]["replicas"] for role in roles.values())
     memory = sum(int(role["resources"]["limits"]["memory"].removesuffix("Gi")) * role["pools"][0]["replicas"] for role in roles.values())
 

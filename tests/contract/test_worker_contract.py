@@ -112,7 +112,7 @@ def test_both_know_the_same_api_keys(entry: str, value: bytes, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("example", "role"), [("laptop.yaml", "prefill"), ("laptop.yaml", "decode"), ("two-by-two.yaml", "prefill"), ("mixed.yaml", "mixed")]
+    ("example", "role"), [("chat.yaml", "prefill"), ("chat.yaml", "decode"), ("two-by-two.yaml", "prefill"), ("mixed.yaml", "mixed")]
 )
 def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Path) -> None:
     engine, policy = rendered(example, role)

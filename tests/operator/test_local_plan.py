@@ -70,13 +70,12 @@ def test_plan_refuses_more_processes_than_a_machine_should_run(document: dict[st
     ]
 
 
-def test_plan_refuses_models_that_are_not_on_this_machine(document: dict[str, Any]) -> None:
-    document["spec"]["model"] = {"name": "tiny", "huggingFace": {"repo": "a/b"}}
+def test_plan_refuses_an_etcd_that_asks_for_certificates(document: dict[str, Any]) -> None:
+    document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}}
     with pytest.raises(InvalidObjectError) as refused:
         plan_local(parse(document), cores=1, port=0)
-    assert str(refused.value) == ("spec.model.huggingFace: pdctl does not download models; give path, the model's folder on this machine")
 
-    document["spec"]["model"] = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}}
-    with pytest.raises(InvalidObjectError) as refused:
-        plan_local(parse(document), cores=1, port=0)
-    assert str(refused.value) == "spec.model.pvc: there are no volumes on this machine; leave it out and give path as a folder here"
+    assert str(refused.value) == (
+        "spec.discovery.etcd.tlsSecret: there are no Secrets on this machine, and pdctl reaches no etcd by TLS;"
+        " leave endpoints and tlsSecret out here"
+    )

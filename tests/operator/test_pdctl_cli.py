@@ -84,6 +84,12 @@ def test_up_refuses_a_plan_for_another_machine(
     assert "spec.roles.decode.pools[0].gpu: pdctl runs cpu pools on this machine, not B300" in result.stderr
 
 
+def test_up_tells_where_it_looks_for_the_model(pdctl: Callable[..., Any]) -> None:
+    shown = pdctl("up", "--help").output
+
+    assert all(word in shown for word in ("--model-path", "spec.model.path", "spec.model.name"))
+
+
 def test_up_takes_the_port_from_the_environment(
     pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+_CHAT = Path(__file__).parents[2] / "examples" / "chat.yaml"
 _STANDIN = Path(__file__).with_name("standin_worker.py")
 _UP = """
 import functools, sys
@@ -50,20 +51,21 @@ class Run:
 
 @pytest.fixture
 def start(tmp_path: Path, document: dict[str, Any], write_document: Callable[[dict[str, Any]], Path]) -> Iterator[Callable[..., Run]]:
-    """Start pdctl up on the document; whatever is left of it afterwards is killed."""
+    """Start pdctl up on the document, or on a file, in a home folder of its own; whatever is left of it afterwards is killed."""
     (tmp_path / "model").mkdir()
     document["spec"]["model"]["path"] = "model"
     started: list[Run] = []
 
-    def begin(*options: str, standin: str = "serve") -> Run:
+    def begin(*options: str, standin: str = "serve", file: Path | None = None) -> Run:
         output = tmp_path / "output"
-        with output.open("wb") as file:
-            command = [sys.executable, "-c", _UP.format(standin=str(_STANDIN)), "up", str(write_document(document)), "--no-progress"]
+        with output.open("wb") as written:
+            served = str(file or write_document(document))
+            command = [sys.executable, "-c", _UP.format(standin=str(_STANDIN)), "up", served, "--no-progress"]
             process = subprocess.Popen(
                 [*command, "--state-dir", str(tmp_path / "state"), *(options or ("--port", "0"))],
-                stdout=file,
+                stdout=written,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "STANDIN": standin},
+                env={**os.environ, "STANDIN": standin, "HOME": str(tmp_path)},
             )
         started.append(Run(process, tmp_path / "state", output))
         return started[-1]
@@ -84,9 +86,23 @@ def processes_of(run: Run) -> list[int]:
     return [pid for pid, command in commands.items() if str(run.state_dir) in command]
 
 
-async def test_up_serves_until_sigterm_and_leaves_no_process(start: Callable[..., Run], wait_until: Callable[..., Any]) -> None:
-    run = start(standin="parent")
+async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves_no_process(
+    start: Callable[..., Run], wait_until: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The file of e2e, as it is: its model comes from the cache, and what is Kubernetes' is said to have no effect."""
+    folder = tmp_path / ".cache/pdcluster/smollm2-135m-instruct"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    run = start("--port", "0", standin="parent", file=_CHAT)
     await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    assert run.text().splitlines()[1:5] == [
+        f"model {folder}, from the cache, by the name smollm2-135m-instruct",
+        "spec.model.pvc has no effect here: there are no volumes here",
+        "spec.roles.prefill.resources, spec.roles.decode.resources have no effect here: a process may take what the machine has",
+        "spec.rollout has no effect here: there is one revision, and workers have a minute to finish their streams",
+    ]
+    (engine,) = tmp_path.glob("state/chat/run-*/config/chat-decode-cpu-0.yaml")
+    assert yaml.safe_load(engine.read_text())["model"]["path"] == str(folder)
     pids = run.pids()
     children = [child.pid for child in psutil.Process(run.process.pid).children(recursive=True)]
     assert len(children) == 5  # etcd, two workers, a child of each
@@ -205,12 +221,19 @@ async def test_up_refuses_a_taken_port(start: Callable[..., Run]) -> None:
     assert run.text() == f"error: port {port} is taken; choose another with --port or PDCLUSTER_PORT\n"
 
 
-async def test_up_refuses_a_missing_model_folder(start: Callable[..., Run], document: dict[str, Any], tmp_path: Path) -> None:
+async def test_up_refuses_a_model_that_is_nowhere(start: Callable[..., Run], document: dict[str, Any], tmp_path: Path) -> None:
     document["spec"]["model"]["path"] = "other"
     run = start()
     assert run.process.wait(30) == 2
-    expected = f"error: spec.model.path: no folder at {tmp_path}/other; run `make model` for the sample model, or correct the path\n"
-    assert run.text() == expected
+    place = f"there is none at spec.model.path, {tmp_path}/other, and the cache has none at {tmp_path}/.cache/pdcluster/tiny;"
+    assert run.text().startswith(f"error: {tmp_path}/cluster.yaml: spec.model: no folder of tiny is on this machine: ")
+    assert place in run.text()
+
+
+async def test_up_refuses_a_model_path_that_is_not_there(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--model-path", str(tmp_path / "none"))
+    assert run.process.wait(30) == 2
+    assert run.text() == f"error: --model-path: no folder at {tmp_path}/none; correct the path\n"
 
 
 async def test_up_says_that_a_given_etcd_is_unreachable(start: Callable[..., Run], document: dict[str, Any]) -> None:

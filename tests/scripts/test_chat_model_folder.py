@@ -5,8 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
+from pdcluster_operator.api.load import load
+from pdcluster_operator.local.model import cached_model
 from tests.chat_model import FOLDER, chat_model
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +26,9 @@ def test_makefile_makes_the_folder_of_the_tests() -> None:
     assert printed.stdout.strip() == str(FOLDER)
 
 
-@pytest.mark.parametrize("name", ["laptop.yaml", "two-by-two.yaml", "mixed.yaml"])
-def test_local_examples_use_the_folder_of_the_tests(name: str) -> None:
-    model = yaml.safe_load((ROOT / "examples" / name).read_text())["spec"]["model"]
-
-    assert Path(model["path"]).expanduser() == FOLDER
+@pytest.mark.parametrize("name", ["chat.yaml", "two-by-two.yaml", "mixed.yaml"])
+def test_pdctl_finds_the_model_of_an_example_in_the_folder_of_the_tests(name: str) -> None:
+    assert cached_model(load(ROOT / "examples" / name).spec.model) == FOLDER
 
 
 def test_missing_model_fails_the_test_and_names_the_target(tmp_path: Path) -> None:

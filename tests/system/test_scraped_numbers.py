@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from pdcluster_operator.manifests.pod_monitor import LIMITS
 from pdcluster_operator.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
@@ -18,6 +20,7 @@ from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_WAITING = 5
+NUM_TARGET_LABELS = 10  # that Prometheus adds: job, instance, namespace, pod, container, endpoint, and four by the PodMonitor's relabelings
 
 
 def reading(worker: WorkerProcess) -> Reading:
@@ -52,6 +55,21 @@ def test_worker_says_what_it_computes_on(pair: Pair) -> None:
         series = f'pdcluster_engine_device_info{{device="cpu",name="{told["name"]}"}} 1.0'
         assert series in worker.client.http.get("/metrics").text
         assert f"computes on device=cpu name={told['name']}" in worker.log.read_text()
+
+
+def test_page_of_a_worker_stays_well_below_the_bounds_of_its_pod_monitor(pair: Pair, prompts: Prompts) -> None:
+    """A scrape beyond a bound fails whole, so there is room for five times of all that is here."""
+    assert pair.decode.client.complete(prompts(100), "remote", max_tokens=2).prefill == "remote"
+    pages = [worker.client.http.get("/metrics").raise_for_status().content for worker in (pair.prefill, pair.decode)]
+    samples = [[sample for family in text_string_to_metric_families(page.decode()) for sample in family.samples] for page in pages]
+    labels = [sample.labels for page in samples for sample in page]
+
+    assert 5 * max(map(len, pages)) < 10**6
+    assert LIMITS["bodySizeLimit"] == "1MB"
+    assert 5 * max(map(len, samples)) < LIMITS["sampleLimit"]
+    assert 5 * max(len(name) for each in labels for name in each) < LIMITS["labelNameLengthLimit"]
+    assert 5 * max(len(value) for each in labels for value in each.values()) < LIMITS["labelValueLengthLimit"]
+    assert max(map(len, labels)) + NUM_TARGET_LABELS < LIMITS["labelLimit"] / 2
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])

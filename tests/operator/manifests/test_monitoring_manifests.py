@@ -230,6 +230,16 @@ def test_monitoring_objects_carry_the_labels_that_prometheus_selects_by() -> Non
     assert shared["ConfigMap", "chat-dashboard"]["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+def test_pod_monitor_bounds_what_a_worker_may_say_to_prometheus() -> None:
+    """Who chooses the image chooses the page.  Every bound is one that Prometheus' operator takes as it is written."""
+    spec = shared_of()["PodMonitor", "chat"]["spec"]
+
+    limits = {name: value for name, value in spec.items() if name.endswith("Limit")}
+    assert set(limits) == {"sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit", "bodySizeLimit"}
+    assert re.fullmatch(r"[1-9][0-9]*(K|M)i?B", limits.pop("bodySizeLimit"))
+    assert all(isinstance(value, int) and value > 0 for value in limits.values())
+
+
 @pytest.mark.parametrize(
     ("field", "kind", "name"),
     [("podMonitor", "PodMonitor", "chat"), ("alerts", "PrometheusRule", "chat"), ("dashboard", "ConfigMap", "chat-dashboard")],

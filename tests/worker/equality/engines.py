@@ -24,7 +24,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.model.loader import DType, load_model
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
@@ -35,8 +35,17 @@ MAX_STEPS = 20_000
 class Engine:
     """One engine with its own model and cache; `settings` beyond the defaults by name."""
 
-    def __init__(self, folder: Path, fabric: LocalFabric, name: str, *, num_blocks: int = 1024, max_batched_tokens: int = 64) -> None:
-        loaded = load_model(folder, "float32", block_size=BLOCK_SIZE, threads=1)
+    def __init__(
+        self,
+        folder: Path,
+        fabric: LocalFabric,
+        name: str,
+        *,
+        dtype: DType = "float32",
+        num_blocks: int = 1024,
+        max_batched_tokens: int = 64,
+    ) -> None:
+        loaded = load_model(folder, dtype, block_size=BLOCK_SIZE, threads=1)
         cache = KVCache(loaded.info.geometry, num_blocks)
         self.name = name
         self.stats: EngineStats | None = None
@@ -64,10 +73,10 @@ class Engine:
 class Cluster:
     """A decode engine, and a prefill engine for requests that go the remote way."""
 
-    def __init__(self, folder: Path, **decode_settings: int) -> None:
+    def __init__(self, folder: Path, *, dtype: DType = "float32", **decode_settings: int) -> None:
         fabric = LocalFabric()
-        self.decode = Engine(folder, fabric, "decode", **decode_settings)
-        self.prefill = Engine(folder, fabric, "prefill")
+        self.decode = Engine(folder, fabric, "decode", dtype=dtype, **decode_settings)
+        self.prefill = Engine(folder, fabric, "prefill", dtype=dtype)
         self._ids = itertools.count()
         self._specs: dict[str, RequestSpec] = {}
         self._epochs: dict[str, bytes] = {}

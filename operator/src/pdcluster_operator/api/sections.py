@@ -58,7 +58,7 @@ class HuggingFaceSpec(Section):
 class ModelSpec(Section):
     """Which model, and where its Hugging Face folder comes from: a path (in the image or on a volume) or the hub.
 
-    name:       what clients call it
+    name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
     path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
     dtype:      of weights and KV; auto = bfloat16 where the first worker's CPU computes it natively, else float32
     node_cache: folder of the node that keeps downloads for the next pod there; without it each pod downloads for itself

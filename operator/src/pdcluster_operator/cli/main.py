@@ -36,13 +36,20 @@ def up_command(
         int | None,
         typer.Option(envvar="PDCLUSTER_PORT", min=0, max=65535, help="where to serve, over spec.service.port; 0 = any free port"),
     ] = None,
+    model_path: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="the model's folder; without it spec.model.path where that is here, else ~/.cache/pdcluster/NAME by spec.model.name",
+        ),
+    ] = None,
     progress: Annotated[bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")] = True,
     state_dir: StateDir = None,
 ) -> None:
     """Run a PDCluster as processes of this machine until Ctrl-C."""
     cluster = load_file(file)
     served = cluster.spec.service.port if port is None else port
-    request = UpRequest(source=file, cluster=cluster, port=served, state_dir=state_dir or default_state_dir())
+    request = UpRequest(source=file, cluster=cluster, port=served, state_dir=state_dir or default_state_dir(), model_path=model_path)
     try:
         with make_screen(progress=progress) as screen:
             up(request, screen)

@@ -1,8 +1,8 @@
 """Policy edits while a cluster runs: the PDCluster file is looked at once a second.
 
 A valid edit of the policy part (routing, qos) reaches the workers through the
-policy file.  Any other edit, and any invalid one, is refused with the reason
-and the last good policy stays.
+policy file.  An edit of what has no effect here is passed over.  Any other edit, and
+any invalid one, is refused with the reason and the last good policy stays.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ from pdcluster_operator.api.load import load
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.local.run_directory import write_yaml
 from pdcluster_operator.manifests.worker_config import policy_file
-from pdcluster_operator.plan.local import scaling_remark
+from pdcluster_operator.plan.idle import idle_remarks, without_idle
 
 _LOOK_SECONDS = 1.0
 _POLICY_SECTIONS = ("routing", "qos")
-_UNREAD_SECTIONS = ("autoscale",)  # that nobody reads on one machine: an edit of them needs no restart
 _Stamp = tuple[int, int, int]
 
 
@@ -57,13 +56,15 @@ class PolicyWatcher:
         if fixed:
             self._report(f"edit refused, the last good policy stays: {', '.join(fixed)} changed; restart to apply")
             return
-        remark, before = scaling_remark(edited), self._cluster
+        before = self._cluster
         if policy_file(edited) != policy_file(before):
             write_yaml(self._target, policy_file(edited))
             self._report("policy updated")
         self._cluster = edited
-        if remark and edited.spec.autoscale != before.spec.autoscale:
-            self._report(remark)
+        said = idle_remarks(before)
+        for remark in idle_remarks(edited):
+            if remark not in said:
+                self._report(remark)
 
 
 def restart_fields(running: PDCluster, edited: PDCluster) -> list[str]:
@@ -76,7 +77,7 @@ def _fixed_part(cluster: PDCluster) -> dict[str, Any]:
     for name, role in cluster.spec.roles.present().items():  # of a role's engine only what it was given counts
         spec["roles"][name]["engine"] = role.engine.model_dump(by_alias=True, exclude_unset=True)
     identity = {"name": cluster.metadata.name, "namespace": cluster.metadata.namespace}
-    return {"metadata": identity, "spec": {key: value for key, value in spec.items() if key not in _POLICY_SECTIONS + _UNREAD_SECTIONS}}
+    return {"metadata": identity, "spec": {key: value for key, value in without_idle(spec).items() if key not in _POLICY_SECTIONS}}
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:

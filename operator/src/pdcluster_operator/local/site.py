@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdcluster_operator.api.errors import StartError
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.local.certificates import Certificates
 from pdcluster_operator.local.processes import Launch
@@ -23,15 +22,6 @@ class Site:
     etcd_endpoints: tuple[str, ...]
     certificates: Certificates
     command: tuple[str, ...]
-
-
-def find_model(cluster: PDCluster, source: Path) -> Path:
-    """The model folder: `~` expanded, a relative path taken from the PDCluster file's folder.  Raises StartError when it is not there."""
-    assert cluster.spec.model.path is not None, "plan_local refuses models without a path"
-    path = source.absolute().parent / Path(cluster.spec.model.path).expanduser()
-    if not path.is_dir():
-        raise StartError(f"spec.model.path: no folder at {path}; run `make model` for the sample model, or correct the path", exit_code=2)
-    return path
 
 
 def write_policy(cluster: PDCluster, site: Site) -> None:

@@ -23,16 +23,18 @@ from pdcluster_operator.local.certificates import make_certificates
 from pdcluster_operator.local.etcd import etcd_launch, find_etcd, wait_until_reachable
 from pdcluster_operator.local.keeper import Keeper
 from pdcluster_operator.local.machine import available_cores, free_port, port_is_free
+from pdcluster_operator.local.model import FoundModel, find_model
 from pdcluster_operator.local.policy import PolicyWatcher
 from pdcluster_operator.local.rows import Row
 from pdcluster_operator.local.run_directory import RunDirectory
 from pdcluster_operator.local.screen import Screen
-from pdcluster_operator.local.site import Site, find_model, write_policy, write_process
+from pdcluster_operator.local.site import Site, write_policy, write_process
 from pdcluster_operator.local.state import make_state
 from pdcluster_operator.local.supervisor import CONFIGURATION_ERROR, Supervisor
 from pdcluster_operator.local.together import TogetherNews
 from pdcluster_operator.local.watcher import Watcher
-from pdcluster_operator.plan.local import LocalPlan, plan_local, scaling_remark
+from pdcluster_operator.plan.idle import idle_remarks
+from pdcluster_operator.plan.local import LocalPlan, plan_local
 
 _ETCD_END_SECONDS = 5.0  # it only closes files; later it is killed
 WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
@@ -40,12 +42,18 @@ WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
 
 @dataclass(frozen=True)
 class UpRequest:
-    """What to run.  source: the file that `cluster` came from; port 0 = any free one."""
+    """What to run.
+
+    source:     the file that `cluster` came from
+    port:       0 = any free one
+    model_path: the model's folder, whatever the object says; None = see `local.model`
+    """
 
     source: Path
     cluster: PDCluster
     port: int
     state_dir: Path
+    model_path: Path | None = None
     command: tuple[str, ...] = WORKER_COMMAND
 
 
@@ -55,7 +63,7 @@ class Prepared:
 
     request: UpRequest
     plan: LocalPlan
-    model_path: Path
+    model: FoundModel
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,9 @@ def prepare(request: UpRequest) -> Prepared:
     """
     port = request.port or free_port()
     plan = plan_local(request.cluster, cores=available_cores(), port=port)
-    model_path = find_model(request.cluster, request.source)
+    model = find_model(request.cluster, request.source, request.model_path)
     _check_port(port)
-    return Prepared(request, plan, model_path)
+    return Prepared(request, plan, model)
 
 
 def _check_port(port: int) -> None:
@@ -108,10 +116,10 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
     name, namespace = cluster.metadata.name, cluster.metadata.namespace
     run = RunDirectory.create(prepared.request.state_dir, name)
     screen.say(f"{name}: starting revision {plan.revision}, one process per worker: {len(plan.processes)}; logs in {run.logs}")
-    if remark := scaling_remark(cluster):
-        screen.say(remark)
+    for line in (f"model {prepared.model.path}, from {prepared.model.origin}", *idle_remarks(cluster)):
+        screen.say(line)
     async with _etcd(cluster, run, screen) as (endpoints, etcd):
-        site = Site(run, prepared.model_path, endpoints, make_certificates(run.certificates), prepared.request.command)
+        site = Site(run, prepared.model.path, endpoints, make_certificates(run.certificates), prepared.request.command)
         write_policy(cluster, site)
         supervisor = Supervisor([write_process(cluster, process, site) for process in plan.processes], screen.say)
 

@@ -1,15 +1,28 @@
-"""The PodMonitor: Prometheus scrapes every worker, and its series carry role, pool and revision."""
+"""The PodMonitor: Prometheus scrapes every worker, and its series carry role, pool and revision.
+
+Whoever may write a PDCluster chooses the image, and with it what `/metrics` says, in a
+Prometheus that is often everybody's.  So each scrape is bounded; one beyond a bound fails whole.
+"""
 
 from pdcluster_operator.api.labels import CLUSTER, GROUP, cluster_labels
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object, workers_selector
 from pdcluster_operator.manifests.promql import CLUSTER_LABEL, WORKLOAD_LABELS
 
+LIMITS: Manifest = {
+    "sampleLimit": 5000,
+    "labelLimit": 32,
+    "labelNameLengthLimit": 128,
+    "labelValueLengthLimit": 512,
+    "bodySizeLimit": "1MB",
+}
+"""Of one scrape of one worker, several times what a worker has.  The last is known to the Prometheus operator since 0.73."""
+
 
 def pod_monitor(cluster: PDCluster, owner: Owner) -> Manifest:
     """Of all workers of a cluster, ready or not."""
     labels = {**cluster.spec.monitoring.labels, **cluster_labels(owner.name, "ingress")}
-    spec = {"selector": workers_selector(owner.name), "podMetricsEndpoints": [_endpoint()]}
+    spec = {"selector": workers_selector(owner.name), "podMetricsEndpoints": [_endpoint()], **LIMITS}
     return new_object("monitoring.coreos.com/v1/PodMonitor", owner.name, owner, labels, spec=spec)
 
 

@@ -37,15 +37,6 @@ class LocalPlan:
     ingress: ProcessSpec
 
 
-def scaling_remark(cluster: PDCluster) -> str | None:
-    """What a person should know who gives an autoscaler to one machine; None = there is none."""
-    mode = cluster.spec.autoscale.mode
-    if mode == "Off":
-        return None
-    instead = "every pool runs its `replicas`; `pdctl autoscale replay` tries it on a trace"
-    return f"autoscale.mode is {mode}, and pdctl up does not scale: {instead}"
-
-
 def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
     """Plan the processes of a cluster on a machine with so many cores.
 
@@ -95,11 +86,9 @@ def _check_runs_here(cluster: PDCluster) -> None:
     ingress = cluster.spec.ingress_role
     if not any(pool.replicas for pool in roles[ingress].pools):
         faults.append(Fault(f"spec.roles.{ingress}.pools", f"no {ingress} worker would answer requests", "set replicas to 1 or more"))
-    model = cluster.spec.model
-    if model.path is None:
-        faults.append(Fault("spec.model.huggingFace", "pdctl does not download models", "give path, the model's folder on this machine"))
-    if model.pvc is not None:
-        faults.append(Fault("spec.model.pvc", "there are no volumes on this machine", "leave it out and give path as a folder here"))
+    if cluster.spec.discovery.etcd.tls_secret is not None:
+        reason, fix = "there are no Secrets on this machine, and pdctl reaches no etcd by TLS", "leave endpoints and tlsSecret out here"
+        faults.append(Fault("spec.discovery.etcd.tlsSecret", reason, fix))
     num_processes = sum(pool.replicas for spec in roles.values() for pool in spec.pools)
     if num_processes > MAX_PROCESSES:
         faults.append(

@@ -1,0 +1,206 @@
+"""Greedy tokens of our engine beside transformers' `generate()` in the same dtype, and of each path beside the others.
+
+    bench/agreement.py [--dtype bfloat16 float32] [--prompts 54] [--tokens 64] [--log]
+
+Prompts are chat questions and pieces of the LICENSE, so that a run can be
+repeated.  Engines run in this process, as in tests/worker/equality: the real
+model, scheduler, KV cache and transfer, without HTTP between.  Times mean
+nothing here, so load on the machine does not matter.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from agreement_figures import Agreement, Tokens, agreement, agreement_table, until_end
+from report import log_entry, setting_lines
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pdcluster_worker.engine.messages import RequestSpec, Sampling  # noqa: E402 - as the two lines below
+from tests.chat_model import FOLDER  # noqa: E402 - the harness of the tests is this bench's too
+from tests.worker.equality.engines import Cluster  # noqa: E402
+
+LOG = ROOT / "docs" / "bench" / "LOG.md"
+GROUP = 18
+PREEMPTED_BLOCKS = 64
+"""Room for two or three of the long prompts, of which each group has six."""
+TOPICS = (
+    "the tides of the sea",
+    "how bread rises",
+    "the French Revolution",
+    "photosynthesis",
+    "why leaves turn red",
+    "a bicycle's gears",
+    "the rules of chess",
+    "how vaccines work",
+    "the life of a star",
+    "double-entry bookkeeping",
+    "how a violin makes sound",
+    "the water cycle",
+    "binary numbers",
+    "the causes of inflation",
+    "how bees find flowers",
+    "plate tectonics",
+    "the history of paper",
+    "how a refrigerator cools",
+)
+ASKED = (
+    "What do you know about {topic}?",
+    "Explain {topic} to a student of twelve years, in a few sentences, with an example from daily life, and name a common error about it.",
+    "Here is a text:\n\n{text}\n\nSay in two sentences what it is about, and what it has to do with {topic}.",
+)
+PATHS: dict[str, tuple[bool, bool, dict[str, int]]] = {
+    "local, whole prompts, one at a time": (False, False, {"max_batched_tokens": 2048}),
+    "local, whole prompts": (False, True, {"max_batched_tokens": 2048}),
+    "local, chunks of 64": (False, True, {}),
+    "remote": (True, True, {}),
+    "preempted": (False, True, {"num_blocks": PREEMPTED_BLOCKS}),
+}
+"""By name: whether the prefill is remote, whether prompts run 18 together, and the decode engine's settings."""
+
+DEFINITIONS = """\
+- Model: SmolLM2-135M-Instruct as `make model` leaves it. An answer ends with the end-of-sequence token, which counts.
+- Equal answers: all tokens are the same. Equal tokens: those before the first difference, of all that were expected;
+  what follows a difference is another answer and is not compared.
+- Margin there: the best minus the second best logit at the first differences, median and greatest, by one pass of
+  transformers' model in the same dtype over the prompt and what both answers had said.
+- Between the best two: both tokens of the first difference are the two that this pass finds likeliest."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every source answers.  end: the model's end-of-sequence token, with which an answer ends."""
+
+    prompts: Sequence[list[int]]
+    num_tokens: int
+    end: int
+
+
+class Generate:
+    """transformers on a model folder, in one dtype."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+
+    def answers(self, work: Work, size: int) -> list[Tokens]:
+        """`generate()` over batches of so many prompts, filled up on the left."""
+        found: list[Tokens] = []
+        for start in range(0, len(work.prompts), size):
+            batch = work.prompts[start : start + size]
+            longest = max(map(len, batch))
+            ids = torch.tensor([[work.end] * (longest - len(prompt)) + prompt for prompt in batch])
+            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
+            lengths = {"max_new_tokens": work.num_tokens, "eos_token_id": work.end, "pad_token_id": work.end}
+            made = self._model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
+            found += [until_end(row, work.end) for row in made[:, longest:].tolist()]
+        return found
+
+    def margin(self, tokens: Tokens, either: set[int]) -> tuple[float, bool]:
+        """Best minus second best logit after the tokens, and whether `either` is these two."""
+        with torch.inference_mode():
+            best = self._model(torch.tensor([list(tokens)])).logits[0, -1].float().topk(2)
+        return float(best.values[0] - best.values[1]), set(best.indices.tolist()) == either
+
+
+def questions(count: int) -> list[str]:
+    """So many questions: short, longer, and with a text of 100 to 270 words, in turn."""
+    words = (ROOT / "LICENSE").read_text().split()
+    texts = [" ".join(words[70 * index : 70 * index + 100 + 10 * index]) for index in range(len(TOPICS))]
+    pairs = list(zip(TOPICS, texts, strict=True))
+    return [ASKED[index % len(ASKED)].format(topic=topic, text=text) for index in range(count) for topic, text in [_turn(pairs, index)]]
+
+
+def _turn(pairs: Sequence[tuple[str, str]], index: int) -> tuple[str, str]:
+    return pairs[index // len(ASKED) % len(pairs)]
+
+
+def path_answers(path: str, folder: Path, dtype: Any, work: Work) -> list[Tokens]:
+    """Our engine's answers on one path.  Raises RuntimeError when the path was not taken."""
+    remote, together, settings = PATHS[path]
+    cluster = Cluster(folder, dtype=dtype, **settings)
+    sampling = Sampling(max_tokens=work.num_tokens, seed=0, temperature=0.0, eos_token_ids=[work.end])
+    specs = [RequestSpec(f"r{index}", prompt, sampling) for index, prompt in enumerate(work.prompts)]
+    size = GROUP if together else 1
+    found: list[Tokens] = []
+    for start in range(0, len(specs), size):
+        answers = cluster.run(specs[start : start + size], remote=remote)
+        found += [until_end([token.token_id for token in answer], work.end) for answer in answers]
+    stats = cluster.decode.stats
+    assert stats is not None
+    if (stats.bytes_received > 0) != remote or (stats.preemptions > 0) != path.startswith("preempted"):
+        raise RuntimeError(f"{path}: {stats.bytes_received} bytes came and {stats.preemptions} requests were preempted: not this path")
+    return found
+
+
+def compare(folder: Path, dtype: Any, work: Work) -> str:
+    """All comparisons in one dtype, as two tables."""
+    reference = Generate(folder, getattr(torch, dtype))
+
+    def judge(index: int, said: Tokens, expected: int, actual: int) -> tuple[float, bool]:
+        return reference.margin([*work.prompts[index], *said], {expected, actual})
+
+    ours, batched = next(iter(PATHS)), f"generate() in batches of {GROUP}"
+    expected = reference.answers(work, 1)
+    against, among = [(batched, agreement(expected, reference.answers(work, GROUP), judge))], []
+    first: list[Tokens] = []
+    for path in PATHS:
+        answers = path_answers(path, folder, dtype, work)
+        first = first or answers
+        against.append((path, agreement(expected, answers, judge)))
+        if path != ours:
+            among.append((path, agreement(first, answers, judge)))
+        print(f"{dtype}: {against[-1]}", file=sys.stderr, flush=True)
+    titles = (f"{dtype}, against generate() of one prompt at a time", f"{dtype}, against {ours}")
+    return "\n\n".join(_section(title, rows) for title, rows in zip(titles, (against, among), strict=True))
+
+
+def _section(title: str, rows: Sequence[tuple[str, Agreement]]) -> str:
+    return f"### {title}\n\n{agreement_table(rows)}"
+
+
+def _asked(prompts: Sequence[list[int]], num_tokens: int) -> str:
+    lengths = sorted(map(len, prompts))
+    until = f"greedy, until the answer ends or has {num_tokens} tokens"
+    return f"- {len(prompts)} chat prompts of {lengths[0]} to {lengths[-1]} tokens, {until}; one thread"
+
+
+def main() -> int:
+    """Run the bench; returns the exit status."""
+    parser = argparse.ArgumentParser(description="greedy tokens of our engine beside generate() in the same dtype")
+    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
+    parser.add_argument("--prompts", type=int, default=54)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}")
+    options = parser.parse_args()
+    if not (FOLDER / "config.json").is_file():
+        print(f"bench: no model in {FOLDER}: run `make model`", file=sys.stderr)
+        return 2
+    load_average = os.getloadavg()[0]
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER, local_files_only=True)
+    chats = [[{"role": "user", "content": question}] for question in questions(options.prompts)]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    torch.set_num_threads(1)
+    work = Work(prompts, options.tokens, tokenizer.eos_token_id)
+    sections = []
+    for dtype in options.dtype:
+        sections.append(compare(FOLDER, dtype, work))
+        print(sections[-1], file=sys.stderr, flush=True)  # a run takes long, and this part of it is whole
+    setting = [*setting_lines("bench/agreement.py", "", load_average), _asked(prompts, options.tokens)]
+    report = "\n\n".join(["\n".join(setting), DEFINITIONS, *sections])
+    print(report)
+    if options.log:
+        with LOG.open("a") as log:
+            log.write(log_entry(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

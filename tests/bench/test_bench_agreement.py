@@ -1,0 +1,47 @@
+"""The bench of agreement: what it counts as equal, and what its tables say."""
+
+import pytest
+from agreement_figures import Agreement, Difference, agreement, agreement_table, first_difference, until_end
+
+EXPECTED = [[1, 2, 3, 4], [5, 6, 0], [7, 8, 9, 9]]
+
+
+def test_agreement_counts_tokens_before_the_first_difference_and_asks_there_once():
+    asked = []
+
+    def judge(index, said, expected, actual):
+        asked.append((index, said, expected, actual))
+        return 0.125, True
+
+    found = agreement(EXPECTED, [[1, 2, 3, 4], [5, 0], [7, 8, 1, 9]], judge)
+
+    assert found == Agreement(3, 11, 4 + 1 + 2, [Difference(1, 0.125, True), Difference(2, 0.125, True)])
+    assert asked == [(1, [5], 6, 0), (2, [7, 8], 9, 1)]
+
+
+def test_agreement_of_the_same_answers_has_no_margin():
+    found = agreement(EXPECTED, EXPECTED, pytest.fail)
+
+    assert (found.num_equal, found.differences) == (11, [])
+    assert agreement_table([("remote", found)]).splitlines()[2].split("|")[1:5] == [
+        " remote ",
+        " 3 of 3 (100.0 %) ",
+        " 11 of 11 (100.0 %)                       ",
+        " -            ",
+    ]
+
+
+def test_table_shows_the_median_and_the_greatest_margin():
+    differences = [Difference(3, 0.0, True), Difference(9, 0.25, False), Difference(1, 0.0625, True)]
+    row = agreement_table([("remote", Agreement(4, 200, 150, differences))]).splitlines()[2]
+
+    assert [text.strip() for text in row.split("|")[2:-1]] == ["1 of 4 (25.0 %)", "150 of 200 (75.0 %)", "0.0625", "0.25", "2 of 3"]
+
+
+@pytest.mark.parametrize(("one", "other", "place"), [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([0], [1, 0], 0)])
+def test_first_difference_is_a_place_or_none(one, other, place):
+    assert first_difference(one, other) == place
+
+
+def test_answers_end_with_the_end_of_sequence_token():
+    assert (until_end([5, 2, 7, 2], 2), until_end([5, 7], 2)) == ([5, 2], [5, 7])
