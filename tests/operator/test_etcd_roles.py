@@ -16,6 +16,7 @@ from pdcluster_operator.discovery import keys
 from pdcluster_operator.discovery.commands import read_registered, remove_records, write_commands
 from pdcluster_operator.discovery.etcd import EtcdTLS, check_reachable
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
+from pdcluster_worker.peers.records import dtype_key
 from tests.tls_etcd import TlsEtcd, client_of, tls_etcd
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "external-etcd.yaml"
@@ -133,6 +134,12 @@ async def test_workers_register_and_hear_and_the_operator_commands_and_removes(e
         await client.revoke(lease)
     found = await read_registered(endpoints, NAMESPACE, NAME, tls)
     assert (found.records, found.commands) == ({}, {})
+
+
+async def test_workers_of_a_revision_agree_on_a_dtype_with_their_role(etcd: TlsEtcd) -> None:
+    key = dtype_key(NAMESPACE, NAME, "r1")
+    async with worker(etcd, "worker") as client:
+        assert [await client.create(key, dtype) for dtype in (b"float32", b"bfloat16")] == [b"float32"] * 2
 
 
 async def test_the_role_of_workers_commands_nobody(etcd: TlsEtcd) -> None:
