@@ -1,4 +1,4 @@
-"""How `make test` deals the tests out to the processes of `pytest -n`; a run without `-n` is changed in nothing.
+"""How `make test` deals the tests out to the processes of `pytest -n`; in a run without `-n` nothing is dealt out.
 
 A file goes to one process, for its fixtures.  The tests of a group that shares
 what is slow to start go to one process too.  What takes long begins first.
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several processes would wait for one another
+
+# On a machine that does other work too, an example's time says nothing of the code.
+settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 HERE = Path(__file__).parent
 SHARED = {"slow_cluster": "slow", "pair_cluster": "pair", "mixed_cluster": "pair"}
