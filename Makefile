@@ -38,7 +38,7 @@ run: setup model ## serve examples/laptop.yaml: prefill and decode workers on th
 	@.venv/bin/pdctl up examples/laptop.yaml
 
 test: setup model kubernetes ## all tests, in PROCESSES side by side (3)
-	@$(PYTHON) -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+	@$(PYTHON) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 check: setup ## format, lint, types, import directions, sizes and duplicates
 	@scripts/check.sh
