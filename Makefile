@@ -3,6 +3,8 @@ PYTHON := .venv/bin/python
 CACHE  := $(HOME)/.cache/pdcluster
 MODEL  := $(CACHE)/smollm2-135m-instruct
 KUBERNETES := $(CACHE)/kubernetes
+# Of two cores, one would often wait with fewer: tests of processes mostly wait for them.
+PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model kubernetes proto charts run test check bench bench-operator cluster cluster-down e2e clean
@@ -35,8 +37,8 @@ charts: setup ## copy the CRDs and the sample cluster into the Helm chart again 
 run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml
 
-test: setup model kubernetes ## all tests
-	@$(PYTHON) -m pytest
+test: setup model kubernetes ## all tests, in PROCESSES side by side (3)
+	@$(PYTHON) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 check: setup ## format, lint, types, import directions, sizes and duplicates
 	@scripts/check.sh

@@ -1,7 +1,7 @@
 """Fixtures on a real cluster; nothing is mocked.
 
 A fixture brings about a state and changes nothing when it is there, so the
-tests run in any order and the slow steps (operator installed, example ready)
+tests may run in any order and the slow steps (operator installed, example ready)
 happen once unless a test undoes them.  A failed test leaves objects, events and
 logs under e2e/.artifacts, those of the rig in `rig` there.
 """
@@ -49,10 +49,17 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Kubernetes]:
         yield _used[-1]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test waits for the cluster, and that may have its images to build."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """The first test waits for the cluster, and that may have its images to build.
+
+    The order is random, but for the tests on the fleet: they come together, at the end, for each
+    change between it and the example replaces all workers.
+    """
     for item in items:
         item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+    yield
+    items.sort(key=lambda item: "fleet" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 }
 echo "setup: installing packages (torch is large; the first time takes a minute or two)"
 .venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt -r requirements-dev.txt -e "operator[local,replay]" -e worker
-# Compiled here, once: where Python may not write bytecode, every start of a worker would take 5 s longer.
-.venv/bin/python -m compileall -q -j 0 -x '/torch/testing/' .venv/lib/python3*/site-packages/{torch,transformers}
 scripts/proto.sh
+# Compiled here, once: where Python may not write bytecode, every start of a worker would take 7 s longer, of pdctl 1 s.
+# Without the tests that packages bring, some of which are no valid Python on purpose.
+.venv/bin/python -m compileall -q -j 0 -x '/(tests?|testing/_internal)/' .venv/lib/python3*/site-packages worker/src operator/src

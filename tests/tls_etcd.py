@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pdcluster_operator.certificates.authority import Pair, issue, make_authority
+from tests.ports import free_port
 
 NOW = datetime.datetime.now(datetime.UTC)
 DEADLINE_SECONDS = 20.0
@@ -28,12 +29,6 @@ class TlsEtcd:
     endpoint: str
     authority: Pair
     client: Pair
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def write_pair(folder: Path, name: str, pair: Pair) -> tuple[Path, Path]:

@@ -1,6 +1,5 @@
 """Workers on loopback that only serve /metrics: a load that a test sets is shared by the ready workers of each role."""
 
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -12,16 +11,10 @@ from pdcluster_operator.api import labels
 from tests.apiserver import nodeless
 from tests.apiserver.plain_api import Body
 from tests.operator.scrape.pages import WorkerPages
+from tests.ports import free_port
 
 MOST_WORKERS = 6  # of one role
 _NETS = {"prefill": 1, "decode": 2}
-
-
-def free_port() -> int:
-    """Of loopback."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def address(pod: Body) -> str:

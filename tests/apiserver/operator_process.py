@@ -14,8 +14,8 @@ from typing import Self
 
 from tests.system.waiting import wait_for
 
-START_SECONDS = 60.0
-STOP_SECONDS = 30.0
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
 WRITES = ("apply", "create", "delete", "patch", "update")
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 

@@ -9,7 +9,7 @@ from pdcluster_operator.api.revision import revision_of
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 GROUP = "/apis/pdcluster.io/v1alpha1"
 PLACES = {
     "ConfigMap": ("/api/v1", "configmaps"),

@@ -3,8 +3,8 @@
 import base64
 import json
 import ssl
-import urllib.error
-import urllib.request
+import threading
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,20 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class PlainApi:
-    """As the user of a kubeconfig.  Paths are those of the API, as in /api/v1/namespaces/x/pods."""
+    """As the user of a kubeconfig.  Paths are those of the API, as in /api/v1/namespaces/x/pods.
+
+    Each thread keeps its connection: tests poll, and a handshake costs more than the rest of a request.
+    """
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        self._server = cluster["server"]
+        self._address = cluster["server"].removeprefix("https://")
         self._tls = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
         pair = kubeconfig.with_suffix(".pair.pem")
         pair.write_bytes(base64.b64decode(user["client-certificate-data"]) + b"\n" + base64.b64decode(user["client-key-data"]))
         self._tls.load_cert_chain(str(pair))
+        self._kept = threading.local()
 
     def get(self, path: str) -> Body | None:
         """An object or a list; None = not found."""
@@ -49,15 +53,31 @@ class PlainApi:
         return self._send("DELETE", path)
 
     def _send(self, method: str, path: str, body: Body | None = None, content_type: str = "application/json") -> Body | None:
-        request = urllib.request.Request(self._server + path, method=method, data=None if body is None else json.dumps(body).encode())
-        request.add_header("Content-Type", content_type)
+        status, text = self._exchange(method, path, None if body is None else json.dumps(body), {"Content-Type": content_type})
+        if status == 404:
+            return None
+        assert status < 300, f"{method} {path}: {status} {text}"
+        answer: Body = json.loads(text)
+        return answer
+
+    def _exchange(self, method: str, path: str, content: str | None, headers: dict[str, str]) -> tuple[int, str]:
+        kept = self._kept.__dict__.pop("connection", None)
+        connection = kept or _Closing(self._address, timeout=30, context=self._tls)
         try:
-            with urllib.request.urlopen(request, timeout=30, context=self._tls) as reply:
-                answer: Body = json.load(reply)
-                return answer
-        except urllib.error.HTTPError as e:
-            with e:
-                text = e.read().decode(errors="replace")
-            if e.code == 404:
-                return None
-            raise AssertionError(f"{method} {path}: {e.code} {text}") from e
+            connection.request(method, path, content, headers)
+            reply = connection.getresponse()
+            answer = reply.status, reply.read().decode(errors="replace")
+        except (OSError, HTTPException):
+            connection.close()
+            if kept is None:
+                raise
+            return self._exchange(method, path, content, headers)  # the server closed it meanwhile, as one does that restarts
+        self._kept.connection = connection
+        return answer
+
+
+class _Closing(HTTPSConnection):
+    """Closed with the thread or the PlainApi that keeps it."""
+
+    def __del__(self) -> None:
+        self.close()

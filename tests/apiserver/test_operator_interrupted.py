@@ -17,6 +17,7 @@ from tests.system.waiting import wait_for
 
 SILENT_SECONDS = 120.0  # a watch that tells nothing is given up after 70
 STEPS_SECONDS = 60.0
+LOOK_SECONDS = 0.5  # between two looks at what takes a minute
 
 
 @pytest.fixture
@@ -52,9 +53,16 @@ def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(prox
                 scene.api.merge(path, {"data": {"policy.yaml": f"edited {edits}"}})
             return operator.get("/healthz") == (503, "the watch of ConfigMap is silent\n")
 
-        wait_for(is_told, STEPS_SECONDS, lambda: f"{operator.get('/healthz')} after {edits} edits; log:\n{operator.log_end}")
+        wait_for(
+            is_told,
+            STEPS_SECONDS,
+            lambda: f"{operator.get('/healthz')} after {edits} edits; log:\n{operator.log_end}",
+            poll_seconds=LOOK_SECONDS,
+        )
         assert edits >= MAX_MISSES  # each was put back by the resync
-        wait_for(lambda: proxy.num_watches["configmaps"] > num_watches, SILENT_SECONDS, "the watch is not begun anew")
+        wait_for(
+            lambda: proxy.num_watches["configmaps"] > num_watches, SILENT_SECONDS, "the watch is not begun anew", poll_seconds=LOOK_SECONDS
+        )
         wait_for(lambda: operator.get("/healthz") == (200, "ok\n"), STEPS_SECONDS, lambda: f"{operator.get('/healthz')}")
         assert scene.api.get(path) is not None
         scene.await_condition("Ready", "True")

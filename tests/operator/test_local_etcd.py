@@ -14,7 +14,7 @@ from pdcluster_operator.discovery import keys
 from pdcluster_operator.discovery.etcd import WorkerRecord, check_reachable, read_workers
 from pdcluster_operator.local import etcd
 from pdcluster_operator.local.keeper import Keeper
-from pdcluster_operator.local.machine import free_port
+from tests.ports import free_port
 
 PREFIX = keys.workers_prefix("default", "chat", "r1")
 RECORD = {"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3", "schema": 1}

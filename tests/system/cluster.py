@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from tests.ports import free_port
 from tests.system.certificates import Certificates
 from tests.system.client import MODEL, Json
 from tests.system.etcd_server import EtcdServer
@@ -65,7 +66,7 @@ class Cluster:
             "discovery": {"endpoints": [self.etcd.endpoint], "leaseSeconds": LEASE_SECONDS},
             "tls": self._certificates.settings(),
             "engine": engine_settings(**engine),
-            "listen": {"host": "127.0.0.1", "http": 0, "grpc": 0, "kv": 0},
+            "listen": {"host": "127.0.0.1", **{kind: free_port() for kind in ("http", "grpc", "kv")}},
         }
         worker = WorkerProcess(name, self._folder, settings, lambda: self.record(name))
         self.workers[name] = worker

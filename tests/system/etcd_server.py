@@ -3,23 +3,16 @@
 import base64
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 
+from tests.ports import free_port
 from tests.system.waiting import wait_for
 
-START_SECONDS = 20.0
-
-
-def free_port() -> int:
-    """A port that was free a moment ago; only for listeners that must come back at the same address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+START_SECONDS = 60.0
 
 
 class EtcdServer:

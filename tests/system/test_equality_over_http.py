@@ -49,12 +49,10 @@ def ask_twice(decode: WorkerProcess) -> Ask:
 
 
 @pytest.fixture(params=["mixed", "local", "remote", "prefix-hit"])
-def ask(request: pytest.FixtureRequest) -> Ask:
+def ask(request: pytest.FixtureRequest, mixed: WorkerProcess, pair: Pair) -> Ask:
     """Asks over one path."""
     if request.param == "mixed":
-        mixed: WorkerProcess = request.getfixturevalue("mixed")
         return lambda prompt: mixed.client.complete(prompt, max_tokens=MAX_TOKENS)
-    pair: Pair = request.getfixturevalue("pair")
     if request.param == "prefix-hit":
         return ask_twice(pair.decode)
     return lambda prompt: pair.decode.client.complete(prompt, request.param, max_tokens=MAX_TOKENS)

@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.system.client import Client, Json
 from tests.system.waiting import wait_for
 
-READY_SECONDS = 60.0
-END_SECONDS = 30.0
-SETTLE_SECONDS = 20.0
+READY_SECONDS = 120.0
+END_SECONDS = 90.0
+SETTLE_SECONDS = 60.0
 
 _UNHANDLED = ("Traceback", "was destroyed but it is pending", "was never retrieved", "unhandled")
 

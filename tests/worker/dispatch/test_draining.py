@@ -11,7 +11,7 @@ from pdcluster_worker.dispatch import draining
 from pdcluster_worker.dispatch.draining import Drain
 from pdcluster_worker.peers.records import WorkerState
 
-DEADLINE_SECONDS = 5
+DEADLINE_SECONDS = 20
 
 
 class Holder:

@@ -27,7 +27,7 @@ def prompt_of(tokenizer: Any, question: str) -> list[int]:
 
 
 def test_float32_equals_generate(chat_model_folder, tokenizer, make_driver, reference):
-    driver = make_driver(chat_model_folder, threads=2)
+    driver = make_driver(chat_model_folder)
     requests = [driver.request(question, prompt_of(tokenizer, question)) for question in QUESTIONS]
     driver.finish(requests, 16, chunk=48)
     for request in requests:

@@ -40,6 +40,7 @@ from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.peers.types import Generated, Hello, Load, Report
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
+from tests.ports import free_port
 
 GEOMETRY = KVGeometry(num_kv_heads=2, head_dim=4, num_layers=2, block_size=16, dtype="float32")
 DEADLINE_SECONDS = 20.0
@@ -57,12 +58,6 @@ def eventually() -> Callable[..., Any]:
         return value
 
     return wait
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class EtcdServer:

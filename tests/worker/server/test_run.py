@@ -11,7 +11,7 @@ from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.run import serve
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-DEADLINE_SECONDS = 5
+DEADLINE_SECONDS = 20
 
 
 async def test_a_taken_port_is_a_config_error(rig, server):

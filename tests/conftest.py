@@ -1,0 +1,68 @@
+"""How `make test` deals the tests out to the processes of `pytest -n`; in a run without `-n` nothing is dealt out.
+
+A file goes to one process, for its fixtures.  Files that share a running
+cluster of worker processes go to one process too, for it is slow to start.
+What takes long begins first.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several processes would wait for one another
+
+# On a machine that does other work too, an example's time says nothing of the code.
+settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+ROOT = Path(__file__).parents[1]
+SHARED = (("slow and pair", re.compile(r"\bslow: Pair\b")), ("pair", re.compile(r"\bpair: Pair\b|\bmixed: WorkerProcess\b")))
+"""Files of tests/system whose tests ask for one of these fixtures share their clusters; the first that fits counts."""
+LONGEST_FIRST = ("tests/system/", "tests/apiserver/", "tests/worker/equality/", "tests/worker/model/")
+
+
+@functools.cache
+def group_of(file: str) -> str:
+    """The name of what goes to one process together with this file, whose path is from the root; itself when it stands alone."""
+    if not file.startswith("tests/system/"):
+        return file
+    text = (ROOT / file).read_text()
+    return next((group for group, fixture in SHARED if fixture.search(text)), file)
+
+
+def turn_of(file: str) -> int:
+    """Files with a lower number begin earlier."""
+    if group_of(file) != file:
+        return -1
+    return next((turn for turn, folder in enumerate(LONGEST_FIRST) if file.startswith(folder)), len(LONGEST_FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Sort for `-n`, when the order is a random one already."""
+    yield
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: turn_of(item.nodeid.split("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadFileScheduling":
+    """By group, or else by file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(super()._split_scope(nodeid))
+
+    return ByGroup(config, log)
