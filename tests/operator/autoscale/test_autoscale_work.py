@@ -1,4 +1,4 @@
-"""One object's numbers do not decide what a pass costs: sizes at the maximum take about as many steps, and as little memory, as small ones."""
+"""One object's numbers do not decide what a pass costs: the greatest sizes take about as many steps and as little memory as small ones."""
 
 import sys
 import tracemalloc
@@ -25,10 +25,10 @@ from tests.operator.autoscale.worlds import CALM, IDLE, NOON, NOW, make_spec, po
 from tests.operator.plan.clusters import NOW as TODAY
 from tests.operator.plan.clusters import make_cluster, running
 
-MAX_STEPS = 600_000
+MAX_STEPS = 300_000
 """Calls of one decision over twelve pools with a band, a total and limits by type, all of which are searched."""
 
-MAX_BYTES = 8 << 20
+MAX_BYTES = 1 << 20
 BUSY = replace(CALM, kv_usage_ratio=0.99, busy_ratio=0.99, num_waiting=1e6, queue_requests=1e6)
 
 
