@@ -201,7 +201,8 @@ async def test_a_type_without_room_gives_back_and_the_next_pool_grows(
 ) -> None:
     async with at_work(control_plane, namespace, workers, capacitySeconds=1) as work:
         scene = work.scene
-        scene.change(roles={"decode": {"pools": [*ROLES["decode"]["pools"], {"name": "spare", "gpu": "H100", "replicas": 0}]}})
+        spare_pool = {"name": "spare", "gpu": "H100", "replicas": 0, "maxReplicas": 4}
+        scene.change(roles={"decode": {"pools": [*ROLES["decode"]["pools"], spare_pool]}})
         await work.until(lambda: len(scene.status["autoscaling"]["replicas"]) == 3)
         let_nodes_be_full(work)
         workers.load["decode"] = 1.0

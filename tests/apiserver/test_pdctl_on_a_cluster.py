@@ -81,7 +81,7 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     assert shown.exit_code == 0, shown.stderr
     lines = shown.output.splitlines()
     assert lines[0] == "chat, autoscale.mode On"
-    assert lines[2].split() == ["decode/cpu", "2", "2", "1", "1", "0", "to", "any", "03-04", "00:00:00:", "1", "to", "2", "(below)"]
+    assert lines[2].split() == ["decode/cpu", "2", "2", "1", "1", "0", "to", "1024", "03-04", "00:00:00:", "1", "to", "2", "(below)"]
     assert "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2" in lines
     assert "num_requests_waiting 20, line 16" in shown.output
 
