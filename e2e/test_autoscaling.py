@@ -21,7 +21,7 @@ WINDOW = timedelta(seconds=15)
 # Lines that a small load on a small model crosses, and a window that a test can wait for.
 AUTOSCALE: Json = {
     "mode": "On",
-    "intervalSeconds": 2,
+    "intervalSeconds": 5,
     "prefill": {"queueUp": 3, "queueDown": 1},
     "decode": {"queueUp": 4, "queueDown": 1, "kvUsageUp": 0.12, "kvUsageDown": 0.04},
     "scaleDown": {"windowSeconds": WINDOW.seconds},

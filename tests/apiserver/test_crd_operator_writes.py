@@ -54,7 +54,7 @@ def test_planned_status_is_stored_whole(roles: Json, is_running: bool, clusters:
 @pytest.mark.parametrize("mode", ["Advise", "On"])
 def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objects) -> None:
     document = minimal()
-    at("spec.autoscale", {"mode": mode})(document)
+    at("spec.autoscale", {"mode": mode, "budget": {"total": 8}})(document)
     clusters.create(document)
     inputs = (Input("decode", "kv_cache_usage_ratio", 0.9123, 0.75), Input("prefill", "prefill_queue_requests", None, 8.0))
     steps = (Step("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"), Step("pool", "decode/cpu", 1, 2, "the cheapest"))

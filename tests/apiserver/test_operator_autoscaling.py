@@ -16,11 +16,18 @@ from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import Passes, passes_over
 from tests.apiserver.plain_api import PlainApi
 
-QUICK = {"mode": "On", "intervalSeconds": 1, "scaleDown": {"windowSeconds": 2, "maxStep": 0}}
+QUICK = {"mode": "On", "scaleDown": {"windowSeconds": 2, "maxStep": 0}}
 ROLES = {
     "prefill": {"pools": [{"name": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 3}]},
     "decode": {"pools": [{"name": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 4}]},
 }
+
+
+def scrape_each_second(passes: Passes) -> None:
+    """Rounds come quicker than an object may ask for, so that a test need not wait."""
+    autoscaling = passes.loop._autoscaling
+    follow = autoscaling.follow
+    autoscaling.follow = lambda key, spec: follow(key, spec.model_copy(update={"interval_seconds": 1}))
 
 
 class Work:
@@ -92,6 +99,7 @@ async def at_work(plane: ControlPlane, namespace: str, workers: FakeWorkers, **a
     scene.create(roles=ROLES, autoscale={**QUICK, **autoscale}, rollout={"drainTimeoutSeconds": 1})
     with Nodes(scene.api, namespace, workers.rule) as nodes:
         async with passes_over(plane.kubeconfig, namespace, worker_port=workers.port) as passes:
+            scrape_each_second(passes)
             scrapes = asyncio.create_task(passes.loop._autoscaling.run())
             try:
                 work = Work(scene, passes, workers, nodes)
@@ -193,7 +201,8 @@ async def test_a_type_without_room_gives_back_and_the_next_pool_grows(
 ) -> None:
     async with at_work(control_plane, namespace, workers, capacitySeconds=1) as work:
         scene = work.scene
-        scene.change(roles={"decode": {"pools": [*ROLES["decode"]["pools"], {"name": "spare", "gpu": "H100", "replicas": 0}]}})
+        spare_pool = {"name": "spare", "gpu": "H100", "replicas": 0, "maxReplicas": 4}
+        scene.change(roles={"decode": {"pools": [*ROLES["decode"]["pools"], spare_pool]}})
         await work.until(lambda: len(scene.status["autoscaling"]["replicas"]) == 3)
         let_nodes_be_full(work)
         workers.load["decode"] = 1.0

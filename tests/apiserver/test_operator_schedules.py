@@ -9,7 +9,7 @@ from tests.operator.object_cases import NIGHT
 
 async def test_an_unknown_time_zone_is_a_condition_that_names_the_schedule(control_plane: ControlPlane, namespace: str) -> None:
     scene = Scene(PlainApi(control_plane.kubeconfig), namespace)
-    scene.create(autoscale={"mode": "On", "schedules": [NIGHT]})
+    scene.create(autoscale={"mode": "On", "budget": {"total": 8}, "schedules": [NIGHT]})
     async with passes_over(control_plane.kubeconfig, namespace) as passes:
         await passes.until_written()
         path = scene.path("StatefulSet", scene.workload("decode"))

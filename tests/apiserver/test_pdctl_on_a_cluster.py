@@ -62,7 +62,7 @@ def running(plane: ControlPlane, clusters: Objects, namespace: str, change: Chan
 
 def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], clusters: Objects):
     document = minimal()
-    at("spec.autoscale.mode", "On")(document)
+    at("spec.autoscale", {"mode": "On", "budget": {"total": 8}})(document)
     clusters.create(document)
     none = pdctl("why", "chat")
     entries = remembered(None, Record(datetime(2026, 3, 4, tzinfo=UTC), DECISION))
@@ -81,7 +81,7 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     assert shown.exit_code == 0, shown.stderr
     lines = shown.output.splitlines()
     assert lines[0] == "chat, autoscale.mode On"
-    assert lines[2].split() == ["decode/cpu", "2", "2", "1", "1", "0", "to", "any", "03-04", "00:00:00:", "1", "to", "2", "(below)"]
+    assert lines[2].split() == ["decode/cpu", "2", "2", "1", "1", "0", "to", "1024", "03-04", "00:00:00:", "1", "to", "2", "(below)"]
     assert "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2" in lines
     assert "num_requests_waiting 20, line 16" in shown.output
 
@@ -133,7 +133,7 @@ def test_plan_counts_what_really_runs(
 def test_plan_with_the_autoscaler_on_moves_its_record_within_the_files_bounds(
     pdctl: Callable[..., Any], control_plane: ControlPlane, clusters: Objects, namespace: str, tmp_path: Path
 ):
-    on = at("spec.autoscale.mode", "On")
+    on = at("spec.autoscale", {"mode": "On", "budget": {"total": 8}})
     running(control_plane, clusters, namespace, on)
     sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": 3}]
     clusters.merge("chat", {"status": {"autoscaling": {"mode": "On", "replicas": sizes}}}, "status")

@@ -234,6 +234,19 @@ async def test_no_more_at_once_than_the_limit_over_all_calls(wait_until):
     assert max(peak) == 4
 
 
+async def test_slow_workers_of_one_cluster_leave_turns_to_the_others(wait_until):
+    limits = Limits(concurrency=3, of_one_cluster=2, connect_seconds=60.0, total_seconds=60.0)
+    async with WorkerServer(hangs_after()) as slow, WorkerServer(sends(http(PAGE))) as good, Scraper(limits) as scraper:
+        call = asyncio.create_task(scraper.scrape([slow.target(f"p-{n}") for n in range(5)]))
+        await wait_until(lambda: slow.num_open == 2, "as many of the slow cluster as may be are scraped at once")
+        answers = await scraper.scrape([good.target(f"p-{n}") for n in range(5)])
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    assert all(isinstance(answer.result, Page) for answer in answers)
+
+
 async def test_wait_for_a_turn_does_not_count_as_time_of_the_scrape():
     limits = Limits(concurrency=1, connect_seconds=0.5, total_seconds=0.5)
     async with WorkerServer(hangs_after()) as slow, WorkerServer(sends(http(PAGE))) as good, Scraper(limits) as scraper:

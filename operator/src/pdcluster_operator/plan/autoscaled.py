@@ -11,12 +11,13 @@ from typing import Any
 
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.api.values import MAX_REPLICAS
 from pdcluster_operator.plan.autoscale.explain import read_record, remembered, summary
 from pdcluster_operator.plan.autoscale.values import PoolKey
 from pdcluster_operator.plan.conditions import Condition
 from pdcluster_operator.plan.pools import Workloads
 from pdcluster_operator.plan.previous import Previous
-from pdcluster_operator.plan.scalers import PoolSize
+from pdcluster_operator.plan.scalers import PoolSize, together
 from pdcluster_operator.plan.state import Happening, Observed, ScalerState
 from pdcluster_operator.plan.status import shortened
 
@@ -30,7 +31,8 @@ def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
     if not isinstance(found, Mapping) or found.get("mode") != mode:
         return None
     try:
-        return {(str(each["role"]), str(each["pool"])): max(0, int(each["replicas"])) for each in found["replicas"]}
+        sizes = {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in found["replicas"]}
+        return {key: min(max(0, size), MAX_REPLICAS) for key, size in sizes.items()}
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -58,7 +60,7 @@ def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observe
     if observed.decided is not None:
         known = dict(observed.decided.decision.replicas)
     scalers = _by_pool(observed.scalers)
-    return tuple(size if size.key not in known else _following(size, known[size.key], scalers.get(size.key)) for size in sizes)
+    return together([size if size.key not in known else _following(size, known[size.key], scalers.get(size.key)) for size in sizes])
 
 
 def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> PoolSize:

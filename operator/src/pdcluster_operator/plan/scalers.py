@@ -3,16 +3,19 @@
 Pure.  One owner per fact: a scaler's spec is the size that is asked for.  The
 pool's `replicas` seeds it; later only another value than the one that was last
 taken over is a request, so that an unchanged file never undoes a scale.
-min and max bound what counts and never rewrite what was asked for.
+min and max bound what counts and never rewrite what was asked for.  What no
+pool and no object may have is cut off first: an old scaler may still ask for it.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdcluster_operator.api import labels
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.api.sections import PoolSpec
+from pdcluster_operator.api.values import MAX_REPLICAS, MAX_WORKERS
 from pdcluster_operator.plan.state import ScalerPlan, ScalerState, WorkloadState
 
 PoolKey = tuple[str, str]
@@ -44,8 +47,17 @@ class PoolSize:
         """What a person should know who asked for another size; None = they got it."""
         if self.wanted == self.asked:
             return None
-        limit = f"maxReplicas is {self.pool.max_replicas}" if self.asked > self.wanted else f"minReplicas is {self.pool.min_replicas}"
-        return f"pool {self.pool.name}: {self.asked} workers are asked for, {limit}"
+        return f"pool {self.pool.name}: {self.asked} workers are asked for, {self._limit}"
+
+    @property
+    def _limit(self) -> str:
+        if self.asked < self.wanted:
+            return f"minReplicas is {self.pool.min_replicas}"
+        if self.wanted == self.pool.max_replicas:
+            return f"maxReplicas is {self.pool.max_replicas}"
+        if self.wanted == MAX_REPLICAS:
+            return f"a pool has {MAX_REPLICAS} at most"
+        return f"all pools have {MAX_WORKERS} at most together"
 
 
 def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapping[PoolKey, int]) -> tuple[PoolSize, ...]:
@@ -55,7 +67,23 @@ def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapp
     """
     known = {(scaler.role, scaler.pool): scaler for scaler in scalers}
     pools = [(role, pool) for role, declared in spec.roles.present().items() for pool in declared.pools]
-    return tuple(_size(role, pool, known.get((role, pool.name)), before.get((role, pool.name))) for role, pool in pools)
+    return together([_size(role, pool, known.get((role, pool.name)), before.get((role, pool.name))) for role, pool in pools])
+
+
+def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
+    """The sizes with no more workers in all than one object may have: the greatest pools are cut to one level.
+
+    Not below minReplicas, which the spec keeps to that number itself.
+    """
+
+    def cut(size: PoolSize, level: int) -> int:
+        return min(size.wanted, max(level, size.pool.min_replicas or 0))
+
+    if sum(size.wanted for size in sizes) <= MAX_WORKERS:
+        return tuple(sizes)
+    levels = range(MAX_WORKERS + 1)
+    level = bisect_right(levels, MAX_WORKERS, key=lambda each: sum(cut(size, each) for size in sizes)) - 1
+    return tuple(replace(size, wanted=cut(size, level)) for size in sizes)
 
 
 def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | None) -> PoolSize:
@@ -66,13 +94,13 @@ def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | N
         return PoolSize(role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None)
     # Without its mark nobody can tell whether `replicas` changed: the scale stays, and the mark is written anew.
     asked = scaler.replicas if scaler.seen is None else pool.replicas
-    return PoolSize(role, pool, wanted=clamp(asked, pool), asked=asked, request=asked)
+    return PoolSize(role, pool, wanted=clamp(asked, pool), asked=asked, request=min(asked, MAX_REPLICAS))
 
 
 def clamp(replicas: int, pool: PoolSpec) -> int:
     """The nearest size within the pool's min and max."""
-    high = replicas if pool.max_replicas is None else min(replicas, pool.max_replicas)
-    return max(high, pool.min_replicas or 0)
+    high = MAX_REPLICAS if pool.max_replicas is None else pool.max_replicas
+    return max(min(replicas, high), pool.min_replicas or 0)
 
 
 def plan_scaler(cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str) -> ScalerPlan:

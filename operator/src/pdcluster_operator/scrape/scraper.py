@@ -28,12 +28,14 @@ class Limits:
     """Bounds of the scraper.
 
     concurrency:     scrapes at one time, over all clusters
+    of_one_cluster:  scrapes at one time of one cluster: its slow workers leave turns to the others
     connect_seconds: until a worker's connection stands
     total_seconds:   of one scrape, connecting included, the wait for its turn not
     page_bytes:      a worker's page is some 20 KiB
     """
 
     concurrency: int = 64
+    of_one_cluster: int = 8
     connect_seconds: float = 1.0
     total_seconds: float = 2.0
     page_bytes: int = 256 * 1024
@@ -63,13 +65,14 @@ class Scraper:
         await self._session.close()
 
     async def scrape(self, targets: Sequence[Target]) -> list[Answer]:
-        """Scrape all; an answer for each target, in their order."""
+        """Scrape all workers of one cluster; an answer for each target, in their order."""
+        own = asyncio.Semaphore(self._limits.of_one_cluster)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._scrape_one(target)) for target in targets]
+            tasks = [group.create_task(self._scrape_one(target, own)) for target in targets]
         return [task.result() for task in tasks]
 
-    async def _scrape_one(self, target: Target) -> Answer:
-        async with self._turns:
+    async def _scrape_one(self, target: Target, own: asyncio.Semaphore) -> Answer:
+        async with own, self._turns:
             started = self._clock()
             result = await self._page_or_miss(target.address)
             ended = self._clock()

@@ -57,10 +57,12 @@ Caps = Sequence[tuple[Sequence[PoolKey], int]]
 def _caps(donors: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Caps:
     caps: list[tuple[Sequence[PoolKey], int]] = [((pool.key,), _alike(pool, vector[pool.key])) for pool in donors]
     for mine in roles_of(pools):
-        giving = [pool.key for pool in donors if pool in mine]
-        caps.append((giving, sum(vector[pool.key] for pool in mine) - 1))
-        if any(_costs_ready(pool, vector) for pool in donors):
-            caps.append((giving, num_ready_left(mine, vector) - 1))
+        giving = [pool for pool in donors if pool in mine]
+        if giving:
+            keys = [pool.key for pool in giving]
+            caps.append((keys, sum(vector[pool.key] for pool in mine) - 1))
+            if _costs_ready(giving[0], vector):  # so it does of all donors
+                caps.append((keys, num_ready_left(mine, vector) - 1))
     return caps
 
 
