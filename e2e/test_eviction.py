@@ -1,4 +1,4 @@
-"""Nodes can be drained, and the old workers serve, while a new revision only crashes; after its deadline it is given up."""
+"""Old workers serve and can be evicted while a new revision crashes; then it is given up."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,11 @@ def condition(cluster: Kubernetes, kind: str) -> Json:
 
 def test_old_worker_is_evicted_while_the_new_revision_crash_loops_and_is_given_up(chat: Kubernetes, spec: Json) -> None:
     (old,) = {pod["metadata"]["labels"][REVISION] for pod in chat.pods(WORKERS)}
-    crashes = {"name": "worker", "command": ["python", "-c", "raise SystemExit('of the test')"], "resources": {"requests": {"cpu": "10m"}}}
+    crashes = {
+        "name": "worker",
+        "command": ["python", "-c", "raise SystemExit('of the test')"],
+        "resources": {"requests": {"cpu": "10m"}},
+    }
     spec["podTemplate"] = {"spec": {"containers": [crashes]}}
     spec["rollout"]["progressDeadlineSeconds"] = DEADLINE_SECONDS
     chat.replace(spec)
@@ -49,12 +53,26 @@ def test_old_worker_is_evicted_while_the_new_revision_crash_loops_and_is_given_u
         found = ready(chat.pods(DECODE, f"{REVISION}={old}"))
         return [pod["metadata"]["uid"] for pod in found] not in ([], [decode["metadata"]["uid"]])
 
-    wait_for(is_replaced, GONE_SECONDS, lambda: chat.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
+    wait_for(
+        is_replaced,
+        GONE_SECONDS,
+        lambda: chat.kubectl("get", "pods,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )
 
     def is_given_up() -> bool:
         revisions = {pod["metadata"]["labels"][REVISION] for pod in chat.pods(WORKERS)}
         return condition(chat, "Stalled").get("reason") == "ProgressDeadlineExceeded" and revisions == {old}
 
-    wait_for(is_given_up, GONE_SECONDS, lambda: chat.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS)
+    wait_for(
+        is_given_up,
+        GONE_SECONDS,
+        lambda: chat.kubectl("get", "pods,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )
     assert f"revision {old} goes on serving" in condition(chat, "Stalled")["message"]
-    wait_for(lambda: "Paris" in chat.ask("ask", f"http://{NAME}:8000", "auto")[0]["text"], 30.0, "an answer of the old workers")
+    wait_for(
+        lambda: "Paris" in chat.ask("ask", f"http://{NAME}:8000", "auto")[0]["text"],
+        30.0,
+        "an answer of the old workers",
+    )

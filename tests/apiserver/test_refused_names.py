@@ -1,4 +1,4 @@
-"""Names that are somebody else's hold back what would use them; names of an older operator stay while it is used what it made."""
+"""Foreign names hold back what would use them; an older operator's names stay while in use."""
 
 from typing import Any
 
@@ -19,7 +19,13 @@ from tests.apiserver.plain_api import Body, PlainApi
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "ServiceAccount": ("chat-pdc", {"apiVersion": "v1"}),
     "Secret": ("chat-pdc-tls", {"apiVersion": "v1", "stringData": {"tls.key": "of an Ingress"}}),
-    "NetworkPolicy": ("chat-pdc", {"apiVersion": "networking.k8s.io/v1", "spec": {"podSelector": {}, "policyTypes": ["Egress"]}}),
+    "NetworkPolicy": (
+        "chat-pdc",
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "spec": {"podSelector": {}, "policyTypes": ["Egress"]},
+        },
+    ),
 }
 
 
@@ -65,7 +71,8 @@ async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(c
     path = scene.path("NetworkPolicy", "chat-pdc")
     scene.api.delete(path)
     scene.api.create(
-        scene.path("NetworkPolicy"), {"kind": "NetworkPolicy", **FOREIGN["NetworkPolicy"][1], "metadata": {"name": "chat-pdc"}}
+        scene.path("NetworkPolicy"),
+        {"kind": "NetworkPolicy", **FOREIGN["NetworkPolicy"][1], "metadata": {"name": "chat-pdc"}},
     )
     before = scene.workload("decode")
     scene.change(rollout={"strategy": "Recreate"}, engine={"maxModelLen": 1024})
@@ -105,4 +112,7 @@ async def test_what_an_older_operator_has_recorded_keeps_its_service_account_and
         await pass_over(control_plane, scene)
     assert old not in scene.children("StatefulSet")
     assert set(scene.children("ServiceAccount")) == {"chat-pdc"}
-    assert set(scene.children("Secret")) >= {"chat-ca", "chat-tls"}  # there is no right to delete a Secret
+    assert set(scene.children("Secret")) >= {
+        "chat-ca",
+        "chat-tls",
+    }  # there is no right to delete a Secret

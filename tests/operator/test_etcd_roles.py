@@ -1,4 +1,4 @@
-"""An etcd with its own access control: the roles that the example shows suffice for the operator and the workers, and no more is read."""
+"""An etcd with access control: the documented roles suffice for the operator and the workers."""
 
 import json
 import shlex
@@ -23,7 +23,15 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "external-etcd.yaml
 NAMESPACE, NAME = "default", "shared-etcd"
 RECORDS = keys.records_prefix(NAMESPACE, NAME)
 OWN = keys.worker_key(keys.workers_prefix(NAMESPACE, NAME, "r1"), "decode", "cpu", "pod-0")
-RECORD = json.dumps({"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3"})
+RECORD = json.dumps(
+    {
+        "engine_id": "e1",
+        "state": "ready",
+        "http_address": "h:1",
+        "grpc_address": "h:2",
+        "kv_address": "h:3",
+    }
+)
 MEBIBYTE = 1 << 20
 PERMISSIONS = {"read": rpc.Permission.READ, "readwrite": rpc.Permission.READWRITE}
 
@@ -63,7 +71,11 @@ async def carry_out(auth: rpc.AuthStub, words: list[str]) -> None:
 async def set_up(etcd: TlsEtcd) -> None:
     """Other clusters' keys, more than a message of gRPC holds; the documented users, and one for each role; access control on."""
     lines = [*documented(), ["role", "add", "root"]]
-    for user, role in (("root", "root"), ("worker", f"{NAME}-worker"), ("operator", f"{NAME}-operator")):
+    for user, role in (
+        ("root", "root"),
+        ("worker", f"{NAME}-worker"),
+        ("operator", f"{NAME}-operator"),
+    ):
         lines += [["user", "add", user, "--no-password"], ["user", "grant-role", user, role]]
     async with connected(etcd, "root") as channel:
         for number in range(5):
@@ -111,9 +123,17 @@ async def test_keys_of_others_are_refused(etcd: TlsEtcd, prefix: str) -> None:
         await check_reachable([etcd.endpoint], prefix, shown(etcd, NAME))
 
 
-@pytest.mark.parametrize(("of_worker", "of_operator"), [(NAME, NAME), ("worker", "operator")], ids=["one user", "a user for each role"])
+@pytest.mark.parametrize(
+    ("of_worker", "of_operator"),
+    [(NAME, NAME), ("worker", "operator")],
+    ids=["one user", "a user for each role"],
+)
 async def test_workers_register_and_hear_and_the_operator_commands_and_removes(etcd: TlsEtcd, of_worker: str, of_operator: str) -> None:
-    command, endpoints, tls = keys.command_key(NAMESPACE, NAME, "pod-0"), [etcd.endpoint], shown(etcd, of_operator)
+    command, endpoints, tls = (
+        keys.command_key(NAMESPACE, NAME, "pod-0"),
+        [etcd.endpoint],
+        shown(etcd, of_operator),
+    )
     async with worker(etcd, of_worker) as client:
         lease = await client.grant(30)
         await client.put(OWN, RECORD.encode(), lease)

@@ -1,4 +1,4 @@
-"""StatefulSets wait while what their pods would use is somebody else's; those that would not use it go on."""
+"""StatefulSets wait while what their pods would use is foreign; the others go on."""
 
 from typing import Any
 
@@ -16,7 +16,10 @@ from tests.operator.cluster.test_carry_out_together import OWNER, Store
 
 TAKEN = Failure("the object", NAME_TAKEN, "exists and does not belong to this PDCluster")
 MOUNTED: dict[str, Any] = {"name": "tls", "secret": {"secretName": "chat-tls"}}
-PROJECTED: dict[str, Any] = {"name": "tls", "projected": {"sources": [{"secret": {"name": "chat-tls"}}]}}
+PROJECTED: dict[str, Any] = {
+    "name": "tls",
+    "projected": {"sources": [{"secret": {"name": "chat-tls"}}]},
+}
 
 
 def creation(manifest: dict[str, Any]) -> Action:
@@ -27,7 +30,10 @@ def creation(manifest: dict[str, Any]) -> Action:
 def workload(*volumes: dict[str, Any], service_account: str = "default", cluster: str = objects.NAME) -> Action:
     made = objects.stateful_set(OWNER)
     pod = made["spec"]["template"]
-    pod["spec"] |= {"serviceAccountName": service_account, "volumes": [*pod["spec"]["volumes"], *volumes]}
+    pod["spec"] |= {
+        "serviceAccountName": service_account,
+        "volumes": [*pod["spec"]["volumes"], *volumes],
+    }
     pod["metadata"]["labels"] = {"pdcluster.io/cluster": cluster}
     return creation(made)
 
@@ -35,7 +41,11 @@ def workload(*volumes: dict[str, Any], service_account: str = "default", cluster
 @pytest.mark.parametrize(
     ("taken", "user", "stranger"),
     [
-        (objects.service_account(OWNER), workload(service_account="chat"), workload(service_account="other")),
+        (
+            objects.service_account(OWNER),
+            workload(service_account="chat"),
+            workload(service_account="other"),
+        ),
         (objects.secret(OWNER), workload(MOUNTED), workload()),
         (objects.secret(OWNER), workload(PROJECTED), workload()),
         (objects.network_policy(OWNER), workload(), workload(cluster="other")),
@@ -66,14 +76,24 @@ def test_what_is_ours_and_could_not_be_changed_is_there() -> None:
 
 
 async def test_a_secret_of_a_refused_authority_holds_its_user_back_and_nothing_is_deleted() -> None:
-    authority = {**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"}}
-    old = {**objects.config_map(OWNER), "metadata": {**objects.config_map(OWNER)["metadata"], "name": "old", "uid": "of-old"}}
+    authority = {
+        **objects.secret(OWNER),
+        "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"},
+    }
+    old = {
+        **objects.config_map(OWNER),
+        "metadata": {**objects.config_map(OWNER)["metadata"], "name": "old", "uid": "of-old"},
+    }
     user = dict(workload(MOUNTED).desired)
     actions = converge("owner-uid", [authority, objects.secret(OWNER), user, objects.ingress_service(OWNER)], [old])
     store = Store(refused={"Secret chat-ca": 403})
     async with store.serve() as server:
         first, waits = await carry_out(server.client, actions)
-    assert (first.object, waits.object, waits.reason) == ("Secret chat-ca", f"StatefulSet {objects.WORKLOAD}", first.reason)
+    assert (first.object, waits.object, waits.reason) == (
+        "Secret chat-ca",
+        f"StatefulSet {objects.WORKLOAD}",
+        first.reason,
+    )
     assert first.message.endswith("until then no StatefulSet that would use it is made or changed, and nothing is deleted")
     assert store.order == ["Secret chat-ca", "Service chat"]
     assert first.reason != FORBIDDEN  # an admission plugin's refusal, and no right that is missing

@@ -1,4 +1,4 @@
-"""What a drain of nodes may take, as sequences: each line is what is there, and how many more workers an eviction may take then."""
+"""Evictions that a drain of nodes may make, as sequences of what is there."""
 
 import pytest
 
@@ -12,7 +12,11 @@ from tests.operator.plan.clusters import NOW, identity, make_cluster, running, w
 DECODE = identity("aaaa")
 READY, STARTING, ENDING, DRAINING = "ready", "starting", "ending", "draining"
 UNPLACED, FAILING, DOWNLOADING = "unplaced", "failing", "downloading"
-PROBLEMS = {UNPLACED: words.UNSCHEDULABLE, FAILING: words.CRASH_LOOPING, DOWNLOADING: words.DOWNLOADING_MODEL}
+PROBLEMS = {
+    UNPLACED: words.UNSCHEDULABLE,
+    FAILING: words.CRASH_LOOPING,
+    DOWNLOADING: words.DOWNLOADING_MODEL,
+}
 
 
 def there(*pods: str, desired: int | None = None, fault: tuple[str, str] | None = None) -> WorkloadState:
@@ -26,7 +30,15 @@ def there(*pods: str, desired: int | None = None, fault: tuple[str, str] | None 
         )
         for ordinal, pod in enumerate(pods)
     )
-    return WorkloadState(DECODE, desired or len(pods), len(pods), pods.count(READY), len(pods), fault=fault, pods=states)
+    return WorkloadState(
+        DECODE,
+        desired or len(pods),
+        len(pods),
+        pods.count(READY),
+        len(pods),
+        fault=fault,
+        pods=states,
+    )
 
 
 def allowed(size: int, *moments: WorkloadState) -> list[int]:
@@ -40,13 +52,24 @@ def allowed(size: int, *moments: WorkloadState) -> list[int]:
 
 def test_evictions_take_one_worker_at_a_time_until_its_successor_is_ready() -> None:
     whole = there(READY, READY, READY)
-    moments = [whole, there(READY, ENDING, READY), there(READY, STARTING, READY), there(READY, DOWNLOADING, READY), whole]
+    moments = [
+        whole,
+        there(READY, ENDING, READY),
+        there(READY, STARTING, READY),
+        there(READY, DOWNLOADING, READY),
+        whole,
+    ]
     assert allowed(3, *moments) == [1, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("lost", [UNPLACED, FAILING])
 def test_a_worker_that_may_never_be_ready_holds_up_nothing(lost: str) -> None:
-    moments = [there(READY, READY, READY), there(READY, ENDING, READY), there(READY, lost, READY), there(READY, lost, ENDING)]
+    moments = [
+        there(READY, READY, READY),
+        there(READY, ENDING, READY),
+        there(READY, lost, READY),
+        there(READY, lost, ENDING),
+    ]
     assert allowed(3, *moments) == [1, 0, 1, 0]
 
 
@@ -58,7 +81,11 @@ def test_a_worker_that_fails_again_and_again_holds_up_nothing_between_its_failur
 def test_a_scale_up_and_a_first_start_hold_up_nothing() -> None:
     grown = there(READY, READY, STARTING, STARTING)
     assert allowed(4, grown, there(READY, READY, READY, STARTING), there(READY, READY, ENDING, STARTING)) == [1, 1, 0]
-    assert allowed(2, there(STARTING, STARTING), there(READY, STARTING), there(READY, READY)) == [0, 1, 1]
+    assert allowed(2, there(STARTING, STARTING), there(READY, STARTING), there(READY, READY)) == [
+        0,
+        1,
+        1,
+    ]
 
 
 def test_workers_that_cannot_be_created_hold_up_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The clock of a roll out, as written-out sequences: seconds, what is there -> Ready's reason and the sizes."""
+"""The clock of a roll out, as sequences: seconds, what is there -> Ready's reason, the sizes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +13,23 @@ from pdcluster_operator.plan.cluster import asked_of, plan_cluster
 from pdcluster_operator.plan.pool_facts import Seen as SeenPods
 from pdcluster_operator.plan.pool_facts import pool_facts
 from pdcluster_operator.plan.progress import read_rollout
-from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Failure, Observed, WorkloadState
-from tests.operator.plan.clusters import ETCD_READY, condition_of, failing_pod, identity, make_cluster, pool, running, workload
+from pdcluster_operator.plan.state import (
+    ClusterPlan,
+    DiscoveryState,
+    Failure,
+    Observed,
+    WorkloadState,
+)
+from tests.operator.plan.clusters import (
+    ETCD_READY,
+    condition_of,
+    failing_pod,
+    identity,
+    make_cluster,
+    pool,
+    running,
+    workload,
+)
 
 CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)
 A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
@@ -43,13 +58,19 @@ def green(prefill: int = 0, decode: int = 0, *, desired: bool = True) -> list[Wo
 
 
 class Story:
-    """Passes over one object; each starts from the status that the one before has written, as after a restart of the operator."""
+    """Passes over one object; each starts from the status alone, as after a restart."""
 
     def __init__(self, status: dict[str, object] | None = None) -> None:
         self.status = dict(plan_cluster(CLUSTER, running(CLUSTER), at(0)).status) if status is None else status
         self.plan: ClusterPlan | None = None
 
-    def look(self, seconds: int, new: Sequence[WorkloadState] = (), cluster: PDCluster = NEXT, **fields: object) -> str:
+    def look(
+        self,
+        seconds: int,
+        new: Sequence[WorkloadState] = (),
+        cluster: PDCluster = NEXT,
+        **fields: object,
+    ) -> str:
         """One pass; returns Ready's reason."""
         seen = running(CLUSTER, status=self.status)
         seen = replace(seen, **{"workloads": [*seen.workloads, *new], **fields})
@@ -89,7 +110,11 @@ def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_se
     assert condition_of(story.status, words.DECODE_READY)["reason"] == EXCEEDED
     # What it was is remembered when no pod shows it any more, and nothing brings it back.
     said = story.said()
-    assert (story.look(9 * DEADLINE, green(desired=False)), story.sizes, story.said()) == (EXCEEDED, GIVEN_BACK, said)
+    assert (story.look(9 * DEADLINE, green(desired=False)), story.sizes, story.said()) == (
+        EXCEEDED,
+        GIVEN_BACK,
+        said,
+    )
     assert [each.reason for each in story.plan.happenings] == []
 
 
@@ -129,7 +154,10 @@ def test_all_that_wait_for_etcd_only_are_not_given_up() -> None:
     story, away = Story(), DiscoveryState(managed=False, error="it is away")
     story.look(0)
     story.look(10, green(1, 2), discovery=away)
-    assert (story.look(DEADLINE + 10, green(1, 2), discovery=away), story.sizes) == (words.ETCD_UNREACHABLE, BOTH)
+    assert (story.look(DEADLINE + 10, green(1, 2), discovery=away), story.sizes) == (
+        words.ETCD_UNREACHABLE,
+        BOTH,
+    )
     story.look(DEADLINE + 20, green(1, 2))
     assert story.plan is not None
     assert (story.plan.serving, "rollout" in story.status) == (B, False)
@@ -139,7 +167,10 @@ def test_another_deadline_begins_anew() -> None:
     story, longer = Story(), with_deadline(NEXT, 7200)
     story.look(0)
     story.look(DEADLINE, green())
-    assert (story.look(DEADLINE + 1, green(desired=False), longer), story.sizes) == (words.ROLLING_OUT, BOTH)
+    assert (story.look(DEADLINE + 1, green(desired=False), longer), story.sizes) == (
+        words.ROLLING_OUT,
+        BOTH,
+    )
     assert story.look(DEADLINE + 7200, green(), longer) == words.CRASH_LOOPING
     assert story.look(DEADLINE + 7201, green(), longer) == EXCEEDED
 
@@ -150,7 +181,12 @@ def test_another_revision_begins_anew() -> None:
     story.look(DEADLINE, green())
     story.look(DEADLINE + 1, green(desired=False), third)
     newest = revision_of(third.spec)
-    assert story.sizes == {("prefill", A): 1, ("decode", A): 2, ("prefill", newest): 1, ("decode", newest): 2}
+    assert story.sizes == {
+        ("prefill", A): 1,
+        ("decode", A): 2,
+        ("prefill", newest): 1,
+        ("decode", newest): 2,
+    }
     assert condition_of(story.status, words.STALLED) == {}
 
 
@@ -219,7 +255,10 @@ def test_recreate_comes_forward_as_the_old_end_and_has_nothing_to_go_back_to() -
     story = Story()
 
     def ending(number: int) -> dict[str, object]:
-        return {"workloads": [workload(identity(A), 0, ready=0, current=number, gone=True)], "cluster": RECREATE}
+        return {
+            "workloads": [workload(identity(A), 0, ready=0, current=number, gone=True)],
+            "cluster": RECREATE,
+        }
 
     assert story.look(0, **ending(2)) == words.ROLLING_OUT
     assert story.look(3000, **ending(1)) == words.ROLLING_OUT
@@ -241,7 +280,13 @@ def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None
 
 
 @pytest.mark.parametrize(
-    "spoilt", [None, "x", {}, {"revision": "r", "progressDeadlineSeconds": 1, "ready": 0, "left": 0, "progressedAt": "x"}]
+    "spoilt",
+    [
+        None,
+        "x",
+        {},
+        {"revision": "r", "progressDeadlineSeconds": 1, "ready": 0, "left": 0, "progressedAt": "x"},
+    ],
 )
 def test_what_cannot_be_read_counts_as_never_written(spoilt: object) -> None:
     assert read_rollout({"rollout": spoilt}) is None
@@ -249,4 +294,10 @@ def test_what_cannot_be_read_counts_as_never_written(spoilt: object) -> None:
 
 def test_a_first_plan_has_a_clock() -> None:
     plan = plan_cluster(CLUSTER, Observed(1, {}, ETCD_READY), at(5))
-    assert plan.status["rollout"] == {"revision": A, "progressDeadlineSeconds": DEADLINE, "ready": 0, "left": 0, "progressedAt": at(5)}
+    assert plan.status["rollout"] == {
+        "revision": A,
+        "progressDeadlineSeconds": DEADLINE,
+        "ready": 0,
+        "left": 0,
+        "progressedAt": at(5),
+    }

@@ -7,7 +7,7 @@ import pytest
 
 from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.cluster.converge import Action, Verb
-from pdcluster_operator.cluster.kinds import CONFIG_MAP, SERVICE, STATEFUL_SET, Kind
+from pdcluster_operator.cluster.kinds import CONFIG_MAP, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Kind
 from pdcluster_operator.plan.state import Failure
 from pdcluster_operator.reconcile.contested import MAX_WRITES, SETTLED_SECONDS, WINDOW_SECONDS, Contested
 from tests.operator.reconcile import bodies as made
@@ -141,7 +141,8 @@ def test_nothing_is_deleted_while_a_service_is_contested(contested: Contested):
     write_service = action()
     for _ in range(MAX_WRITES):
         contested.written([write_service], [])
-    assert contested.sift(KEY, [write_service, deletion], LIVE)[0] == []
+    budget = action(POD_DISRUPTION_BUDGET, "old", Verb.DELETE)  # beside a new one it keeps its pods from any eviction
+    assert contested.sift(KEY, [write_service, deletion, budget], LIVE)[0] == [budget]
 
 
 def test_one_cluster_knows_nothing_of_anothers_fights_and_a_deleted_one_is_forgotten(contested: Contested):

@@ -1,4 +1,4 @@
-"""What an older operator has recorded goes on under the names that it was recorded with, and these go with it."""
+"""Workloads of an older operator go on under the names that they were recorded with."""
 
 import json
 from datetime import UTC, datetime
@@ -17,7 +17,15 @@ from pdcluster_operator.reconcile.older_names import certificates_in_use, servic
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.tls import tls_step
 from tests.operator.reconcile import bodies as made
-from tests.operator.reconcile.test_rendering import CAPABILITIES, MIXED, OWNER, SITE, cluster, live, pod
+from tests.operator.reconcile.test_rendering import (
+    CAPABILITIES,
+    MIXED,
+    OWNER,
+    SITE,
+    cluster,
+    live,
+    pod,
+)
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NOW_CALLED, BEFORE = child_names(made.NAME), names_of_before(made.NAME)
@@ -53,20 +61,33 @@ def secrets(*children: made.Body) -> list[str]:
 
 
 def test_a_new_cluster_has_unusual_names_only() -> None:
-    names = {("ServiceAccount", "chat-pdc"), ("NetworkPolicy", "chat-pdc"), ("NetworkPolicy", "chat-pdc-etcd")}
+    names = {
+        ("ServiceAccount", "chat-pdc"),
+        ("NetworkPolicy", "chat-pdc"),
+        ("NetworkPolicy", "chat-pdc-etcd"),
+    }
     assert shared() == shared(*recorded(NOW_CALLED)) == names
     assert secrets() == secrets(*recorded(NOW_CALLED)) == ["chat-pdc-ca", "chat-pdc-tls"]
 
 
 def test_what_a_recorded_workload_uses_stays_and_is_renewed_beside_the_new() -> None:
-    assert {name for kind, name in shared(*recorded()) if kind == "ServiceAccount"} == {"chat", "chat-pdc"}
+    assert {name for kind, name in shared(*recorded()) if kind == "ServiceAccount"} == {
+        "chat",
+        "chat-pdc",
+    }
     assert secrets(*recorded()) == ["chat-ca", "chat-tls", "chat-pdc-ca", "chat-pdc-tls"]
     assert certificates_in_use(live(recorded()[1])) == (BEFORE, NOW_CALLED)  # its record was lost
 
 
 def test_its_stateful_set_is_not_written_again() -> None:
     record, stateful_set, engine = recorded()
-    records = Records(cluster(), live(record, stateful_set, engine), OWNER, "worker:1", has_client_certificate=False)
+    records = Records(
+        cluster(),
+        live(record, stateful_set, engine),
+        OWNER,
+        "worker:1",
+        has_client_certificate=False,
+    )
     plan = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
     manifests = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
     again = next(each for each in manifests if each["kind"] == "StatefulSet" and each["metadata"]["name"] == MIXED.name)

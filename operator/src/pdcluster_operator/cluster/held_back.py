@@ -1,4 +1,4 @@
-"""StatefulSets that have to wait, since what their pods would use is somebody else's, or is not there.
+"""StatefulSets that have to wait: what their pods would use belongs to others, or is missing.
 
 Pure.  A pod that runs as a foreign ServiceAccount has its identity, one that
 mounts a foreign Secret reads it, and under a foreign NetworkPolicy the ports
@@ -22,24 +22,34 @@ _WAITS = "until then no StatefulSet that would use it is made or changed, and no
 
 @dataclass(frozen=True)
 class Lacking:
-    """action: what was to be written; cause: what was refused, which may be the authority of a Secret that was not even tried."""
+    """An object that pods need and that is not there as ours.
+
+    action: what was to be written
+    cause:  what was refused; of a Secret that was not even tried, its authority
+    """
 
     action: Action
     cause: Failure
 
 
 def is_lacking(action: Action, error: ClusterError) -> bool:
-    """Whether an action that failed leaves pods without what they need; one that is ours, and could not be changed, is there."""
+    """True for a failed action that leaves pods without what they need.
+
+    An object that is ours, and could not be changed, is there all the same.
+    """
     return action.kind in NEEDED and (action.verb is Verb.CREATE or isinstance(error, NameTakenError))
 
 
 def told(failure: Failure) -> Failure:
-    """What the status says of something that is lacking: what waits for it, too."""
+    """The failure with what waits for the object that is lacking."""
     return replace(failure, message=f"{failure.message}; {_WAITS}")
 
 
 def waiting(action: Action, lacking: Iterable[Lacking]) -> Failure | None:
-    """What the status says of a StatefulSet whose pods would use what is lacking; None = the action may be carried out."""
+    """The failure of a StatefulSet whose pods would use what is lacking.
+
+    None = the action may be carried out.
+    """
     if action.kind is not STATEFUL_SET or action.verb is Verb.DELETE:
         return None
     found = next((each for each in lacking if _uses(action.desired["spec"]["template"], each.action)), None)

@@ -14,7 +14,12 @@ TLS_VOLUME = "tls"
 
 @dataclass(frozen=True)
 class ChildNames:
-    """service_account: of the pods; authority: Secret with the CA and its key; certificates: Secret that workers mount."""
+    """Names of one set of children.
+
+    service_account: of the pods
+    authority:       Secret with the CA and its key
+    certificates:    Secret that workers mount
+    """
 
     service_account: str
     authority: str
@@ -42,13 +47,13 @@ def etcd_policy_name(cluster: str) -> str:
 
 
 def mounts(stateful_set: Mapping[str, Any], secret: str) -> bool:
-    """Whether the workers of a StatefulSet's spec have their certificates from a Secret."""
+    """True if the workers of a StatefulSet's spec have their certificates from a Secret."""
     volumes = _pod(stateful_set).get("volumes") or ()
     return any(each.get("name") == TLS_VOLUME and (each.get("secret") or {}).get("secretName") == secret for each in volumes)
 
 
 def runs_as(stateful_set: Mapping[str, Any], service_account: str) -> bool:
-    """Whether the pods of a StatefulSet's spec run as a ServiceAccount."""
+    """True if the pods of a StatefulSet's spec run as a ServiceAccount."""
     return bool(_pod(stateful_set).get("serviceAccountName") == service_account)
 
 

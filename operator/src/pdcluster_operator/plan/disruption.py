@@ -1,4 +1,4 @@
-"""How many workers of what serves a drain of nodes has to leave ready: one less than are there, and no more than can be.
+"""Workers of what serves that a drain of nodes has to leave ready: all that there are but one.
 
 Pure.  It is a number of pods and no share of the wanted ones: workers that are
 still to come, be it for a roll out, for a scale up or since no node takes them,
@@ -20,9 +20,12 @@ _PASSING = frozenset({conditions.STARTING, conditions.DOWNLOADING_MODEL})
 
 
 def plan_budgets(
-    workloads: Iterable[Workload], there: Iterable[WorkloadState], commands: Collection[str], before: Mapping[str, int]
+    workloads: Iterable[Workload],
+    there: Iterable[WorkloadState],
+    commands: Collection[str],
+    before: Mapping[str, int],
 ) -> dict[WorkloadId, int]:
-    """Of each workload that serves, how many of its workers have to stay ready.
+    """Numbers of workers that have to stay ready, of each workload that serves.
 
     workloads: with the sizes that they should have now
     commands:  pods that are told to drain
@@ -33,11 +36,12 @@ def plan_budgets(
 
 
 def min_available(size: int, state: WorkloadState | None, commands: Collection[str], before: int | None) -> int:
-    """Of one workload.
+    """Number of workers that have to stay ready, of one workload.
 
     >>> from pdcluster_operator.api.workload import WorkloadId
     >>> chat = WorkloadId("chat", "decode", "cpu", "0a1b2c3d")
-    >>> pods = tuple(PodState(f"{chat.name}-{number}", chat, ready=number < 3, terminating=False) for number in range(4))
+    >>> names = [f"{chat.name}-{number}" for number in range(4)]
+    >>> pods = tuple(PodState(name, chat, name != names[3], False) for name in names)
     >>> state = WorkloadState(chat, 4, 4, 3, 4, pods=pods)
     >>> min_available(4, state, (), None)  # three are ready and one is new: another may go
     2
@@ -56,5 +60,5 @@ def min_available(size: int, state: WorkloadState | None, commands: Collection[s
 
 
 def _is_lost(pod: PodState, commands: Collection[str]) -> bool:
-    """Whether nobody knows that a worker will be ready: it fails, no node takes it, or it drains."""
+    """True if a worker may never be ready: it fails, no node takes it, or it drains."""
     return pod.name in commands or (pod.problem is not None and pod.problem[0] not in _PASSING)

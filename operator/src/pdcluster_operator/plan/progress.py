@@ -41,7 +41,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a pass sees of the roll out to the declared revision.
+    """The roll out to the declared revision, as a pass sees it.
 
     is_under_way: the revision is new, or another one still serves or ends
     is_beside:    another one serves, and goes on until this one is whole
@@ -79,16 +79,26 @@ def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
 
 
 def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
-    """What the status says of it; no field when there is none."""
+    """The field of the status; none when there is no roll out."""
     if rollout is None:
         return {}
     times = {"progressedAt": rollout.since, "stalled": rollout.stalled}
-    numbers = {"progressDeadlineSeconds": rollout.deadline, "ready": rollout.ready, "left": rollout.left}
-    return {FIELD: {"revision": rollout.revision, **numbers, **{name: value for name, value in times.items() if value is not None}}}
+    numbers = {
+        "progressDeadlineSeconds": rollout.deadline,
+        "ready": rollout.ready,
+        "left": rollout.left,
+    }
+    return {
+        FIELD: {
+            "revision": rollout.revision,
+            **numbers,
+            **{name: value for name, value in times.items() if value is not None},
+        }
+    }
 
 
 def is_given_up(rollout: Rollout | None, revision: str, deadline: int, *, is_beside: bool) -> bool:
-    """Whether a revision is to have no workers, for it has stalled while another one serves."""
+    """True if a revision is to have no workers: it has stalled while another one serves."""
     return (
         is_beside and rollout is not None and rollout.stalled is not None and (rollout.revision, rollout.deadline) == (revision, deadline)
     )
@@ -96,7 +106,10 @@ def is_given_up(rollout: Rollout | None, revision: str, deadline: int, *, is_bes
 
 def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None:
     """The roll out after a pass; None = none is under way.  now: RFC 3339"""
-    is_same = before is not None and (before.revision, before.deadline) == (seen.revision, seen.deadline)
+    is_same = before is not None and (before.revision, before.deadline) == (
+        seen.revision,
+        seen.deadline,
+    )
     if before is not None and is_given_up(before, seen.revision, seen.deadline, is_beside=seen.is_beside):
         return before
     if seen.is_done or not (before or seen.is_under_way):
@@ -112,7 +125,10 @@ def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None
 
 
 def seconds_left(rollout: Rollout | None, now: str) -> float | None:
-    """Until a roll out will have stalled; None = its clock stands, or it has already.  now: RFC 3339"""
+    """Seconds until a roll out will have stalled; None = its clock stands, or it has.
+
+    now: RFC 3339
+    """
     if rollout is None or rollout.since is None or rollout.stalled is not None:
         return None
     left = rollout.deadline - _age(rollout.since, now)

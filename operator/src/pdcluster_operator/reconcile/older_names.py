@@ -1,4 +1,4 @@
-"""Children under the names of an older operator, which stay as long as workloads that it recorded use them.
+"""Children under the names of an older operator: they stay while workloads of its use them.
 
 Pure.  A recorded pod template names its Secret and its ServiceAccount, and a
 rename must neither restart its pods nor take from under them what they use.
@@ -11,11 +11,17 @@ from typing import Any
 
 from pdcluster_operator.cluster.cache import Body
 from pdcluster_operator.cluster.observe import Live, workload_of
-from pdcluster_operator.manifests.child_names import ChildNames, child_names, mounts, names_of_before, runs_as
+from pdcluster_operator.manifests.child_names import (
+    ChildNames,
+    child_names,
+    mounts,
+    names_of_before,
+    runs_as,
+)
 
 
 def service_accounts_in_use(live: Live) -> tuple[str, ...]:
-    """The ServiceAccounts that there should be: that of what is made now, and that of what an older operator made."""
+    """Names of the ServiceAccounts that there should be: the new one, and an older one in use."""
     now, before = child_names(live.key.name).service_account, names_of_before(live.key.name)
     is_used = any(_is_older(body, before) and runs_as(spec, before.service_account) for body, spec in _templates(live))
     is_left = before.service_account in live.own("ServiceAccount") and _has_pods_without_template(live)
@@ -23,21 +29,24 @@ def service_accounts_in_use(live: Live) -> tuple[str, ...]:
 
 
 def certificates_in_use(live: Live) -> tuple[ChildNames, ...]:
-    """Whose Secrets there should be: those of older workloads first, for these are at work."""
+    """Names of the Secrets that there should be; those of older workloads, which work, first."""
     now, before = child_names(live.key.name), names_of_before(live.key.name)
     is_used = any(mounts(spec, before.certificates) for _, spec in _templates(live))
     return (before, now) if is_used else (now,)
 
 
 def names_of_revision(cluster: str, records: Iterable[Body], revision: str) -> ChildNames:
-    """The names for another workload of a revision: its workers trust one authority, so all have their files from one Secret."""
+    """The names for another workload of a revision.
+
+    Its workers trust one authority, so all have their files from one Secret.
+    """
     before = names_of_before(cluster)
     of_revision = [record for record in records if (found := workload_of(record)) and found.revision == revision]
     return before if any(mounts(_recorded(record), before.certificates) for record in of_revision) else child_names(cluster)
 
 
 def _is_older(body: Body, before: ChildNames) -> bool:
-    """Whether an older operator made it: the ServiceAccount of a worker may also have been given by a podTemplate."""
+    """True if an older operator made it; a podTemplate may have named a worker's ServiceAccount."""
     spec = _recorded(body) if body["kind"] == "ControllerRevision" else body["spec"]
     return workload_of(body) is None or mounts(spec, before.certificates)
 
@@ -49,7 +58,7 @@ def _templates(live: Live) -> Iterator[tuple[Body, Mapping[str, Any]]]:
 
 
 def _has_pods_without_template(live: Live) -> bool:
-    """Whether pods end whose StatefulSet and record are gone: nothing says any more what they use."""
+    """True if pods are left whose StatefulSet and record are gone, so that nothing says what they use."""
     known = {workload_of(body) for body, _ in _templates(live)}
     return any(workload_of(body) not in known for body in live.children if body["kind"] == "Pod")
 
