@@ -4,9 +4,10 @@ Order: HTTP first (so that a taken port is said at once and probes answer while
 weights load), then the engine, then gRPC, then etcd.  It ends when told by
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
-were wrong, or 3 if it could not have the device that it was asked for).  A SIGINT after the first signal does not wait; a SIGTERM changes
-nothing, for a container runtime that starts anew sends it once more to who is
-on the way.  The lease is revoked either way.
+were wrong, or 3 if it could not have the device that it was asked for).  A
+SIGINT after the first signal does not wait; a SIGTERM changes nothing, for a
+container runtime that starts anew sends it once more to who is on the way.  The
+lease is revoked either way.
 """
 
 import asyncio

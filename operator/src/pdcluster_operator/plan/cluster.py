@@ -220,8 +220,8 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         has_prefill=scene.there.has_prefill(observed.service_revision),
     )
     autoscale = scene.cluster.spec.autoscale
-    others = (registered.condition, accelerators_in_use(scene.cluster, views, observed.registry, previous))
-    beside = [each for each in others if each is not None]
+    computing = accelerators_in_use(scene.cluster, views, observed.registry, previous)
+    beside = [each for each in (registered.condition, computing) if each is not None]
     found = (*condition_tree(facts), *beside, *autoscale_conditions(autoscale, observed))
     return {
         "observedGeneration": observed.generation,

@@ -71,8 +71,9 @@ def _serving(old: Previous, new: Previous) -> Iterator[Happening]:
 
 
 def _accelerators(old: Previous, new: Previous) -> Iterator[Happening]:
-    """That accelerators are reserved and nothing computes on them, unless that is told as the reason of Ready."""
-    was, condition = old.condition(words.ACCELERATORS_IN_USE), new.condition(words.ACCELERATORS_IN_USE)
+    """That nothing computes on reserved accelerators, unless the reason of Ready tells it."""
+    kind = words.ACCELERATORS_IN_USE
+    was, condition = old.condition(kind), new.condition(kind)
     if condition.get("status") != "False" or condition["reason"] == new.reason(words.READY):
         return
     if was.get("status") != "False" or was.get("reason") != condition["reason"]:
