@@ -10,6 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from pdcluster_operator.certificates.authority import Pair, issue, make_authority
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -37,6 +42,24 @@ def write_pair(folder: Path, name: str, pair: Pair) -> tuple[Path, Path]:
     certificate.write_bytes(pair.certificate)
     key.write_bytes(pair.key)
     return certificate, key
+
+
+def client_of(authority: Pair, user: str) -> Pair:
+    """A client certificate for a user of etcd's own access control, which is its common name."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    signer = x509.load_pem_x509_certificate(authority.certificate)
+    signer_key = serialization.load_pem_private_key(authority.key, password=None)
+    assert isinstance(signer_key, ec.EllipticCurvePrivateKey)
+    builder = x509.CertificateBuilder(signer.subject, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, user)]), key.public_key())
+    certificate = (
+        builder.serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - datetime.timedelta(hours=1))
+        .not_valid_after(NOW + datetime.timedelta(days=1))
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(signer_key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    return Pair(certificate.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
 
 
 @contextmanager

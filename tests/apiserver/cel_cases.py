@@ -6,7 +6,7 @@ case, or a case without a rule, fails a test.
 
 from dataclasses import dataclass
 
-from tests.operator.object_cases import CPU, HUB, NIGHT, VOLUME, Change, at, both, without
+from tests.operator.object_cases import CEILINGS, CPU, HUB, NIGHT, VOLUME, Change, at, both, without
 
 ROLES = ("prefill", "decode", "mixed")
 NAME = "not a name that Kubernetes takes: use lower-case letters, digits, '-' and '.', starting and ending with a letter or digit"
@@ -74,14 +74,8 @@ def pool_rules(role: str) -> list[Rule]:
         ),
         Rule(f"{pools}[].name", LABEL, both(only(role), at(f"{first}.name", "a-1")), both(only(role), at(f"{first}.name", "1-a"))),
         Rule(
-            f"{pools}[].gpusPerReplica",
-            "gpusPerReplica must be 1, workers run without tensor parallelism: use more replicas",
-            both(only(role), at(f"{first}.gpusPerReplica", 1)),
-            both(only(role), at(f"{first}.gpusPerReplica", 2)),
-        ),
-        Rule(
-            f"{pools}[]",
-            "gpu and gpusPerReplica of a pool cannot change: add a pool under another name, and remove this one",
+            f"{pools}[].gpu",
+            "gpu of a pool cannot change: add a pool under another name, and remove this one",
             at(pools, [{**CPU, "gpu": "cpu"}, {"name": "other", "gpu": "H200", "replicas": 1}]),
             at(f"{first}.gpu", "H200"),
             before=only(role),
@@ -256,6 +250,7 @@ ETCD_RULES = [
 ]
 
 AUTOSCALE = "spec.autoscale"
+CEILING = "On needs a ceiling: give maxReplicas to every pool, or set autoscale.budget.total"
 TYPES = "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in spec.accelerators"
 
 
@@ -286,6 +281,22 @@ AUTOSCALE_RULES = [
         for field, message in (
             ("prefill", "there is no prefill beside mixed workers: remove it, they go by the lines of autoscale.decode"),
             ("ratio", "mixed workers are one role, which has no ratio to another: remove it"),
+        )
+    ),
+    Rule(
+        "spec.routing",
+        "mixed workers prefill what they decode, and nothing is routed: remove it",
+        at("spec.routing.credits", {"batchesAhead": 3}),
+        both(only("mixed"), at("spec.routing.credits", {"batchesAhead": 3})),
+    ),
+    *(
+        Rule(f"{AUTOSCALE}.mode", CEILING, both(right, at(f"{AUTOSCALE}.mode", "On")), both(wrong, at(f"{AUTOSCALE}.mode", "On")))
+        for right, wrong in (
+            (CEILINGS, SAME),
+            (CEILINGS, at("spec.roles.prefill.pools.0.maxReplicas", 4)),
+            (CEILINGS, at("spec.roles.decode.pools.0.maxReplicas", 4)),
+            (at(f"{AUTOSCALE}.budget", {"total": 4}), at(f"{AUTOSCALE}.budget", {"perGpu": {"cpu": 4}})),
+            (both(only("mixed"), at("spec.roles.mixed.pools.0.maxReplicas", 4)), only("mixed")),
         )
     ),
     Rule(
@@ -333,6 +344,16 @@ AUTOSCALE_RULES = [
     ),
 ]
 
+WORKERS = "replicas of all pools must be at most 4096 together: lower some, or make another PDCluster"
+
+
+def many(role: str, replicas: int) -> Change:
+    """So many in all, five pools of one role and what the other has."""
+    rest = replicas - 4 * 1023 - (0 if role == "mixed" else 1)
+    pools = [{"name": f"p{number}", "replicas": 1023} for number in range(4)]
+    return at(f"spec.roles.{role}.pools", [*pools, {"name": "p4", "replicas": rest}])
+
+
 RULES = [
     Rule("metadata.name", LABEL, at("metadata.name", "a-1"), at("metadata.name", "a.1")),
     *(rule for role in ROLES for rule in role_rules(role)),
@@ -351,6 +372,7 @@ RULES = [
         only("mixed"),
         at("spec.roles.mixed", {"pools": [CPU]}),
     ),
+    *(Rule("spec.roles", WORKERS, both(only(role), many(role, 4096)), both(only(role), many(role, 4097))) for role in ROLES),
     *(
         Rule(
             "spec.accelerators{}",

@@ -57,8 +57,8 @@ def do_everything(cluster: Cluster, operator: OperatorProcess) -> None:
         "Service/chat",
         "Service/chat-workers",
         "StatefulSet/chat-etcd",
-        "Secret/chat-ca",
-        "Secret/chat-tls",
+        "Secret/chat-pdc-ca",
+        "Secret/chat-pdc-tls",
         "PDPoolScaler/chat-decode-cpu",
     }
     wait_for(lambda: made <= cluster.names(CHILDREN), SECONDS, lambda: operator.log)
@@ -71,8 +71,10 @@ def do_everything(cluster: Cluster, operator: OperatorProcess) -> None:
     cluster.kubectl("scale", "pdpoolscalers/chat-decode-cpu", "--replicas=2")
     wait_for(lambda: replicas_of_decode(cluster) == [2], SECONDS, lambda: operator.log)
     wait_for(lambda: cluster.items("events", "--field-selector=involvedObject.kind=PDCluster"), SECONDS, lambda: operator.log)
-    cluster.kubectl("delete", "service/chat", "poddisruptionbudget/chat-decode-cpu", "--wait=false")
-    wait_for(lambda: {"Service/chat", "PodDisruptionBudget/chat-decode-cpu"} <= cluster.names(CHILDREN), SECONDS, lambda: operator.log)
+    (decode,) = decode_workloads(cluster)
+    budget = f"PodDisruptionBudget/{decode}"
+    cluster.kubectl("delete", "service/chat", budget, "--wait=false")
+    wait_for(lambda: {"Service/chat", budget} <= cluster.names(CHILDREN), SECONDS, lambda: operator.log)
     before = decode_workloads(cluster)
     cluster.kubectl(
         "patch", "pdc/chat", "--type=merge", '--patch={"spec": {"rollout": {"strategy": "Recreate"}, "engine": {"maxSequences": 8}}}'

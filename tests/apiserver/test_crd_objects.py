@@ -46,7 +46,7 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
     document["spec"]["discovery"] = {"etcd": {"storage": {"size": "1Gi"}}}
     document["spec"]["routing"] = {"offload": {}, "prefillScore": {}, "credits": {}}
     document["spec"]["qos"] = {"admission": {}}
-    pool = {"name": "cpu", "gpu": "cpu", "gpusPerReplica": 1, "replicas": 1}
+    pool = {"name": "cpu", "gpu": "cpu", "replicas": 1}
 
     assert dry_clusters.create(document, dry_run=True).content["spec"] == {
         "model": {"name": "tiny", "path": "/models/tiny", "dtype": "auto"},

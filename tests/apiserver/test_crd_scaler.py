@@ -70,7 +70,7 @@ def test_scaler_keeps_its_pool(field: str, value: str, scalers: Objects) -> None
         (at("spec.cluster", ""), "spec.cluster"),
         (at("spec.role", "router"), "spec.role"),
         (at("spec.replicas", -1), "spec.replicas"),
-        (at("spec.replicas", 2**31), "spec.replicas"),
+        (at("spec.replicas", 1025), "spec.replicas"),
         (at("spec.minReplicas", 1), ""),
     ],
 )

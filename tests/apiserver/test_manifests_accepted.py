@@ -14,6 +14,7 @@ from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import child_names
 from pdcluster_operator.manifests.render import (
     Capabilities,
     Manifest,
@@ -49,7 +50,9 @@ def everything(namespace: str, change: Change) -> Iterator[Manifest]:
     document["metadata"]["namespace"] = namespace
     cluster = parse(document)
     owner = Owner(cluster.metadata.name, namespace, UID)
-    yield from render_tls_secrets(owner, {"tls.crt": b"c", "tls.key": b"k"}, {"ca.crt": b"c", "tls.crt": b"c", "tls.key": b"k"})
+    yield from render_tls_secrets(
+        owner, child_names(owner.name), {"tls.crt": b"c", "tls.key": b"k"}, {"ca.crt": b"c", "tls.crt": b"c", "tls.key": b"k"}
+    )
     for workload, replicas in workloads(cluster):
         record = render_record(cluster, workload, owner, SITE.worker_image)
         yield record

@@ -34,10 +34,11 @@ def test_every_child_exists_with_owner_and_labels(scene: Scene):
     assert found["ControllerRevision"] >= workloads
     assert found["ConfigMap"] == {*workloads, "chat-policy", "chat-dashboard"}
     assert found["Service"] >= {"chat", "chat-workers", "chat-etcd"}
-    assert found["Secret"] == {"chat-ca", "chat-tls"}
-    assert set(scene.children("PDPoolScaler")) == set(scene.children("PodDisruptionBudget")) == {"chat-prefill-cpu", "chat-decode-cpu"}
-    assert set(scene.children("NetworkPolicy")) == {"chat", "chat-etcd"}
-    assert set(scene.children("ServiceAccount")) == {"chat"}
+    assert found["Secret"] == {"chat-pdc-ca", "chat-pdc-tls"}
+    assert set(scene.children("PDPoolScaler")) == {"chat-prefill-cpu", "chat-decode-cpu"}
+    assert set(scene.children("PodDisruptionBudget")) == workloads
+    assert set(scene.children("NetworkPolicy")) == {"chat-pdc", "chat-pdc-etcd"}
+    assert set(scene.children("ServiceAccount")) == {"chat-pdc"}
     for (kind, name), body in scene.everything().items():
         (owner,) = body["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (scene.body["metadata"]["uid"], True), (kind, name)
@@ -82,7 +83,7 @@ def test_asked_for_a_new_authority_it_starts_to_accept_both_and_rolls_nothing(sc
     other = Scene(scene.api, NAMESPACE, "rotated")
     other.create()
     other.await_condition("Ready", "True")
-    pods, path = other.pods(), other.path("Secret", "rotated-tls")
+    pods, path = other.pods(), other.path("Secret", "rotated-pdc-tls")
     control_plane.kubectl("annotate", "--namespace", NAMESPACE, "pdc/rotated", f"{ROTATE_CA}=now")
     wait_for(lambda: _num_authorities(other, path) == 2, DEADLINE_SECONDS, "ca.crt holds one authority")
     events = wait_for(lambda: _reasons(other, "Certificates"), DEADLINE_SECONDS, "no event")

@@ -295,12 +295,12 @@ def test_recreate_that_goes_back_waits_for_a_pod_of_a_lost_node_for_its_grace_pe
 def test_what_an_authority_signs_is_not_written_while_the_authority_cannot_be(stage: Stage):
     operator = stage.start()
     scene = stage.scene
-    foreign = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{scene.name}-ca"}, "stringData": {"a": "b"}}
+    foreign = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{scene.name}-pdc-ca"}, "stringData": {"a": "b"}}
     scene.api.create(scene.path("Secret"), foreign)
     scene.create()
-    stage.await_words("Ready", f"Secret {scene.name}-ca")
+    stage.await_words("Ready", f"Secret {scene.name}-pdc-ca")
     operator.await_resyncs(2)
     assert scene.children("Secret") == {}
-    scene.api.delete(scene.path("Secret", f"{scene.name}-ca"))
+    scene.api.delete(scene.path("Secret", f"{scene.name}-pdc-ca"))
     scene.await_condition("Ready", "True")
-    assert set(scene.children("Secret")) == {f"{scene.name}-ca", f"{scene.name}-tls"}
+    assert set(scene.children("Secret")) == {f"{scene.name}-pdc-ca", f"{scene.name}-pdc-tls"}

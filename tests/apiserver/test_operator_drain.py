@@ -61,14 +61,14 @@ class Drained:
 
         wait_for(holds, DEADLINE_SECONDS, self.describe)
 
-    def await_evictions(self, allowed: int, *, max_unavailable: int) -> None:
+    def await_evictions(self, allowed: int, *, min_available: int) -> None:
         """What the disruption budget of decode says, and so many pods at once may be evicted."""
 
         def holds() -> bool:
-            budget = self.scene.children("PodDisruptionBudget")[f"{self.scene.name}-decode-cpu"]
+            budget = self.scene.children("PodDisruptionBudget")[self.scene.workload("decode")]
             is_seen = budget["status"].get("observedGeneration") == budget["metadata"]["generation"]
-            found = budget["spec"]["maxUnavailable"], budget["status"].get("disruptionsAllowed")
-            return is_seen and found == (max_unavailable, allowed)
+            found = budget["spec"]["minAvailable"], budget["status"].get("disruptionsAllowed")
+            return is_seen and found == (min_available, allowed)
 
         wait_for(holds, DEADLINE_SECONDS, self.describe)
 
@@ -128,12 +128,12 @@ def test_one_worker_that_serves_may_be_evicted_while_others_drain(drained: Drain
     drained.workers.busy = {drained.pod(1), drained.pod(2)}
     drained.scale(1)
     drained.await_states("ready", "draining", "draining")
-    drained.await_evictions(1, max_unavailable=3)
+    drained.await_evictions(1, min_available=0)
     drained.scale(2)
-    drained.await_evictions(1, max_unavailable=2)
+    drained.await_evictions(1, min_available=1)
     drained.workers.busy = set()
     drained.await_replicas(2)
-    drained.await_evictions(1, max_unavailable=1)
+    drained.await_evictions(1, min_available=1)
 
 
 def test_a_scale_up_takes_back_who_has_drained(drained: Drained):

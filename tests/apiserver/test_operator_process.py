@@ -102,7 +102,7 @@ def test_a_pool_that_came_back_with_another_gpu_while_nobody_looked_gets_it(plan
         (container,) = body["spec"]["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
         assert "gpu: H100" in scene.children("ConfigMap")[name]["data"]["engine.yaml"]
-        assert scene.children("ControllerRevision")[name]["data"]["pool"] == {"gpu": "H100", "gpusPerReplica": 1, "accelerator": {}}
+        assert scene.children("ControllerRevision")[name]["data"]["pool"] == {"gpu": "H100", "accelerator": {}}
         now = scene.pods()
         assert now[f"{name}-0"] != pods[f"{name}-0"]
         others = {pod: uid for pod, uid in pods.items() if name not in pod}

@@ -38,11 +38,11 @@ def scene(control_plane: ControlPlane, operator: OperatorProcess) -> Iterator[Sc
         ("ConfigMap", "chat-dashboard"),
         ("Service", "chat"),
         ("Service", "chat-workers"),
-        ("PodDisruptionBudget", "chat-decode-cpu"),
-        ("NetworkPolicy", "chat"),
-        ("ServiceAccount", "chat"),
+        ("PodDisruptionBudget", "{decode}"),
+        ("NetworkPolicy", "chat-pdc"),
+        ("ServiceAccount", "chat-pdc"),
         ("PDPoolScaler", "chat-decode-cpu"),
-        ("Secret", "chat-tls"),
+        ("Secret", "chat-pdc-tls"),
     ],
 )
 def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str):
@@ -66,9 +66,9 @@ def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str)
         ("ConfigMap", "chat-policy", {"data": {"policy.yaml": "broken"}}),
         ("ConfigMap", "chat-policy", {"data": {"more.yaml": "added"}}),
         ("Service", "chat", {"spec": {"selector": {"pdcluster.io/revision": "00000000"}}}),
-        ("PodDisruptionBudget", "chat-decode-cpu", {"spec": {"maxUnavailable": 2}}),
-        ("NetworkPolicy", "chat", {"spec": {"ingress": []}}),
-        ("NetworkPolicy", "chat", {"metadata": {"labels": {MANAGED_BY: "me"}}}),
+        ("PodDisruptionBudget", "{decode}", {"spec": {"minAvailable": 0}}),
+        ("NetworkPolicy", "chat-pdc", {"spec": {"ingress": []}}),
+        ("NetworkPolicy", "chat-pdc", {"metadata": {"labels": {MANAGED_BY: "me"}}}),
     ],
 )
 def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(scene: Scene, kind: str, name: str, edit: dict[str, Any]):

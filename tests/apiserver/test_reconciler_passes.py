@@ -95,7 +95,7 @@ async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_an
 async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to_do(control_plane: ControlPlane, scene: Scene):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         await passes.until_written()
-        path = scene.path("Secret", "chat-tls")
+        path = scene.path("Secret", "chat-pdc-tls")
         before = scene.api.merge(path, {"immutable": True})
         assert before is not None
         control_plane.kubectl("annotate", "--namespace", scene.namespace, "pdc/chat", "pdcluster.io/rotate-ca=now")
@@ -107,7 +107,7 @@ async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to
         assert after is not None
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         message = scene.condition("Ready")["message"]
-        assert "Secret chat-tls" in message
+        assert "Secret chat-pdc-tls" in message
         assert "delete the object, and the operator makes it anew without" in message
         assert "ServiceAccount (the chart" not in message
 

@@ -17,6 +17,7 @@ from pdcluster_operator.api.accelerators import accelerators
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.api.sections import MAX_POOLS, EngineSpec, PoolSpec
+from pdcluster_operator.api.values import MAX_WORKERS
 
 ROOT = Path(__file__).parents[2]
 CRD = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())
@@ -165,6 +166,16 @@ def test_crd_rules_know_the_engine_defaults(field: str) -> None:
 
     assert assumed
     assert {int(number) for number in assumed} == {default}
+
+
+def test_crd_knows_the_most_workers_of_an_object() -> None:
+    roles = SCHEMA["properties"]["spec"]["properties"]["roles"]
+    (rule,) = [rule for rule in roles["x-kubernetes-validations"] if "sum()" in rule["rule"]]
+    replicas = roles["properties"]["decode"]["properties"]["pools"]["items"]["properties"]["replicas"]
+
+    assert rule["rule"].endswith(f" <= {MAX_WORKERS}")
+    assert f" {MAX_WORKERS} " in rule["message"]
+    assert f" {MAX_WORKERS}." in replicas["description"]
 
 
 def test_crd_never_fills_in_what_counts_as_given() -> None:

@@ -118,9 +118,9 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
-    """Where nothing is the default: all but the lease, which is the contract's 10 s on the worker's side, and values that have no other."""
+    """Where nothing is the default: all but the lease, which is the contract's 10 s on the worker's side."""
     engine, policy = nothing_by_default()
-    only = {"discovery.leaseSeconds", "engine.scheduler", "engine.kvCacheDtype", "engine.transport"}
+    only = {"discovery.leaseSeconds"}
 
     assert set(paths(engine)) | only == set(fields(config.WorkerConfig))
     assert set(paths(policy)) == set(fields(config.PolicyConfig))
@@ -172,9 +172,6 @@ def test_worker_records_are_read_by_the_operator() -> None:
         http_address="h:1",
         role="decode",
         pool="cpu",
-        gpu="cpu",
-        tensor_parallel=1,
-        model="m",
         state="ready",
     )
 

@@ -62,10 +62,13 @@ def both(*changes: Change) -> Change:
 
 HUB = {"name": "tiny", "huggingFace": {"repo": "HuggingFaceTB/SmolLM2-135M-Instruct"}}
 VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models.of.all"}}
+CEILINGS = both(at("spec.roles.prefill.pools.0.maxReplicas", 4), at(f"{POOL}.maxReplicas", 4))
+"""Without a budget, the autoscaler wants a maxReplicas of each pool."""
+
 NIGHT = {"name": "night", "role": "decode", "pool": "cpu", "start": "22:00", "end": "06:00", "maxReplicas": 4}
 AUTOSCALE = {
     "mode": "On",
-    "intervalSeconds": 2,
+    "intervalSeconds": 7,
     "staleAfter": 5,
     "prefill": {"queueUp": 4, "queueDown": 0, "backlogUpSeconds": 2, "utilizationUp": 1, "ttftSeconds": 0.5, "headroom": 0.25},
     "decode": {"queueUp": 9, "kvUsageUp": 0.9, "kvUsageDown": 0, "tpotSeconds": 0.05},
@@ -91,7 +94,7 @@ FULL: Change = both(
     at("spec.service", {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}, "apiKeySecret": "keys"}),
     at("spec.placement", {"domainLabel": "topology.kubernetes.io/rack", "mode": "Required"}),
     at("spec.autoscale", AUTOSCALE),
-    at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10, "drainTimeoutSeconds": 60}),
+    at("spec.rollout", {"strategy": "Recreate", "gracePeriodSeconds": 10, "drainTimeoutSeconds": 60, "progressDeadlineSeconds": 30}),
     at("spec.monitoring", {"podMonitor": False, "alerts": False, "dashboard": False, "labels": {"release": "prometheus"}}),
     at("spec.networkPolicy", {"enabled": False}),
 )
@@ -104,7 +107,10 @@ GOOD: dict[str, Change] = {
         "spec.roles.prefill.pools", [{"name": "b200", "gpu": "B200", "replicas": 4}, {"name": "b300", "gpu": "B300", "replicas": 2}]
     ),
     "bounds": at("spec.roles.decode.pools", [{"name": "cpu", "replicas": 2, "minReplicas": 2, "maxReplicas": 2}]),
-    "most replicas": at(f"{POOL}.replicas", 2**31 - 1),
+    "most replicas": at(f"{POOL}.replicas", 1024),
+    "most workers": at("spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 273} for number in range(15)]),
+    "no ceiling but the budget": at("spec.autoscale", {"mode": "On", "budget": {"total": 8}}),
+    "no ceiling but each pool's own": both(CEILINGS, at("spec.autoscale", {"mode": "On", "intervalSeconds": 5})),
     "no prefill worker": at("spec.roles.prefill.pools", [{"name": "cpu", "replicas": 0}]),
     "most pools": at("spec.roles.prefill.pools", [{"name": f"p{number}", "replicas": 0} for number in range(16)]),
     "quantity": at("spec.engine", {"kvCacheMemory": "1.5Gi"}),

@@ -11,6 +11,7 @@ from pdcluster_operator.discovery.etcd import EtcdTLS, check_reachable, read_wor
 from tests.tls_etcd import NOW, TlsEtcd, tls_etcd
 
 STRANGER = make_authority(NOW)
+OWN = "/pdcluster/default/chat/workers/"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def secret(etcd: TlsEtcd) -> dict[str, bytes]:
 
 async def test_a_client_certificate_opens_it(etcd: TlsEtcd) -> None:
     tls = EtcdTLS.of_secret("etcd", secret(etcd))
-    await check_reachable([etcd.endpoint], tls)
+    await check_reachable([etcd.endpoint], OWN, tls)
     assert await read_workers([etcd.endpoint], "/pdcluster/default/chat/workers/r1/", tls) == {}
 
 
@@ -34,18 +35,18 @@ async def test_a_client_certificate_opens_it(etcd: TlsEtcd) -> None:
 async def test_without_a_client_certificate_or_tls_it_is_unreachable(left: tuple[str, ...], etcd: TlsEtcd) -> None:
     tls = EtcdTLS.of_secret("etcd", {key: secret(etcd)[key] for key in left}) if left else None
     with pytest.raises(EtcdUnreachableError, match=f"etcd does not answer at {etcd.endpoint} "):
-        await check_reachable([etcd.endpoint], tls)
+        await check_reachable([etcd.endpoint], OWN, tls)
 
 
 async def test_another_authority_is_named_as_the_reason(etcd: TlsEtcd) -> None:
     tls = EtcdTLS.of_secret("etcd", {**secret(etcd), "ca.crt": STRANGER.certificate})
     with pytest.raises(EtcdUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
-        await check_reachable([etcd.endpoint], tls)
+        await check_reachable([etcd.endpoint], OWN, tls)
 
 
 async def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
     with tls_etcd(tmp_path, asks_clients=False, host="etcd.example") as etcd, pytest.raises(EtcdUnreachableError, match=r"(?i)hostname"):
-        await check_reachable([etcd.endpoint], EtcdTLS(etcd.authority.certificate))
+        await check_reachable([etcd.endpoint], OWN, EtcdTLS(etcd.authority.certificate))
 
 
 @pytest.mark.parametrize(

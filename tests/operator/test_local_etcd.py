@@ -46,7 +46,7 @@ async def test_records_are_read_by_pod_and_strangers_ignored(endpoint: str) -> N
     await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "list"), b"[]")
     await put(endpoint, PREFIX + "stray", json.dumps(RECORD).encode())
     await put(endpoint, keys.worker_key(keys.workers_prefix("default", "chat", "r2"), "decode", "cpu", "p"), json.dumps(RECORD).encode())
-    await check_reachable([endpoint])
+    await check_reachable([endpoint], keys.ROOT)
 
     assert await read_workers([endpoint], PREFIX) == {
         "chat-decode-cpu-0": WorkerRecord("chat-decode-cpu-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"})
@@ -62,7 +62,7 @@ async def test_a_dead_endpoint_is_passed_over(endpoint: str) -> None:
 async def test_no_endpoint_that_answers_is_an_error() -> None:
     dead = f"127.0.0.1:{free_port()}"
     with pytest.raises(EtcdUnreachableError, match=f"etcd does not answer at {dead}"):
-        await check_reachable([dead])
+        await check_reachable([dead], keys.ROOT)
 
 
 async def test_etcd_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ async def test_up_serves_until_sigterm_and_leaves_no_process(start: Callable[...
 
 
 async def test_up_says_that_it_does_not_scale(start: Callable[..., Run], document: dict[str, Any], wait_until: Callable[..., Any]) -> None:
-    document["spec"]["autoscale"] = {"mode": "On"}
+    document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 4}}
     run = start()
     said = "autoscale.mode is On, and pdctl up does not scale: every pool runs its `replicas`; `pdctl autoscale replay` tries it on a trace"
     await wait_until(lambda: said in run.text().splitlines(), "the remark")

@@ -122,7 +122,7 @@ def test_an_edit_of_the_autoscaler_is_no_reason_to_refuse_and_is_said_to_do_noth
 ) -> None:
     watcher, target, said = watched
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 7}}
-    document["spec"]["autoscale"] = {"mode": "On"}
+    document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 4}}
     write_document(document)
     watcher.look()
     document["spec"]["autoscale"] = {"mode": "Off"}
@@ -142,7 +142,7 @@ def test_an_edit_of_the_autoscaler_is_no_reason_to_refuse_and_is_said_to_do_noth
         (("spec", "roles", "decode", "pools"), [{"name": "cpu", "replicas": 2}], ["spec.roles.decode.pools"]),
         (("metadata", "name"), "other", ["metadata.name"]),
         (("metadata", "labels"), {"team": "chat"}, []),
-        (("spec", "autoscale"), {"mode": "On"}, []),
+        (("spec", "autoscale"), {"mode": "On", "budget": {"total": 4}}, []),
     ],
 )
 def test_restart_fields_are_those_outside_policy(path: tuple[str, ...], value: Any, expected: list[str], document: dict[str, Any]) -> None:

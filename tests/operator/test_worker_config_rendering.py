@@ -31,7 +31,6 @@ def test_engine_file_has_what_differs_from_the_defaults(document: dict[str, Any]
         "role": "decode",
         "pool": "cpu",
         "gpu": "cpu",
-        "tensorParallel": 1,
         "model": {"name": "tiny", "path": "/abs/tiny"},
         "engine": {"maxModelLen": 4096, "kvCacheMemory": 536870912},
         "discovery": {"endpoints": ["127.0.0.1:2379"]},

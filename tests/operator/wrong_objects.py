@@ -150,20 +150,30 @@ BAD = [
         "spec.accelerators.X.resorce: unknown field; did you mean resource?",
         "spec.accelerators.X.resorce",
     ),
+    *(
+        Wrong(change, f"{path}: must be at most 1024, not 1025; lower it", path)
+        for path, change in (
+            ("spec.roles.decode.pools[0].replicas", at(f"{POOL}.replicas", 1025)),
+            ("spec.roles.decode.pools[0].minReplicas", at(f"{POOL}.minReplicas", 1025)),
+            ("spec.roles.decode.pools[0].maxReplicas", at(f"{POOL}.maxReplicas", 1025)),
+            ("spec.autoscale.schedules[0].minReplicas", at("spec.autoscale.schedules", [{**NIGHT, "minReplicas": 1025}])),
+            ("spec.autoscale.schedules[0].maxReplicas", at("spec.autoscale.schedules", [{**NIGHT, "maxReplicas": 1025}])),
+        )
+    ),
     Wrong(
-        at(f"{POOL}.gpusPerReplica", 2),
-        "spec.roles.decode.pools[0].gpusPerReplica: must be 1, not 2; workers run without tensor parallelism",
+        at("spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 512} for number in range(8)]),
+        "spec.roles: replicas of all pools must be at most 4096 together, not 4097; lower some, or make another PDCluster",
+        "spec.roles",
+    ),
+    Wrong(
+        at(f"{POOL}.gpusPerReplica", 1),
+        "spec.roles.decode.pools[0].gpusPerReplica: unknown field; ",
         "spec.roles.decode.pools[0].gpusPerReplica",
     ),
     Wrong(without(f"{POOL}.replicas"), "spec.roles.decode.pools[0].replicas: is required; add it", "spec.roles.decode.pools[0].replicas"),
     Wrong(
         at(f"{POOL}.replicas", -1),
         "spec.roles.decode.pools[0].replicas: must be at least 0, not -1; raise it",
-        "spec.roles.decode.pools[0].replicas",
-    ),
-    Wrong(
-        at(f"{POOL}.replicas", 2**31),
-        "spec.roles.decode.pools[0].replicas: must be at most 2147483647, not 2147483648; lower it",
         "spec.roles.decode.pools[0].replicas",
     ),
     Wrong(
@@ -234,8 +244,8 @@ BAD = [
         "spec.autoscale.prefil",
     ),
     Wrong(
-        at("spec.autoscale.intervalSeconds", 0),
-        "spec.autoscale.intervalSeconds: must be at least 1, not 0; raise it",
+        at("spec.autoscale.intervalSeconds", 4),
+        "spec.autoscale.intervalSeconds: must be at least 5, not 4; raise it",
         "spec.autoscale.intervalSeconds",
     ),
     Wrong(
@@ -315,6 +325,17 @@ BAD = [
         "spec.autoscale.schedules",
     ),
     Wrong(
+        both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.routing.offload", {"prefillQueueMax": 9})),
+        "spec.routing: mixed workers prefill what they decode, and nothing is routed; remove it",
+        "spec.routing",
+    ),
+    Wrong(
+        both(at("spec.roles.prefill.pools.0.maxReplicas", 4), at("spec.autoscale", {"mode": "On", "budget": {"perGpu": {"cpu": 8}}})),
+        "spec.autoscale.mode: On needs a ceiling, and pool cpu of role decode has no maxReplicas;"
+        " give maxReplicas to every pool, or set autoscale.budget.total",
+        "spec.autoscale.mode",
+    ),
+    Wrong(
         at("spec.autoscale.schedules", [{**NIGHT, "start": "8:00"}]),
         "spec.autoscale.schedules[0].start: '8:00' is not a time of day; write HH:MM, as in 08:30",
         "spec.autoscale.schedules[0].start",
@@ -328,6 +349,16 @@ BAD = [
         at("spec.autoscale.schedules", [{**NIGHT, "minReplicas": 3, "maxReplicas": 2}]),
         "spec.autoscale.schedules[0].minReplicas: must be at most maxReplicas (2), not 3; lower minReplicas or raise maxReplicas",
         "spec.autoscale.schedules[0].minReplicas",
+    ),
+    Wrong(
+        at("spec.rollout.progressDeadlineSeconds", 29),
+        "spec.rollout.progressDeadlineSeconds: must be at least 30, not 29; raise it",
+        "spec.rollout.progressDeadlineSeconds",
+    ),
+    Wrong(
+        at("spec.rollout.progressDeadlineSeconds", 604801),
+        "spec.rollout.progressDeadlineSeconds: must be at most 604800, not 604801; lower it",
+        "spec.rollout.progressDeadlineSeconds",
     ),
     Wrong(
         at("spec.rollout.drainTimeoutSeconds", 0),
@@ -364,8 +395,8 @@ BAD = [
     ),
     Wrong(at("spec.engine.kvCacheMemory", "0.0Gi"), "spec.engine.kvCacheMemory: must be at least 1, not ", "spec.engine.kvCacheMemory"),
     Wrong(
-        at("spec.engine.scheduler", "static"),
-        "spec.engine.scheduler: must be 'continuous', not 'static'; change it to that",
+        at("spec.engine.scheduler", "continuous"),
+        "spec.engine.scheduler: unknown field; known here: blockSize, maxBatchedTokens, maxSequences",
         "spec.engine.scheduler",
     ),
     Wrong(

@@ -155,6 +155,19 @@ def test_usage_tells_cached_tokens(pair: Pair, prompts: Prompts) -> None:
     assert (second.cached_tokens, second.tokens) == (2 * BLOCK, first.tokens)
 
 
+def test_cached_blocks_are_private_per_salt_on_both_workers(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+    """`local` shows the decode worker's cache, `remote` the prefill worker's own."""
+    prompt = prompts(4 * BLOCK + 1)
+
+    def cached(place: str, salt: str) -> int:
+        answer = pair.decode.client.complete(prompt, place, cache_salt=salt)
+        reference.check(prompt, answer.tokens)
+        return answer.cached_tokens
+
+    assert [cached("remote", "a"), cached("remote", "a"), cached("local", "a")] == [0, 64, 64]
+    assert [cached(place, "b") for place in ("local", "remote", "remote")] == [0, 0, 64]
+
+
 def test_stream_sends_the_place_with_the_first_token(pair: Pair, prompts: Prompts, reference: Reference) -> None:
     for place in ("remote", "local"):
         prompt = prompts(70)

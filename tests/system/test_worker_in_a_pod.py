@@ -56,7 +56,8 @@ def folder(tmp_path: Path) -> Path:
 def write_files(folder: Path, model: Path, certificates: Certificates, endpoint: str) -> Path:
     """All that a pod would have mounted; returns the engine file."""
     (folder / "keys").mkdir()
-    (folder / "keys" / "client").write_text("sk-client")
+    for client in ("client", "other"):
+        (folder / "keys" / client).write_text(f"sk-{client}")
     settings = {
         "cluster": "pod",
         "revision": "r1",
@@ -114,8 +115,11 @@ def check(process: "subprocess.Popen[bytes]", folder: Path, record: Callable[[st
     with httpx.Client(base_url=f"http://{address}", timeout=60, trust_env=False) as http:
         wait_for(lambda: http.get("/ready").status_code == httpx.codes.OK, READY_SECONDS, "ready")
         assert http.post("/v1/completions", json=body(prompts(20))).status_code == httpx.codes.UNAUTHORIZED
-        reply = http.post("/v1/completions", json=body(prompts(20)), headers={"authorization": "Bearer sk-client"})
-        assert len(answer_of(reply).tokens) == 8
+        request = body(prompts(20))
+        keys = ("sk-client", "sk-client", "sk-other")
+        answers = [answer_of(http.post("/v1/completions", json=request, headers={"authorization": f"Bearer {key}"})) for key in keys]
+        assert len(answers[0].tokens) == 8
+        assert [answer.cached_tokens for answer in answers] == [0, 16, 0]
     process.terminate()
     assert process.wait(END_SECONDS) == 0
     lines = (folder / "log").read_text().splitlines()

@@ -7,6 +7,7 @@ addresses that it had.  Addresses come from its etcd record.
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -165,10 +166,9 @@ class WorkerProcess:
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block."""
-        geometry = self.record["geometry"]
-        item_bytes = {"float32": 4, "bfloat16": 2}[geometry["dtype"]]
-        values: int = geometry["num_kv_heads"] * geometry["num_layers"] * 2 * geometry["block_size"] * geometry["head_dim"]
-        return values * item_bytes
+        said = re.search(r"reserved kv cache .*block_bytes=(\d+)", self.log.read_text())
+        assert said is not None, f"{self.name} has not said it"
+        return int(said[1])
 
     def metrics(self) -> Metrics:
         """Scrape it."""

@@ -139,7 +139,7 @@ def test_a_role_without_numbers_keeps_its_size_and_says_so():
 
 
 def test_a_stale_worker_forbids_to_shrink_and_counts_as_idle_when_the_role_would_grow():
-    spec = make_spec(decode=[{"name": "x", "replicas": 4}])
+    spec = make_spec(decode=[{"name": "x", "replicas": 4, "maxReplicas": 1024}])
     facts = facts_of(spec)
 
     def with_one_stale(usage: float, now: float = NOW):

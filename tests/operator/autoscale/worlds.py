@@ -32,7 +32,7 @@ CALM = replace(IDLE, kv_usage_ratio=0.5, busy_ratio=0.6)
 
 
 def pool(replicas: int, name: str = "x", **fields: Any) -> dict[str, Any]:
-    return {"name": name, "replicas": replicas, "gpu": "H100", **fields}
+    return {"name": name, "replicas": replicas, "gpu": "H100", "maxReplicas": 1024, **fields}
 
 
 def make_spec(
@@ -43,12 +43,15 @@ def make_spec(
     lines: Mapping[str, Any] | None = None,
     **autoscale: Any,
 ) -> PDClusterSpec:
-    """A spec with pools of both roles, or mixed ones; four workers each unless given.  lines: the roles' own sections of autoscale."""
+    """A spec with pools of both roles, or mixed ones; four workers each unless given, and steps of any size.
+
+    lines: the roles' own sections of autoscale
+    """
     roles = {"mixed": mixed} if mixed else {"prefill": prefill or [pool(4)], "decode": decode or [pool(4)]}
     spec = {
         "model": {"name": "tiny", "path": "/models/tiny"},
         "roles": {role: {"pools": [dict(each) for each in pools]} for role, pools in roles.items()},
-        "autoscale": {"mode": "On", **(lines or {}), **autoscale},
+        "autoscale": {"mode": "On", "scaleUp": {"maxStep": 0}, **(lines or {}), **autoscale},
     }
     return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec}).spec
 

@@ -90,7 +90,8 @@ def test_pools_that_come_and_go_are_marked(plan: Callable[..., Any]):
 def test_who_decides_the_sizes_is_said(mode: str, before: str, text: str | None, tmp_path: Path):
     for name, value in (("new", mode), ("old", before)):
         document = minimal()
-        at("spec.autoscale", {"mode": value, "ratio": {"min": 9 if name == "new" else 1}})(document)
+        ratio, budget = {"min": 9 if name == "new" else 1}, {"total": 20}
+        at("spec.autoscale", {"mode": value, "ratio": ratio, "budget": budget})(document)
         at("spec.roles.prefill.pools.0.maxReplicas", 2)(document)
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(document))
     result = CliRunner().invoke(app, ["plan", "-f", str(tmp_path / "new.yaml"), "--against", str(tmp_path / "old.yaml")])

@@ -43,7 +43,7 @@ def scaled(**fields: Any) -> dict[str, Any]:
     """A whole object: prefill went from 2 to 3 by the decision before the last, decode from 2 to 1 by the last."""
     document = minimal()
     document["spec"]["roles"]["prefill"]["pools"][0] |= {"minReplicas": 1, "maxReplicas": 3}
-    document["spec"]["autoscale"] = {"mode": "On", **fields}
+    document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 9}, **fields}
     steps = (Step("pool", "prefill/cpu", 2, 3, "the cheapest"), Step("pool", "decode/cpu", 2, 1, "the dearest"))
     entries: list[dict[str, Any]] = []
     for hour, step in enumerate(steps):
@@ -90,7 +90,7 @@ def test_what_is_there_comes_first_with_the_decision_behind_each_size(tmp_path: 
     assert [line.split() for line in lines[1:4]] == [
         ["POOL", "DECIDED", "DESIRED", "EXIST", "READY", "BOUNDS", "LAST", "CHANGE"],
         ["prefill/cpu", "3", "3", "3", "2", "1", "to", "3", "03-04", "00:00:05:", "2", "to", "3", "(--last", "2)"],
-        ["decode/cpu", "1", "1", "2", "1", "0", "to", "any", "03-04", "01:00:05:", "2", "to", "1", "(below)"],
+        ["decode/cpu", "1", "1", "2", "1", "0", "to", "1024", "03-04", "01:00:05:", "2", "to", "1", "(below)"],
     ]
     assert lines[5] == "chat, 2026-03-04 01:00:05 UTC, carried out: decode/cpu 2 to 1"
 
@@ -131,6 +131,17 @@ def test_without_a_decision_the_conditions_are_told_all_the_same(tmp_path: Path,
         "MetricsMissing since 2026-03-04T01:00:00Z: decode: 2 of 2 ready workers give no numbers",
         "Stalled (InvalidSpec) since 2026-03-04T01:00:00Z: spec.autoscale: wrong",
     ]
+
+
+def test_a_roll_out_that_has_stalled_is_told_beside_what_lacks(tmp_path: Path, why: Callable[..., Any]):
+    document = scaled()
+    document["status"]["conditions"] = [
+        condition("Stalled", "ProgressDeadlineExceeded", "decode: pod chat-0 crashes; it is scaled to 0", is_true=True),
+        condition("DecodeReady", "ProgressDeadlineExceeded", "0 of 1 workers are ready", is_true=False),
+    ]
+    lines = why("-f", written(tmp_path, document)).output.splitlines()
+    told = [line for line in lines if "ProgressDeadlineExceeded" in line]
+    assert [line.split()[0] for line in told] == ["Stalled", "DecodeReady"]
 
 
 def test_sizes_are_shown_without_the_autoscaler_too(tmp_path: Path, why: Callable[..., Any]):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -27,14 +27,11 @@ POOL = "spec.roles.decode.pools.0"
 
 PLANNED = {
     "rollout.strategy": "the order in which workloads exist",
+    "rollout.progressDeadlineSeconds": "when a new revision is given up",
     "rollout.drainTimeoutSeconds": "how long a workload waits before it shrinks",
     "roles.pools.replicas": "the size of a workload, seeded into its scaler",
     "roles.pools.minReplicas": "a bound of that",
     "roles.pools.maxReplicas": "a bound of that",
-    "roles.pools.gpusPerReplica": "1 for now",
-    "engine.scheduler": "one value for now",
-    "engine.kvCacheDtype": "one value for now",
-    "engine.transport": "one value for now",
     "image.name": "resolved by the caller",
 }
 
@@ -94,6 +91,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "service.type": (NOTHING, at("spec.service.type", "NodePort")),
     "service.annotations": (NOTHING, at("spec.service.annotations", {"a": "b"})),
     "service.apiKeySecret": (NOTHING, at("spec.service.apiKeySecret", "keys")),
+    "service.sharedPrefixCache": (NOTHING, at("spec.service.sharedPrefixCache", True)),
     "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
     "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
     "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),
@@ -101,7 +99,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "monitoring.alerts": (NOTHING, at("spec.monitoring.alerts", False)),
     "monitoring.dashboard": (NOTHING, at("spec.monitoring.dashboard", False)),
     "monitoring.labels": (NOTHING, at("spec.monitoring.labels", {"a": "b"})),
-    "autoscale": (NOTHING, at("spec.autoscale.mode", "On")),  # its mode; for the rest see below
+    "autoscale": (NOTHING, at("spec.autoscale", {"mode": "On", "budget": {"total": 9}})),  # its mode; for the rest see below
     "networkPolicy.enabled": (NOTHING, at("spec.networkPolicy.enabled", False)),
 }
 
@@ -140,6 +138,43 @@ def test_field_changes_what_is_rendered(before: Change, change: Change) -> None:
 
 def test_every_field_has_a_case_or_a_reason() -> None:
     assert set(leaves(PDClusterSpec)) == {*CASES, *PLANNED}
+
+
+def values(annotation: Any) -> Iterator[tuple[Any, ...]]:
+    """The values of every Literal in the type of a field."""
+    if get_origin(annotation) is Literal:
+        yield get_args(annotation)
+    else:
+        for argument in get_args(annotation):
+            yield from values(argument)
+
+
+def sections_of(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """A section and all below it."""
+    yield model
+    for field in model.model_fields.values():
+        for below in _models(field.annotation):
+            yield from sections_of(below)
+
+
+def test_a_field_with_one_value_is_no_field() -> None:
+    """It comes when its second value works."""
+    single = [
+        f"{section.__name__}.{name}"
+        for section in sections_of(PDClusterSpec)
+        for name, field in section.model_fields.items()
+        if any(len(each) < 2 for each in values(field.annotation))
+    ]
+
+    assert single == []
+
+
+def test_every_reason_for_a_field_is_one_that_the_planner_reads() -> None:
+    source = Path(pdcluster_operator.__file__).parent
+    text = "".join(path.read_text() for room in ("plan", "reconcile", "manifests") for path in (source / room).rglob("*.py"))
+    names = {str(field.alias): name for section in sections_of(PDClusterSpec) for name, field in section.model_fields.items()}
+
+    assert [path for path in PLANNED if not re.search(rf"\.{names[path.rpartition('.')[2]]}\b", text)] == []
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[str]:

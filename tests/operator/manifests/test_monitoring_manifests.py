@@ -23,7 +23,7 @@ from tests.operator.object_cases import Change, at, both
 
 MIXED = both(at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}), at("spec.autoscale.mode", "Advise"))
 OPERATOR = "pdcluster_operator_"
-LABELS = both(at("spec.monitoring.labels", {"release": "prometheus"}), at("spec.autoscale.mode", "On"))
+LABELS = both(at("spec.monitoring.labels", {"release": "prometheus"}), at("spec.autoscale", {"mode": "On", "budget": {"total": 9}}))
 SCOPE = {"namespace": "serving", "pdcluster": "chat"}
 ALWAYS = {"namespace", "pdcluster", "pod", "le"}
 

@@ -82,4 +82,4 @@ def test_policies_can_be_left_out() -> None:
 def test_external_etcd_has_no_policy() -> None:
     shared = shared_of(at("spec.discovery.etcd", {"endpoints": ["etcd:2379"]}))
 
-    assert [name for kind, name in shared if kind == "NetworkPolicy"] == ["chat"]
+    assert [name for kind, name in shared if kind == "NetworkPolicy"] == ["chat-pdc"]

@@ -5,6 +5,8 @@ import base64
 import yaml
 
 from pdcluster_operator.api.labels import SEEN_REPLICAS
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import child_names
 from pdcluster_operator.manifests.render import render_scaler, render_shared, render_tls_secrets
 from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
 from tests.operator.object_cases import at
@@ -60,11 +62,11 @@ def test_headless_service_names_all_workers_and_no_etcd() -> None:
 
 
 def test_service_account_has_pull_secrets_and_no_token() -> None:
-    account = shared_of(at("spec.image.pullSecrets", ["regcred"]))["ServiceAccount", "chat"]
+    account = shared_of(at("spec.image.pullSecrets", ["regcred"]))["ServiceAccount", "chat-pdc"]
 
     assert account["automountServiceAccountToken"] is False
     assert account["imagePullSecrets"] == [{"name": "regcred"}]
-    assert "imagePullSecrets" not in shared_of()["ServiceAccount", "chat"]
+    assert "imagePullSecrets" not in shared_of()["ServiceAccount", "chat-pdc"]
 
 
 def test_policy_file_follows_the_spec() -> None:
@@ -77,20 +79,17 @@ def test_policy_file_follows_the_spec() -> None:
     assert policy["admission"]["maxQueuedRequests"] == 7
 
 
-def test_who_drains_leaves_a_budget_its_one_worker() -> None:
-    shared = render_shared(cluster_of(TWO_POOLS), OWNER, SITE, EVERYTHING, SERVING, draining={("decode", "a"): 3})
-    budgets = {each["metadata"]["name"]: each["spec"]["maxUnavailable"] for each in shared if each["kind"] == "PodDisruptionBudget"}
-    assert budgets == {"chat-prefill-cpu": 1, "chat-decode-a": 4, "chat-decode-b": 1}
-
-
-def test_each_pool_has_a_budget_over_all_its_revisions() -> None:
-    shared = shared_of(TWO_POOLS)
-    spec = shared["PodDisruptionBudget", "chat-decode-a"]["spec"]
+def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
     labels = pod_of(TWO_POOLS, pool="a")["metadata"]["labels"]
+    workload = WorkloadId("chat", "decode", "a", labels["pdcluster.io/revision"])
+    shared = render_shared(cluster_of(TWO_POOLS), OWNER, SITE, EVERYTHING, SERVING, budgets={workload: 3})
+    (budget,) = [each for each in shared if each["kind"] == "PodDisruptionBudget"]
+    spec = budget["spec"]
 
-    assert {name for kind, name in shared if kind == "PodDisruptionBudget"} == {"chat-prefill-cpu", "chat-decode-a", "chat-decode-b"}
-    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
-    assert matches(spec["selector"], {**labels, "pdcluster.io/revision": "ffffffff"})
+    assert budget["metadata"]["name"] == workload.name
+    assert (spec["minAvailable"], spec["unhealthyPodEvictionPolicy"]) == (3, "AlwaysAllow")
+    assert matches(spec["selector"], labels)
+    assert not matches(spec["selector"], {**labels, "pdcluster.io/revision": "ffffffff"})
     assert not matches(spec["selector"], pod_of(TWO_POOLS, pool="b")["metadata"]["labels"])
 
 
@@ -105,10 +104,15 @@ def test_scaler_carries_the_size_and_what_was_seen() -> None:
 
 def test_tls_secrets_hold_the_given_bytes_and_annotations() -> None:
     ca, tls = render_tls_secrets(
-        OWNER, {"tls.crt": b"CA", "tls.key": b"KEY"}, {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"}, {"a": "1"}, {"b": "2"}
+        OWNER,
+        child_names("chat"),
+        {"tls.crt": b"CA", "tls.key": b"KEY"},
+        {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"},
+        ca_annotations={"a": "1"},
+        tls_annotations={"b": "2"},
     )
 
-    assert (ca["metadata"]["name"], tls["metadata"]["name"]) == ("chat-ca", "chat-tls")
+    assert (ca["metadata"]["name"], tls["metadata"]["name"]) == ("chat-pdc-ca", "chat-pdc-tls")
     assert {key: base64.b64decode(value) for key, value in ca["data"].items()} == {"tls.crt": b"CA", "tls.key": b"KEY"}
     assert {key: base64.b64decode(value) for key, value in tls["data"].items()} == {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"}
     assert (ca["metadata"]["annotations"], tls["metadata"]["annotations"]) == ({"a": "1"}, {"b": "2"})

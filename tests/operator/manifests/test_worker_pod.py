@@ -43,7 +43,7 @@ def test_every_mount_has_its_volume_and_files_are_folders_that_follow_changes() 
     assert len(mounts) == len(volumes) == len(pod["volumes"])
     assert sources["/etc/pdcluster/engine"]["configMap"]["name"].startswith("chat-decode-cpu-")
     assert sources["/etc/pdcluster/policy"]["configMap"]["name"] == "chat-policy"
-    assert sources["/etc/pdcluster/tls"]["secret"]["secretName"] == "chat-tls"
+    assert sources["/etc/pdcluster/tls"]["secret"]["secretName"] == "chat-pdc-tls"
     assert sources["/etc/pdcluster/etcd-tls"]["secret"]["secretName"] == "etcd-client"
     assert sources["/etc/pdcluster/api-keys"]["secret"] == {"secretName": "keys", "defaultMode": 0o440, "optional": True}
     assert "optional" not in sources["/etc/pdcluster/tls"]["secret"]
@@ -62,14 +62,14 @@ def test_prefill_workers_get_no_api_keys() -> None:
 def test_authority_key_is_mounted_nowhere() -> None:
     volumes = pod_of()["spec"]["volumes"]
 
-    assert "chat-ca" not in {volume.get("secret", {}).get("secretName") for volume in volumes}
+    assert "chat-pdc-ca" not in {volume.get("secret", {}).get("secretName") for volume in volumes}
 
 
 def test_pod_runs_without_rights() -> None:
     pod = pod_of()["spec"]
 
     assert pod["automountServiceAccountToken"] is False
-    assert pod["serviceAccountName"] == "chat"
+    assert pod["serviceAccountName"] == "chat-pdc"
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] == 65532
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

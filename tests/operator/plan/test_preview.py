@@ -168,7 +168,7 @@ def test_a_scale_stays_where_the_file_says_nothing_new_and_goes_where_it_does():
 
 def test_with_the_autoscaler_on_its_decision_counts():
     document = minimal()
-    at("spec.autoscale.mode", "On")(document)
+    at("spec.autoscale", {"mode": "On", "budget": {"total": 20}})(document)
     old = parse(document)
     sizes = [{"role": "prefill", "pool": "cpu", "replicas": 1}, {"role": "decode", "pool": "cpu", "replicas": 5}]
     there = replace(settled(old), status={"autoscaling": {"mode": "On", "replicas": sizes}})
@@ -182,7 +182,8 @@ def autoscaled(decode: dict[str, Any], **autoscale: Any) -> PDCluster:
     """The minimal object with the autoscaler on; decode: fields of its decode pool."""
     document = minimal()
     at("spec.autoscale", {"mode": "On", **autoscale})(document)
-    document["spec"]["roles"]["decode"]["pools"][0].update(decode)
+    document["spec"]["roles"]["prefill"]["pools"][0].update(maxReplicas=9)
+    document["spec"]["roles"]["decode"]["pools"][0].update({"maxReplicas": 9, **decode})
     return parse(document)
 
 
@@ -230,7 +231,7 @@ def test_what_would_stand_in_the_autoscalers_way_is_foreseen():
     old = autoscaled({})
     found = preview(autoscaled({"maxReplicas": 2}, ratio={"min": 2}), old, decided_to(old, 1, 6), NOW)
 
-    assert [reason for reason, _ in found.problems] == []  # prefill has no upper bound, and follows
+    assert [reason for reason, _ in found.problems] == []  # prefill has room, and follows
     assert found.pools[0].after == 4
     document = autoscaled({"maxReplicas": 2}, ratio={"min": 9}, budget={"total": 4})
     assert [reason for reason, _ in preview(document, old, decided_to(old, 1, 6), NOW).problems] == ["RatioConstraintViolated"]
@@ -254,7 +255,7 @@ def test_a_schedule_that_will_exclude_a_bound_is_told_before_it_begins():
 def test_replicas_of_a_file_are_overruled_only_where_the_autoscaler_knows_the_pool():
     old = autoscaled({})
     document = minimal()
-    at("spec.autoscale.mode", "On")(document)
+    at("spec.autoscale", {"mode": "On", "budget": {"total": 20}})(document)
     document["spec"]["roles"]["decode"]["pools"] = [{"name": "cpu", "replicas": 3}, {"name": "new", "replicas": 2}]
     found = preview(parse(document), old, decided_to(old, 1, 6), NOW)
     effects = {change.path: change.effect for change in found.changes}

@@ -25,7 +25,7 @@ from tests.operator.scrape.worker_servers import WorkerServer, http, serves
 KEY = Key(NAMESPACE, NAME)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DEADLINE_SECONDS = 20.0
-ON = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 1})
+ON = AutoscaleSpec(mode="On").model_copy(update={"interval_seconds": 1})  # less than an object may ask for
 
 
 def worked_by(autoscale: AutoscaleSpec) -> PDCluster:
@@ -211,7 +211,7 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
         worker("decode", scene.revision),
         stuck,
     )
-    spec = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 1, "capacitySeconds": 60})
+    spec = ON.model_copy(update={"capacity_seconds": 60})
     worked = worked_by(spec)
     try:
         scene.autoscaling.follow(KEY, spec)

@@ -1,4 +1,4 @@
-"""Answers about given etcds: asked once for all that share one, remembered, and told on when they change."""
+"""Answers about given etcds: asked about each cluster's own keys, remembered, and told on when they change."""
 
 import asyncio
 import contextlib
@@ -44,10 +44,10 @@ async def until(predicate) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_clusters_of_all_namespaces_share_a_question_unless_a_secret_tells_them_apart():
-    plain, with_secret = (EtcdSpec.model_validate({"endpoints": ["etcd:2379"], **more}) for more in ({}, {"tlsSecret": "etcd"}))
-    assert Question.about(plain, "x") == Question.about(plain, "y")
-    assert Question.about(with_secret, "x") != Question.about(with_secret, "y")
+def test_each_cluster_asks_about_its_own_keys():
+    etcd = EtcdSpec.model_validate({"endpoints": ["etcd:2379"], "tlsSecret": "etcd"})
+    assert Question.about(etcd, A) == Question(("etcd:2379",), "x", "etcd", "/pdcluster/x/a/workers/")
+    assert Question.about(etcd, B).prefix == "/pdcluster/y/b/workers/"
 
 
 async def test_the_first_answer_is_waited_for_and_then_remembered():

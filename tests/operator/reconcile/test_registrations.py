@@ -428,6 +428,8 @@ async def test_no_look_outlives_the_loop(world: World):
 
 def test_the_etcd_that_is_run_for_a_cluster_is_asked_at_its_service():
     document = minimal()
-    assert workers_question(parse(document)) == Question((f"{document['metadata']['name']}-etcd.default.svc:2379",))
+    name = document["metadata"]["name"]
+    prefix = f"/pdcluster/default/{name}/workers/"
+    assert workers_question(parse(document)) == Question((f"{name}-etcd.default.svc:2379",), "default", prefix=prefix)
     document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "etcd"}}
-    assert workers_question(parse(document)) == Question(("etcd:2379",), "default", "etcd")
+    assert workers_question(parse(document)) == Question(("etcd:2379",), "default", "etcd", prefix)

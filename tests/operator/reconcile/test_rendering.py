@@ -134,7 +134,7 @@ def named(workload: WorkloadId, body: made.Body) -> made.Body:
 
 def test_a_pool_that_is_no_longer_declared_and_has_lost_everything_is_left_alone():
     _, stateful_set, _ = old()
-    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)))
+    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0})
     assert stranded(named(LEAVING, stateful_set), plan=plan) == [LEAVING]
 
 
@@ -158,10 +158,10 @@ def test_a_pool_that_only_stays_for_now_keeps_its_disruption_budget():
     record, stateful_set, engine = (named(LEAVING, body) for body in old())
     found = live(record, stateful_set, engine)
     records = Records(cluster(), found, OWNER, "worker:1", has_client_certificate=False)
-    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)))
+    plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0})
     made_of = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
     budgets = [manifest["metadata"]["name"] for manifest in made_of if manifest["kind"] == "PodDisruptionBudget"]
-    assert budgets == [f"{made.NAME}-mixed-first", f"{made.NAME}-mixed-gone"]
+    assert budgets == [MIXED.name, LEAVING.name]
 
 
 def test_what_is_left_alone_is_not_deleted():

@@ -15,7 +15,7 @@ SPEEDS = Speeds(prefill_tokens_per_second=100.0, step_seconds=0.1, stream_second
 
 
 def pool(replicas: int, role: str = "decode", speed: float = 1.0) -> SimulatedPool:
-    return SimulatedPool(role, "x", "H100", 1, speed, replicas)
+    return SimulatedPool(role, "x", "H100", speed, replicas)
 
 
 def states(of: SimulatedPool) -> list[State]:

@@ -1,6 +1,7 @@
 """Hashes, hits and block events [V14], [V15], [V19]."""
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_hash import block_hashes
@@ -91,3 +92,25 @@ def test_two_requests_share_the_blocks_of_a_running_one(engine, spec):
     assert rig.tokens("b")[0].cached_tokens == 12
     rig.run()
     assert rig.token_ids("b") == rig.runner.reference([*range(12), 99], 2)
+
+
+def test_chains_of_two_salts_share_no_block():
+    tokens = list(range(8))
+    chains = [block_hashes(tokens, 4, salt) for salt in (b"", b"a" * 32, b"b" * 32)]
+    assert chains[1] == block_hashes(tokens, 4, b"a" * 32)
+    assert len({block_hash for chain in chains for block_hash in chain}) == 6
+
+
+def test_a_prompt_hits_the_blocks_of_its_own_salt_only(engine, spec):
+    rig = engine()
+    prompt = list(range(9))
+    salts = {"a": b"a" * 32, "b": b"b" * 32, "none": b"", "again": b"a" * 32}
+    for request_id, salt in salts.items():
+        rig.handle(m.Submit(replace(spec(request_id, prompt), cache_salt=salt)))
+        rig.run()
+    assert {name: rig.tokens(name)[0].cached_tokens for name in salts} == {
+        "a": 0,
+        "b": 0,
+        "none": 0,
+        "again": 8,
+    }

@@ -155,11 +155,6 @@ def record() -> Callable[..., WorkerRecord]:
             "http_address": "127.0.0.1:3",
             "role": "decode",
             "pool": "main",
-            "gpu": "cpu",
-            "tensor_parallel": 1,
-            "model": "tiny",
-            "geometry": GEOMETRY,
-            "weights": "w1",
             "state": "ready",
         }
         return WorkerRecord(**(values | changes))
@@ -372,10 +367,11 @@ async def worker(record: Callable[..., WorkerRecord], credentials: Credentials) 
         ) -> Worker:
             creds = creds or credentials
             facts: dict[str, Any] = {"engine_id": f"engine-of-{pod}", "geometry": GEOMETRY, "weights": "w1"} | changes
-            hello = Hello(role=role, tensor_parallel=1, revision="r1", **facts)
-            one = Worker(record(pod, role=role, **facts), hello, limit_tokens, creds)
+            hello = Hello(role=role, revision="r1", **facts)
+            said = {"role": role, "engine_id": facts["engine_id"]}
+            one = Worker(record(pod, **said), hello, limit_tokens, creds)
             one.server, bound = await start_grpc(one.service, "127.0.0.1", port, creds)
-            one.record = record(pod, role=role, grpc_address=f"127.0.0.1:{bound}", **facts)
+            one.record = record(pod, grpc_address=f"127.0.0.1:{bound}", **said)
             stack.push_async_callback(one.server.stop, None)
             stack.push_async_callback(one.directory.close)
             return one

@@ -48,7 +48,7 @@ async def test_prefill_worker_keeps_no_peers(worker: Any) -> None:
 async def test_starting_worker_is_not_a_peer_yet(worker: Any, record: Any) -> None:
     d = await worker("d", "decode")
 
-    d.directory.set_members({"p": record("p", role="prefill", engine_id="", geometry=None, state="starting")})
+    d.directory.set_members({"p": record("p", role="prefill", engine_id="", state="starting")})
 
     assert list(d.metrics.peers.collect()[0].samples) == []
 

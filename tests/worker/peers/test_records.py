@@ -24,7 +24,7 @@ def test_record_survives_json(record: Callable[..., WorkerRecord]) -> None:
 
 
 def test_record_of_a_starting_worker_has_no_engine_yet(record: Callable[..., WorkerRecord]) -> None:
-    starting = record("a", engine_id="", geometry=None, weights="", state="starting")
+    starting = record("a", engine_id="", state="starting")
 
     assert decode_record(KEY, encode_record(starting)) == starting
 

@@ -67,13 +67,10 @@ class EngineConfig(_Section, frozen=True):
     max_batched_tokens: Positive = 256
     max_sequences: Positive = 64
     max_model_len: Positive | None = None
-    scheduler: Literal["continuous"] = "continuous"
     prefix_caching: bool = True
-    kv_cache_dtype: Literal["auto"] = "auto"
     kv_cache_memory: Positive = 1 << 30
     num_blocks: Positive | None = None
     threads: Natural = 0
-    transport: Literal["tcp"] = "tcp"
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
@@ -131,7 +128,6 @@ class WorkerConfig(_Section, frozen=True):
     discovery: DiscoveryConfig
     tls: TLSConfig
     gpu: str = NO_ACCELERATOR
-    tensor_parallel: Literal[1] = 1
     engine: EngineConfig = EngineConfig()
     listen: ListenConfig = ListenConfig()
 
@@ -166,12 +162,16 @@ class AdmissionPolicy(_PolicySection, frozen=True):
 
 
 class PolicyConfig(_PolicySection, frozen=True):
-    """The policy file."""
+    """The policy file.
+
+    shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
+    """
 
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
+    shared_prefix_cache: bool = False
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -196,7 +196,7 @@ def load_worker_config(path: Path) -> WorkerConfig:
 
     Where this worker's address (POD_IP) is of IPv6, "all addresses" are those of both families.
     """
-    config = _convert(path, _document(path), WorkerConfig)
+    config = _convert(path, _without_retired(_document(path)), WorkerConfig)
     if config.listen.host == ALL_OF_IPV4 and ":" in os.environ.get("POD_IP", ""):
         return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, host=ALL_ADDRESSES))
     return config
@@ -221,6 +221,24 @@ def _document(path: Path) -> Any:
         return yaml.safe_load(content) or {}
     except Exception as e:  # besides YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
         raise ConfigError(f"{path}: not YAML: {e}") from e
+
+
+_RETIRED: Mapping[str, Mapping[str, Any]] = {
+    "": {"tensorParallel": 1},
+    "engine": {"scheduler": "continuous", "kvCacheDtype": "auto", "transport": "tcp"},
+}
+"""Fields that had one value, by section.  The engine file of a workload is never rendered anew: one that is older has them."""
+
+
+def _without_retired(document: Any) -> Any:
+    """The document without retired fields that say what is so anyway; any other value of theirs is an unknown field."""
+    if not isinstance(document, dict):
+        return document
+    kept = {name: value for name, value in document.items() if _RETIRED[""].get(name) != value}
+    engine = kept.get("engine")
+    if isinstance(engine, dict):
+        kept["engine"] = {name: value for name, value in engine.items() if _RETIRED["engine"].get(name) != value}
+    return kept
 
 
 def _convert(path: Path, document: Any, kind: type[SectionT]) -> SectionT:

@@ -1,6 +1,6 @@
 """The accelerators that a pool may name, read once from accelerators.yaml.
 
-Units are bytes, bytes per second and dense operations per second, per GPU.
+Units are bytes per second and dense operations per second, per GPU.
 Whether a node really has one is for the scheduler and the worker to find out.
 """
 
@@ -21,7 +21,6 @@ class Accelerator(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
-    memory_bytes: int | None
     bandwidth_bytes: int | None
     fp8_flops: int | None
     bf16_flops: int | None

@@ -56,11 +56,12 @@ class ScaleUpSpec(Section):
     """How fast a role grows.
 
     window_seconds: how long every decision must have agreed
-    max_step:       most workers of a role in one decision; 0 = no limit
+    max_step:       most workers of a role in one decision; 0 = no limit.  4, as the HPA's own
+                    default, so that numbers that are wrong cost little before a person looks
     """
 
     window_seconds: Window = 0
-    max_step: Natural = 0
+    max_step: Natural = 4
 
 
 class ScaleDownSpec(Section):
@@ -135,7 +136,7 @@ class AutoscaleSpec(Section):
     """
 
     mode: Literal["Off", "Advise", "On"] = "Off"
-    interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 5
+    interval_seconds: Annotated[int, Field(ge=5, le=3600)] = 5
     stale_after: Annotated[int, Field(ge=1, le=100)] = 3
     prefill: PrefillScalingSpec = PrefillScalingSpec()
     decode: DecodeScalingSpec = DecodeScalingSpec()

@@ -48,6 +48,7 @@ MODEL_NOT_DOWNLOADED: Final = "ModelNotDownloaded"
 FORBIDDEN: Final = "Forbidden"
 NAME_TAKEN: Final = "NameTaken"
 APPLY_FAILED: Final = "ApplyFailed"
+PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
 NOT_ANSWERING: Final = "NotAnswering"
 
 # What stands in the autoscaler's way.
@@ -92,6 +93,7 @@ NEEDS_A_PERSON = frozenset(
         FORBIDDEN,
         NAME_TAKEN,
         APPLY_FAILED,
+        PROGRESS_DEADLINE_EXCEEDED,
     }
 )
 """Reasons that do not pass by waiting: with one of them the cluster is Stalled."""

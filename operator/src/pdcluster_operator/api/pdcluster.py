@@ -33,7 +33,6 @@ from pdcluster_operator.api.sections import (
 from pdcluster_operator.api.values import Name, PodTemplate
 
 KIND = "PDCluster"
-_KV_FIELDS = ("block_size", "kv_cache_dtype")  # what both ends of a KV transfer must share, besides the model
 
 
 class Metadata(Section):
@@ -99,27 +98,40 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _autoscaler_has_a_ceiling(self) -> Self:
+        """A gauge that is stuck must not ask for machines without end."""
+        if self.autoscale.mode != "On" or self.autoscale.budget.total is not None:
+            return self
+        for role, declared in self.roles.present().items():
+            for pool in declared.pools:
+                if pool.max_replicas is None:
+                    reason = f"On needs a ceiling, and pool {pool.name} of role {role} has no maxReplicas"
+                    fix = "give maxReplicas to every pool, or set autoscale.budget.total"
+                    raise rule(reason, fix, at="autoscale.mode")
+        return self
+
+    @model_validator(mode="after")
     def _mixed_is_one_role(self) -> Self:
-        """Lines of prefill and a ratio would look as if they held."""
+        """Lines of prefill, a ratio and routing would look as if they held."""
         given = self.autoscale.model_fields_set if self.roles.mixed is not None else set()
         if "prefill" in given:
             fix = "remove it, they go by the lines of autoscale.decode"
             raise rule("there is no prefill beside mixed workers", fix, at="autoscale.prefill")
         if "ratio" in given:
             raise rule("mixed workers are one role, which has no ratio to another", "remove it", at="autoscale.ratio")
+        if self.roles.mixed is not None and "routing" in self.model_fields_set:
+            reason = "mixed workers prefill what they decode, and nothing is routed"
+            raise rule(reason, "remove it", at="routing")
         return self
 
     @model_validator(mode="after")
     def _kv_compatible(self) -> Self:
-        engines = {name: self.engine_of(name) for name in self.roles.present()}
-        for field in _KV_FIELDS:
-            values = {name: getattr(engine, field) for name, engine in engines.items()}
-            if len(set(values.values())) > 1:
-                alias = EngineSpec.model_fields[field].alias
-                found = " and ".join(f"{value} for {name}" for name, value in values.items())
-                raise rule(
-                    f"KV blocks move between roles, but {alias} is {found}", "give both roles the same", at=f"roles.decode.engine.{alias}"
-                )
+        sizes = {name: self.engine_of(name).block_size for name in self.roles.present()}
+        if len(set(sizes.values())) > 1:
+            found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
+            raise rule(
+                f"KV blocks move between roles, but blockSize is {found}", "give both roles the same", at="roles.decode.engine.blockSize"
+            )
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,20 @@ from pydantic import Field, model_validator
 from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.section import Many, Section
-from pdcluster_operator.api.values import Amount, Endpoint, Name, Natural, ObjectName, PodTemplate, Port, Positive, Replicas, Text, Weight
+from pdcluster_operator.api.values import (
+    MAX_WORKERS,
+    Amount,
+    Endpoint,
+    Name,
+    Natural,
+    ObjectName,
+    PodTemplate,
+    Port,
+    Positive,
+    Replicas,
+    Text,
+    Weight,
+)
 
 MAX_POOLS = 16
 MAX_ENDPOINTS = 16
@@ -118,13 +131,10 @@ class EngineSpec(Section):
     max_batched_tokens: Positive = 256
     max_sequences: Positive = 64
     max_model_len: Positive | None = None
-    scheduler: Literal["continuous"] = "continuous"
     prefix_caching: bool = True
-    kv_cache_dtype: Literal["auto"] = "auto"
     kv_cache_memory: Quantity = 1 << 30
     num_blocks: Positive | None = None
     threads: Natural = 0
-    transport: Literal["tcp"] = "tcp"
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
@@ -139,17 +149,12 @@ class PoolSpec(Section):
 
     name: Name
     gpu: str = "cpu"
-    gpus_per_replica: Positive = 1
     replicas: Replicas
     min_replicas: Replicas | None = None
     max_replicas: Replicas | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.gpus_per_replica != 1:
-            raise rule(
-                f"must be 1, not {self.gpus_per_replica}", "workers run without tensor parallelism: use more replicas", at="gpusPerReplica"
-            )
         low, high = self.min_replicas or 0, self.max_replicas
         if high is not None and low > high:
             raise rule(f"must be at most maxReplicas ({high}), not {low}", "lower minReplicas or raise maxReplicas", at="minReplicas")
@@ -192,6 +197,10 @@ class RolesSpec(Section):
         if found not in ({"prefill", "decode"}, {"mixed"}):
             listed = ", ".join(sorted(found)) or "nothing"
             raise rule(f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}", "add the missing role or remove the others")
+        asked = sum(pool.replicas for role in self.present().values() for pool in role.pools)
+        if asked > MAX_WORKERS:
+            reason = f"replicas of all pools must be at most {MAX_WORKERS} together, not {asked}"
+            raise rule(reason, "lower some, or make another PDCluster")
         return self
 
     def present(self) -> dict[str, RoleSpec]:
@@ -290,12 +299,14 @@ class ServiceSpec(Section):
     port:           of the Service; with `pdctl`, of the first ingress worker
     annotations:    of the Service, as a load balancer wants them
     api_key_secret: a Secret each of whose values is a key that clients may present as `Authorization: Bearer`; None = no key is asked for
+    shared_prefix_cache: all keys share cached KV blocks; otherwise each key has its own
     """
 
     port: Port = 8000
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     annotations: dict[str, str] = Field(default_factory=dict)
     api_key_secret: ObjectName | None = None
+    shared_prefix_cache: bool = False
 
 
 class PlacementSpec(Section):
@@ -310,12 +321,14 @@ class RolloutSpec(Section):
 
     strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where accelerators are short
     grace_period_seconds: what a stopped worker has to finish its streams before it is killed
+    progress_deadline_seconds: for which no more workers of a new revision need become ready; then it has stalled, and is given up
     drain_timeout_seconds: what a worker that is scaled away has to finish them before it is stopped; None = as long as it takes
     """
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
     grace_period_seconds: Annotated[int, Field(ge=10)] = 300
     drain_timeout_seconds: Positive | None = None
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=604800)] = 3600
 
 
 class MonitoringSpec(Section):

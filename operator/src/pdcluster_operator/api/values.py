@@ -11,9 +11,15 @@ from pydantic import AfterValidator, Field, PlainValidator
 from pdcluster_operator.api.names import dns_label
 from pdcluster_operator.api.rules import rule, spelled
 
+MAX_REPLICAS = 1024
+"""Workers of one pool: eight times those of a whole cell."""
+
+MAX_WORKERS = 4096
+"""Workers of all pools of one object together."""
+
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-Replicas = Annotated[int, Field(ge=0, le=2**31 - 1)]  # an int32 in Kubernetes
+Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(gt=0.0)]

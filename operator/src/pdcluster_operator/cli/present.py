@@ -38,7 +38,8 @@ def _in_the_way(body: Mapping[str, Any]) -> list[str]:
     told = [each for each in conditions if each.get("type") in words.AUTOSCALING and _is_true(each)]
     below = [each for each in conditions if each.get("type") in _BELOW and not (_is_true(each) and each.get("reason") != words.SCALING)]
     stalled = [each for each in conditions if each.get("type") == words.STALLED and _is_true(each)]
-    return [line for each in (*told, *(below or stalled)) for line in _condition(each)]
+    given_up = [each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED]  # what says why, and the way out
+    return [line for each in (*told, *given_up, *(below or ([] if given_up else stalled))) for line in _condition(each)]
 
 
 def _is_true(condition: Mapping[str, Any]) -> bool:
@@ -70,7 +71,7 @@ def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
         return "-"
     schedules = spec.autoscale.schedules if spec.autoscale.mode != "Off" else ()
     low, high, source = bounds_of(key[0], pool, schedules, now)
-    return f"{low} to {'any' if high is None else high}" + (f" ({source})" if source.startswith("schedule ") else "")
+    return f"{low} to {high}" + (f" ({source})" if source.startswith("schedule ") else "")
 
 
 def _last_change(key: PoolKey, records: Sequence[Record]) -> str:

@@ -5,7 +5,8 @@ other and are written at the same time, a bounded number of them.  Secrets alone
 keep their order, for a CA has to be there before what it has signed: after
 one that is refused no other is written.
 
-One object that is refused does not stop the others.  An object that is not as
+One object that is refused does not stop the others, but for a ServiceAccount,
+a Secret or a NetworkPolicy that pods need (`held_back`).  An object that is not as
 it was taken to be (changed, made or deleted in between) is fetched and decided
 upon anew.  While a Service is not as it should be nothing is deleted, for
 requests may still go to what would be deleted.
@@ -18,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pdcluster_operator.cluster import held_back
 from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.converge import Action, Verb, decide, stages
+from pdcluster_operator.cluster.converge import Action, Verb, decide, is_held, stages
 from pdcluster_operator.cluster.differences import Drift, drift, taken_over
 from pdcluster_operator.cluster.errors import (
     ClusterError,
@@ -55,15 +57,23 @@ async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnA
     failures: list[Failure] = []
     conflict: ConflictError | None = None
     hold_deletes = False
+    lacking: list[held_back.Lacking] = []
     for stage in stages(actions):
-        if hold_deletes and stage[0].verb is Verb.DELETE:
+        if hold_deletes and is_held(stage[0]):
             continue
-        for action, error in await _Stage(client, stage, on_answer).run():
-            hold_deletes |= action.kind is SERVICE
+        waiting = [failure for action in stage if (failure := held_back.waiting(action, lacking))]
+        failures += waiting
+        held = {failure.object for failure in waiting}
+        run = _Stage(client, [action for action in stage if str(action) not in held], on_answer)
+        for action, error in await run.run():
+            is_lacking = held_back.is_lacking(action, error)
+            failure = failure_of(error, str(action))
+            lacking += [held_back.Lacking(each, failure) for each in (action, *run.unwritten) if is_lacking]
+            hold_deletes |= action.kind is SERVICE or is_lacking
             if isinstance(error, ConflictError):
                 conflict = error
             else:
-                failures.append(failure_of(error, str(action)))
+                failures.append(held_back.told(failure) if is_lacking else failure)
                 logger.warning("refused verb=%s object=%s namespace=%s error=%s", action.verb.value, action, action.namespace, error)
     if conflict is not None:
         raise UnsettledError(str(conflict), failures) from conflict
@@ -72,7 +82,10 @@ async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnA
 
 @dataclass
 class _Stage:
-    """Actions that are carried out at the same time, and their errors by position."""
+    """Actions that are carried out at the same time, and their errors by position.
+
+    unwritten: Secrets that were left out after one that was refused
+    """
 
     client: ApiClient
     actions: Sequence[Action]
@@ -80,6 +93,7 @@ class _Stage:
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
     _errors: dict[int, ClusterError] = field(default_factory=dict)
     _unavailable: UnavailableError | None = None
+    unwritten: list[Action] = field(default_factory=list)
 
     async def run(self) -> list[tuple[Action, ClusterError]]:
         """Returns those that failed, in their order.  Raises UnavailableError when what is under way has ended."""
@@ -93,7 +107,9 @@ class _Stage:
         return [(self.actions[position], error) for position, error in sorted(self._errors.items())]
 
     async def _one_after_the_other(self, positions: Iterable[int]) -> None:
-        for position in positions:
+        left = list(positions)
+        while left:
+            position = left.pop(0)
             async with self._slots:
                 if self._unavailable is not None:
                     return
@@ -103,7 +119,9 @@ class _Stage:
                     self._unavailable = e
                 except ClusterError as e:
                     self._errors[position] = e
-                    return  # what is signed by an authority that is not stored would be signed anew in each pass
+                    # What is signed by an authority that is not stored would be signed anew in each pass.
+                    self.unwritten += [self.actions[each] for each in left]
+                    return
 
 
 async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:

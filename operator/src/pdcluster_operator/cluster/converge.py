@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from pdcluster_operator.cluster.differences import Drift, Manifest, drift, prepared, stamped
-from pdcluster_operator.cluster.kinds import CHILD_OF_NAME, CHILDREN, STATEFUL_SET, Kind, Manner
+from pdcluster_operator.cluster.kinds import CHILD_OF_NAME, CHILDREN, POD_DISRUPTION_BUDGET, STATEFUL_SET, Kind, Manner
 
 _POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
 
@@ -107,6 +107,7 @@ def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
     """Actions that need not wait for each other, stage by stage.
 
     What a pod needs, StatefulSets, what leads to the pods (Services, monitors); then deletions: StatefulSets, all that they use.
+    A disruption budget is deleted first of all.
     """
     return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
 
@@ -137,9 +138,14 @@ def is_owned(body: Manifest, owner_uid: str) -> bool:
     return any(reference.get("uid") == owner_uid for reference in body["metadata"].get("ownerReferences") or ())
 
 
+def is_held(action: Action) -> bool:
+    """Whether an action is a deletion that has to wait for what is made; no pod under two budgets is ever evicted, so an old one goes."""
+    return action.verb is Verb.DELETE and action.kind is not POD_DISRUPTION_BUDGET
+
+
 def _stage(action: Action) -> tuple[bool, int]:
     position, stateful_sets = _POSITIONS[action.kind.name], _POSITIONS[STATEFUL_SET.name]
-    if action.verb is Verb.DELETE:
+    if is_held(action):
         return True, int(position != stateful_sets)
     return False, (position > stateful_sets) - (position < stateful_sets)
 

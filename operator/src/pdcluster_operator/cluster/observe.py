@@ -85,6 +85,11 @@ def observe(
         service_revision=None if service is None else service["spec"].get("selector", {}).get(labels.REVISION),
         failures=failures,
         key_fault=key_fault,
+        budgets={
+            name: number
+            for name, body in live.own("PodDisruptionBudget").items()
+            if isinstance(number := body["spec"].get("minAvailable"), int)
+        },
     )
 
 

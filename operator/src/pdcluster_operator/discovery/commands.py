@@ -42,17 +42,16 @@ class Registered:
 
 async def read_registered(endpoints: Sequence[str], namespace: str, name: str, tls: EtcdTLS | None = None) -> Registered:
     """All records, of every revision, and all commands of one cluster.  Raises EtcdUnreachableError."""
-    prefix = keys.cluster_prefix(namespace, name)
-    answer = await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix), timeout=TIMEOUT_SECONDS))
+    prefixes = (keys.commands_prefix(namespace, name), keys.records_prefix(namespace, name))
+    # Two ranges, for nobody needs a right to more than these; one transaction, so that they are of one moment.
+    reads = rpc.TxnRequest(success=[rpc.RequestOp(request_range=below(prefix)) for prefix in prefixes])
+    told, written = (found.response_range.kvs for found in (await _transact(endpoints, tls, reads)).responses)
+    commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in told}
     records: dict[str, StoredRecord] = {}
-    commands: dict[str, datetime | None] = {}
-    for item in answer.kvs:
-        key = item.key.decode(errors="replace")
-        kind, _, rest = key.removeprefix(prefix).partition("/")
-        if kind == "commands":
-            commands[rest] = _since(item.value)
-        elif kind == "workers" and (record := parse_record(rest.partition("/")[2], item.value)):
-            records[record.pod] = StoredRecord(key, item.mod_revision, record)
+    for item in written:
+        _, _, place = _key_of(item).removeprefix(prefixes[1]).partition("/")
+        if record := parse_record(place, item.value):
+            records[record.pod] = StoredRecord(_key_of(item), item.mod_revision, record)
     return Registered(records, commands)
 
 
@@ -94,6 +93,11 @@ async def remove_records(endpoints: Sequence[str], records: Iterable[StoredRecor
 
 async def _transact(endpoints: Sequence[str], tls: EtcdTLS | None, request: Any) -> Any:
     return await ask_each(endpoints, tls, lambda etcd: etcd.Txn(request, timeout=TIMEOUT_SECONDS))
+
+
+def _key_of(item: Any) -> str:
+    key: str = item.key.decode(errors="replace")
+    return key
 
 
 def _key(namespace: str, name: str, pod: str) -> bytes:

@@ -82,9 +82,12 @@ async def read_workers(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | Non
     return found
 
 
-async def check_reachable(endpoints: Sequence[str], tls: EtcdTLS | None = None) -> None:
-    """Raises EtcdUnreachableError when no endpoint answers a read."""
-    await _read_prefix(endpoints, "/pdcluster/", tls)
+async def check_reachable(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None) -> None:
+    """Raises EtcdUnreachableError when no endpoint answers a read below a prefix (`keys.records_prefix`).
+
+    Only the number of keys is asked for: the rights to the cluster's own keys suffice, and those of others cost nothing.
+    """
+    await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix, limit=1, count_only=True), timeout=TIMEOUT_SECONDS))
 
 
 async def _read_prefix(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None) -> list[tuple[str, bytes]]:
@@ -92,9 +95,9 @@ async def _read_prefix(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | Non
     return [(item.key.decode(errors="replace"), item.value) for item in answer.kvs]
 
 
-def below(prefix: str) -> Any:
-    """The request for all keys below a prefix, which ends with a slash."""
-    return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode())  # "0" comes after "/"
+def below(prefix: str, **options: Any) -> Any:
+    """The request for all keys below a prefix, which ends with a slash.  options: further fields of the request"""
+    return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode(), **options)  # "0" comes after "/"
 
 
 async def ask_each(endpoints: Sequence[str], tls: EtcdTLS | None, ask: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -1,14 +1,27 @@
 """etcd keys of docs/architecture.md's contract; the worker builds the same ones (`tests/contract`)."""
 
+ROOT = "/pdcluster/"
+"""Below it: all that belongs to any cluster."""
+
 
 def cluster_prefix(namespace: str, name: str) -> str:
     """Below it: all that belongs to one cluster."""
-    return f"/pdcluster/{namespace}/{name}/"
+    return f"{ROOT}{namespace}/{name}/"
+
+
+def records_prefix(namespace: str, name: str) -> str:
+    """Below it: the leased records of all workers of one cluster."""
+    return f"{cluster_prefix(namespace, name)}workers/"
+
+
+def commands_prefix(namespace: str, name: str) -> str:
+    """Below it: the commands to the workers of one cluster."""
+    return f"{cluster_prefix(namespace, name)}commands/"
 
 
 def workers_prefix(namespace: str, name: str, revision: str) -> str:
     """Below it: the leased record of every worker of one revision."""
-    return f"/pdcluster/{namespace}/{name}/workers/{revision}/"
+    return f"{records_prefix(namespace, name)}{revision}/"
 
 
 def worker_key(prefix: str, role: str, pool: str, pod: str) -> str:
@@ -18,4 +31,4 @@ def worker_key(prefix: str, role: str, pool: str, pod: str) -> str:
 
 def command_key(namespace: str, name: str, pod: str) -> str:
     """Present = that worker drains, absent = it serves."""
-    return f"/pdcluster/{namespace}/{name}/commands/{pod}"
+    return f"{commands_prefix(namespace, name)}{pod}"

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from pdcluster_operator.api.errors import EtcdUnreachableError, StartError
+from pdcluster_operator.discovery import keys
 from pdcluster_operator.discovery.etcd import check_reachable
 from pdcluster_operator.local.machine import free_port
 from pdcluster_operator.local.processes import Launch
@@ -50,7 +51,7 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            await check_reachable([endpoint])
+            await check_reachable([endpoint], keys.ROOT)
             return
         except EtcdUnreachableError as e:
             if time.monotonic() > deadline:

@@ -18,7 +18,7 @@ from typing import Any
 from pdcluster_operator.api.errors import EtcdUnreachableError, StartError
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.discovery.etcd import check_reachable
-from pdcluster_operator.discovery.keys import workers_prefix
+from pdcluster_operator.discovery.keys import records_prefix, workers_prefix
 from pdcluster_operator.local.certificates import make_certificates
 from pdcluster_operator.local.etcd import etcd_launch, find_etcd, wait_until_reachable
 from pdcluster_operator.local.keeper import Keeper
@@ -197,7 +197,7 @@ async def _etcd(cluster: PDCluster, run: RunDirectory, screen: Screen) -> AsyncI
     given = cluster.spec.discovery.etcd.endpoints
     if given:
         try:
-            await check_reachable(given)
+            await check_reachable(given, records_prefix(cluster.metadata.namespace, cluster.metadata.name))
         except EtcdUnreachableError as e:
             raise StartError(
                 f"spec.discovery.etcd.endpoints: {e}; start it, correct the address, or leave the field out for one of our own", exit_code=1

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pdcluster_operator.api.sections import EtcdSpec, StorageSpec
+from pdcluster_operator.manifests.child_names import child_names
 from pdcluster_operator.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest, Owner, Site
 from pdcluster_operator.manifests.security import container_security, pod_security
 
@@ -17,7 +18,7 @@ _VOLUME = "data"
 def etcd_pod(etcd: EtcdSpec, owner: Owner, site: Site, labels: dict[str, str]) -> Manifest:
     """The pod template of the members."""
     spec: Manifest = {
-        "serviceAccountName": owner.name,
+        "serviceAccountName": child_names(owner.name).service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,

@@ -1,6 +1,7 @@
 """NetworkPolicies: who may connect to what.  Ingress only: where pods connect to is left open."""
 
 from pdcluster_operator.api.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_operator.manifests.child_names import etcd_policy_name, policy_name
 from pdcluster_operator.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
@@ -23,7 +24,7 @@ def workers_policy(owner: Owner) -> Manifest:
         {"ports": _ports(HTTP_PORT)},
         {"ports": _ports(GRPC_PORT, KV_PORT), "from": [{"podSelector": workers}]},
     ]
-    return new_object(_KIND, owner.name, owner, cluster_labels(owner.name, "ingress"), spec=_spec(workers, rules))
+    return new_object(_KIND, policy_name(owner.name), owner, cluster_labels(owner.name, "ingress"), spec=_spec(workers, rules))
 
 
 def etcd_policy(owner: Owner, operator_namespace: str) -> Manifest:
@@ -34,7 +35,7 @@ def etcd_policy(owner: Owner, operator_namespace: str) -> Manifest:
         {"ports": _ports(ETCD_CLIENT_PORT), "from": [{"podSelector": workers_selector(owner.name)}, operator]},
         {"ports": _ports(ETCD_PEER_PORT), "from": [{"podSelector": members}]},
     ]
-    return new_object(_KIND, f"{owner.name}-etcd", owner, cluster_labels(owner.name, ETCD), spec=_spec(members, rules))
+    return new_object(_KIND, etcd_policy_name(owner.name), owner, cluster_labels(owner.name, ETCD), spec=_spec(members, rules))
 
 
 def _spec(pods: Manifest, rules: list[Manifest]) -> Manifest:

@@ -17,16 +17,26 @@ from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.sections import PoolSpec
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import ChildNames
 from pdcluster_operator.manifests.engine_config import ENGINE_FILE, engine_config
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object, workload_selector
 from pdcluster_operator.manifests.worker_pod import worker_model, worker_pod
 
 
-def render_record(cluster: PDCluster, workload: WorkloadId, owner: Owner, image: str, *, etcd_client_certificate: bool = True) -> Manifest:
+def render_record(
+    cluster: PDCluster,
+    workload: WorkloadId,
+    owner: Owner,
+    image: str,
+    *,
+    etcd_client_certificate: bool = True,
+    names: ChildNames | None = None,
+) -> Manifest:
     """The ControllerRevision of a workload of the cluster's newest revision.
 
     image:                   the worker image, resolved
     etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key besides ca.crt
+    names:                   of the children that its pods use; None = those of everything that is made now
     """
     assert workload.revision == revision_of(cluster.spec), "a record is made of the newest spec only"
     role = cluster.spec.roles.present()[workload.role]
@@ -38,7 +48,7 @@ def render_record(cluster: PDCluster, workload: WorkloadId, owner: Owner, image:
         "pool": _pool(cluster, pool),
         "statefulSet": {
             "metadata": {"labels": labels},
-            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
+            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels, names=names)),
         },
         "engineConfig": {
             "metadata": {"labels": labels},
@@ -76,7 +86,7 @@ def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
     """What the record of an engine ConfigMap keeps of its pool; nothing of a file that cannot be read."""
     try:
         file = yaml.safe_load(config["data"][ENGINE_FILE])
-        return {"gpu": file["gpu"], "gpusPerReplica": file["tensorParallel"]}
+        return {"gpu": file["gpu"]}
     except (KeyError, TypeError, yaml.YAMLError):
         return {}
 
@@ -88,7 +98,7 @@ def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
     """
     own = cluster.spec.accelerators.get(pool.gpu)
     accelerator = {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
-    return {"gpu": pool.gpu, "gpusPerReplica": pool.gpus_per_replica, "accelerator": accelerator}
+    return {"gpu": pool.gpu, "accelerator": accelerator}
 
 
 def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:

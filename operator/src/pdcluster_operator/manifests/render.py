@@ -4,14 +4,15 @@ Pure: the same arguments give equal manifests.  Workloads are recorded when
 they are first made (`record`), everything else follows the newest spec.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import child_names
 from pdcluster_operator.manifests.dashboard import dashboard_config
-from pdcluster_operator.manifests.disruption_budget import pool_budget
+from pdcluster_operator.manifests.disruption_budget import workload_budget
 from pdcluster_operator.manifests.etcd import etcd_record_name, render_etcd
 from pdcluster_operator.manifests.network_policy import workers_policy
 from pdcluster_operator.manifests.objects import Capabilities, Manifest, Owner, Site
@@ -40,7 +41,7 @@ __all__ = [
     "render_workload",
 ]
 
-NOBODY: Mapping[tuple[str, str], int] = MappingProxyType({})
+NO_BUDGETS: Mapping[WorkloadId, int] = MappingProxyType({})
 
 
 def render_shared(
@@ -52,37 +53,28 @@ def render_shared(
     *,
     serving_role: str | None = None,
     records: Iterable[Mapping[str, Any]] = (),
-    workloads: Iterable[WorkloadId] = (),
-    draining: Mapping[tuple[str, str], int] = NOBODY,
+    budgets: Mapping[WorkloadId, int] = NO_BUDGETS,
+    service_accounts: Sequence[str] = (),
 ) -> tuple[Manifest, ...]:
     """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service comes last.
 
     serving: the revision whose workers answer
     serving_role: the role of those that do in that revision; None = as the spec has it, which a roll out may be about to change
     records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the result, is made from its own
-    workloads: those that there should be; pools that are no longer declared may be among them
-    draining: pods that drain and are not ready any more, by role and pool
+    budgets: of each workload that serves, how many of its workers a drain of nodes has to leave ready
+    service_accounts: names of those that pods use; none = that of everything that is made now
     """
     role = serving_role or cluster.spec.ingress_role
     return (
-        service_account(cluster, owner),
+        *(service_account(cluster, owner, name) for name in service_accounts or (child_names(owner.name).service_account,)),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
-        *_budgets(cluster, owner, workloads, draining),
+        *(workload_budget(owner, workload, number) for workload, number in budgets.items()),
         *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
         *_monitoring(cluster, owner, capabilities, role),
         workers_service(owner),
         ingress_service(cluster, owner, serving, role),
     )
-
-
-def _budgets(
-    cluster: PDCluster, owner: Owner, workloads: Iterable[WorkloadId], draining: Mapping[tuple[str, str], int]
-) -> Iterator[Manifest]:
-    """Of every pool that is declared, and of those that are not and serve for now."""
-    declared = [(role, pool.name) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
-    for role, pool in dict.fromkeys([*declared, *((workload.role, workload.pool) for workload in workloads)]):
-        yield pool_budget(owner, role, pool, draining.get((role, pool), 0))
 
 
 def _monitoring(cluster: PDCluster, owner: Owner, capabilities: Capabilities, serving_role: str) -> Iterator[Manifest]:

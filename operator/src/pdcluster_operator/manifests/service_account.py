@@ -5,9 +5,9 @@ from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object
 
 
-def service_account(cluster: PDCluster, owner: Owner) -> Manifest:
+def service_account(cluster: PDCluster, owner: Owner, name: str) -> Manifest:
     """Without a mounted token; with the pull secrets, which a managed etcd's image from the same registry needs too."""
     secrets = [{"name": name} for name in cluster.spec.image.pull_secrets]
     parts = {"imagePullSecrets": secrets} if secrets else {}
     labels = cluster_labels(owner.name, "ingress")
-    return new_object("v1/ServiceAccount", owner.name, owner, labels, automountServiceAccountToken=False, **parts)
+    return new_object("v1/ServiceAccount", name, owner, labels, automountServiceAccountToken=False, **parts)

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Mapping
 
 from pdcluster_operator.api.labels import cluster_labels
+from pdcluster_operator.manifests.child_names import ChildNames
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object
 
 _NO_ANNOTATIONS: Mapping[str, str] = {}
@@ -11,20 +12,22 @@ _NO_ANNOTATIONS: Mapping[str, str] = {}
 
 def render_tls_secrets(
     owner: Owner,
+    names: ChildNames,
     ca: Mapping[str, bytes],
     tls: Mapping[str, bytes],
+    *,
     ca_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
     tls_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
 ) -> tuple[Manifest, Manifest]:
-    """`{name}-ca` and `{name}-tls`, to be written in this order.
+    """The authority's and the workers', to be written in this order.
 
     ca:  tls.crt and tls.key of the authority, PEM
     tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the workers, PEM
     """
-    return _secret(owner, "ca", ca, ca_annotations), _secret(owner, "tls", tls, tls_annotations)
+    return _secret(owner, names.authority, ca, ca_annotations), _secret(owner, names.certificates, tls, tls_annotations)
 
 
-def _secret(owner: Owner, suffix: str, content: Mapping[str, bytes], annotations: Mapping[str, str]) -> Manifest:
+def _secret(owner: Owner, name: str, content: Mapping[str, bytes], annotations: Mapping[str, str]) -> Manifest:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
     labels = cluster_labels(owner.name, "ingress")
-    return new_object("v1/Secret", f"{owner.name}-{suffix}", owner, labels, annotations=annotations, type="kubernetes.io/tls", data=data)
+    return new_object("v1/Secret", name, owner, labels, annotations=annotations, type="kubernetes.io/tls", data=data)

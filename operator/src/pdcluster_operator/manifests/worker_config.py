@@ -49,7 +49,7 @@ _LISTEN = {"host": "host", "http_port": "http", "grpc_port": "grpc", "kv_port": 
 
 
 def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerSite) -> dict[str, Any]:
-    """The engine file of the workers of one role and pool; `gpu` and `tensorParallel` are always in it."""
+    """The engine file of the workers of one role and pool; `gpu` is always in it."""
     model = cluster.spec.model
     discovery: dict[str, Any] = {"endpoints": list(site.etcd_endpoints)}
     if site.etcd_tls:
@@ -60,7 +60,6 @@ def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpe
         "role": role,
         "pool": pool.name,
         "gpu": pool.gpu,
-        "tensorParallel": pool.gpus_per_replica,
         "model": {"name": model.name, "path": site.model_path, **model.model_dump(include={"dtype"}, exclude_defaults=True)},
         "engine": engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         "discovery": discovery,
@@ -71,7 +70,9 @@ def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpe
 
 def policy_file(cluster: PDCluster) -> dict[str, Any]:
     """The policy file of every worker of a cluster."""
-    return {**_fields(cluster.spec.routing), **_fields(cluster.spec.qos)}
+    spec = cluster.spec
+    shared = {"sharedPrefixCache": spec.service.shared_prefix_cache}
+    return {**_fields(spec.routing), **_fields(spec.qos), **shared}
 
 
 def _given(part: EtcdTls | WorkerSite) -> dict[str, Any]:

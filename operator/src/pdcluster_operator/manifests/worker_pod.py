@@ -12,6 +12,7 @@ from pdcluster_operator.api.labels import GPU
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.sections import PoolSpec, RoleSpec
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import TLS_VOLUME, ChildNames, child_names
 from pdcluster_operator.manifests.engine_config import (
     API_KEYS_FOLDER,
     ENGINE_FILE,
@@ -36,12 +37,24 @@ SHARED_MEMORY = "1Gi"
 _READABLE_BY_US = 0o440
 
 
-def worker_pod(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, labels: dict[str, str]) -> Manifest:
-    """The pod template of a workload.  labels: those of its pods, which no template of the user's overrides."""
+def worker_pod(
+    cluster: PDCluster,
+    workload: WorkloadId,
+    pool: PoolSpec,
+    image: str,
+    labels: dict[str, str],
+    *,
+    names: ChildNames | None = None,
+) -> Manifest:
+    """The pod template of a workload.
+
+    labels: those of its pods, which no template of the user's overrides
+    names:  of the children that it uses; None = those of everything that is made now
+    """
     role = cluster.spec.roles.present()[workload.role]
     rendered = {
         "metadata": {"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER, GPU: pool.gpu}},
-        "spec": _spec(cluster, workload, pool, image),
+        "spec": _spec(cluster, workload, pool, image, names or child_names(workload.cluster)),
     }
     merged = merge_pod_template(merge_pod_template(rendered, cluster.spec.pod_template), role.pod_template)
     return {
@@ -62,12 +75,12 @@ def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
     return {**metadata, "labels": {**(others if isinstance(others, dict) else {}), **labels}}
 
 
-def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) -> Manifest:
+def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, names: ChildNames) -> Manifest:
     role = cluster.spec.roles.present()[workload.role]
     model = worker_model(cluster, role, image)
-    files = _files(cluster, workload)
+    files = _files(cluster, workload, names)
     spec: Manifest = {
-        "serviceAccountName": cluster.metadata.name,
+        "serviceAccountName": names.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": cluster.spec.rollout.grace_period_seconds,
@@ -89,7 +102,7 @@ def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
     resource = cluster.spec.accelerator_of(pool).resource
     resources = dict(base["resources"])
     if resource:
-        resources["limits"] = {**resources.get("limits", {}), resource: str(pool.gpus_per_replica)}
+        resources["limits"] = {**resources.get("limits", {}), resource: "1"}
     files = ["--engine-config", f"{ENGINE_FOLDER}/{ENGINE_FILE}", "--policy", f"{POLICY_FOLDER}/{POLICY_FILE}"]
     return {
         **base,
@@ -142,13 +155,13 @@ def _probe(path: str, period_seconds: int, failures: int) -> Manifest:
     }
 
 
-def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
+def _files(cluster: PDCluster, workload: WorkloadId, names: ChildNames) -> dict[str, Manifest]:
     """Volumes by where they are mounted."""
     etcd_secret, key_secret = cluster.spec.discovery.etcd.tls_secret, cluster.spec.service.api_key_secret
     volumes = {
         ENGINE_FOLDER: {"name": "engine", "configMap": {"name": workload.name}},
         POLICY_FOLDER: {"name": "policy", "configMap": {"name": f"{workload.cluster}-policy"}},
-        TLS_FOLDER: _secret("tls", f"{workload.cluster}-tls"),
+        TLS_FOLDER: _secret(TLS_VOLUME, names.certificates),
     }
     if etcd_secret is not None:
         volumes[ETCD_TLS_FOLDER] = _secret("etcd-tls", etcd_secret)

@@ -6,8 +6,9 @@ gives the same plan.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pdcluster_operator.api.conditions import NAME_TAKEN
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import Workload, WorkloadId
@@ -21,7 +22,8 @@ from pdcluster_operator.plan.autoscaled import (
     is_new,
     overridden,
 )
-from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers
+from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers, lacks, waiting
+from pdcluster_operator.plan.disruption import plan_budgets
 from pdcluster_operator.plan.drain import Drain, plan_drain
 from pdcluster_operator.plan.happenings import happenings
 from pdcluster_operator.plan.insync import InSync, in_sync
@@ -29,7 +31,8 @@ from pdcluster_operator.plan.invalid import plan_invalid
 from pdcluster_operator.plan.pool_facts import Asked
 from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_operator.plan.previous import Previous
-from pdcluster_operator.plan.rollout import Step, current_revision, next_step
+from pdcluster_operator.plan.progress import Rollout, Seen, is_given_up, next_rollout, read_rollout, rollout_field, seconds_left
+from pdcluster_operator.plan.rollout import Step, current_revision, left_of, next_step
 from pdcluster_operator.plan.scalers import PoolKey, PoolSize, plan_scaler, pool_sizes
 from pdcluster_operator.plan.state import ClusterPlan, Happening, Observed, ScalerPlan, WorkloadState
 from pdcluster_operator.plan.status import Status, dated, identity_fields, kept_field, number_fields
@@ -44,6 +47,7 @@ class _Scene:
     target:  the declared revision
     current: the revision that serves until this pass; None = none does
     is_target_ready: whether the declared revision can take over
+    rollout: that is under way to it; None = none is
     """
 
     cluster: PDCluster
@@ -53,6 +57,17 @@ class _Scene:
     current: str | None
     sizes: tuple[PoolSize, ...]
     is_target_ready: bool
+    rollout: Rollout | None
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether another revision serves, and goes on until the declared one is whole."""
+        return self.cluster.spec.rollout.strategy != "Recreate" and self.current not in (None, self.target)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the declared revision is to have no workers, for it has stalled beside the one that serves."""
+        return is_given_up(self.rollout, self.target, _deadline(self.cluster), is_beside=self.is_beside)
 
     def shown(self, size: PoolSize) -> WorkloadState | None:
         """The workload that a pool's numbers are of: of the revision that serves, else of the declared one."""
@@ -61,14 +76,16 @@ class _Scene:
 
 def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPlan:
     """Everything that should be.  now: RFC 3339 in UTC, for conditions that change in this pass."""
-    scene = _scene(cluster, observed)
+    scene = _scene(cluster, observed, now)
     step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=scene.is_target_ready)
     kept, leaving = tuple(_kept(scene, step)), _leaving(scene)
     drain = _drain(scene, (*_of_target(scene, step), *kept, *leaving))
     registered = in_sync(observed.registry, observed.workloads, Previous(observed.status))
     status = {**_status(scene, step, leaving, now, drain=drain, registered=registered), **kept_field([*kept, *leaving])}
     is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
-    looks = [seconds for seconds in (drain.look_again_seconds, registered.look_again_seconds) if seconds is not None]
+    found = (drain.look_again_seconds, registered.look_again_seconds, seconds_left(scene.rollout, now))
+    looks = [seconds for seconds in found if seconds is not None]
+    serving = [workload for workload in drain.workloads if workload.id.revision == step.serving]
     return ClusterPlan(
         serving=step.serving,
         serving_role=_serving_role(scene, step),
@@ -81,7 +98,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         look_again_seconds=min(looks, default=None),
         commands=drain.commands,
         cut=drain.cut,
-        draining=drain.unready,
+        budgets=plan_budgets(serving, observed.workloads, drain.commands, observed.budgets),
         ghosts=registered.ghosts,
         needs_registry=drain.needs_registry,
     )
@@ -99,15 +116,43 @@ def asked_of(cluster: PDCluster, observed: Observed) -> Asked:
     """
     scene = _scene(cluster, observed)
     step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=False)
-    return Asked(scene.sizes, scene.target, (*_of_target(scene, step), *_kept(scene, step), *_leaving(scene)))
+    workloads = (*_of_target(scene, step), *_kept(scene, step), *_leaving(scene))
+    return Asked(scene.sizes, scene.target, workloads, is_given_up=scene.is_given_up)
 
 
-def _scene(cluster: PDCluster, observed: Observed) -> _Scene:
+def _scene(cluster: PDCluster, observed: Observed, now: str | None = None) -> _Scene:
+    """now: RFC 3339; None = the clock of a roll out stands where the last status has it"""
     there, target = Workloads(observed), revision_of(cluster.spec)
     sizes = autoscaled(cluster.spec.autoscale, pool_sizes(cluster.spec, observed.scalers, _before(cluster, observed)), observed)
-    is_target_ready = _can_take_over(observed, sizes, {size.key: there.of(*size.key, target) for size in sizes})
+    is_whole = _is_whole(sizes, {size.key: there.of(*size.key, target) for size in sizes})
+    is_target_ready = is_whole and (discovery_answers(observed.discovery) or not _has_ingress(sizes))
     current = current_revision(observed, target, is_target_ready=is_target_ready)
-    return _Scene(cluster, observed, there, target, current, sizes, is_target_ready)
+    scene = _Scene(cluster, observed, there, target, current, sizes, is_target_ready, read_rollout(observed.status))
+    if now is not None:
+        scene = replace(scene, rollout=next_rollout(scene.rollout, _seen(scene, is_whole=is_whole), now))
+    return replace(scene, is_target_ready=False) if scene.is_given_up else scene
+
+
+def _deadline(cluster: PDCluster) -> int:
+    return cluster.spec.rollout.progress_deadline_seconds
+
+
+def _seen(scene: _Scene, *, is_whole: bool) -> Seen:
+    """What the clock of a roll out goes by."""
+    observed, views = scene.observed, tuple(_views(scene))
+    left = left_of(scene.target, observed) if scene.cluster.spec.rollout.strategy == "Recreate" else None
+    return Seen(
+        revision=scene.target,
+        deadline=_deadline(scene.cluster),
+        ready=sum(view.num_target_ready for view in views),
+        left=0 if left is None else left.num_pods,
+        is_under_way=scene.is_beside or left is not None or Previous(observed.status).text("revision") != scene.target,
+        is_beside=scene.is_beside,
+        is_done=scene.is_target_ready and left is None,
+        is_whole=is_whole,
+        is_held=any(failure.reason == NAME_TAKEN for failure in observed.failures),
+        lacks=lacks(views) if left is None else waiting(left),
+    )
 
 
 def _before(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
@@ -128,16 +173,18 @@ def _before(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
     }
 
 
-def _can_take_over(observed: Observed, sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
-    """Whether the declared revision has every worker that it should have, and they can find each other.
+def _is_whole(sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
+    """Whether the declared revision has every worker that it should have.
 
     Where no worker is to answer requests, there is nothing to wait for.
     """
     wanted = {size.key: size.wanted for size in sizes}
-    if not any(number for (role, _), number in wanted.items() if role != PREFILL):
-        return True
     is_whole = all((state := workloads[key]) is not None and state.ready >= number for key, number in wanted.items())
-    return is_whole and discovery_answers(observed.discovery)
+    return is_whole or not _has_ingress(sizes)
+
+
+def _has_ingress(sizes: Iterable[PoolSize]) -> bool:
+    return any(size.wanted for size in sizes if size.role != PREFILL)
 
 
 def _serving_role(scene: _Scene, step: Step) -> str:
@@ -152,7 +199,8 @@ def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
     """The declared revision's workloads; while an older one has to end first, only those that are there already."""
     for size in scene.sizes:
         if step.waits_for is None or scene.there.of(*size.key, scene.target):
-            yield Workload(WorkloadId(scene.cluster.metadata.name, *size.key, scene.target), size.wanted)
+            wanted = 0 if scene.is_given_up else size.wanted
+            yield Workload(WorkloadId(scene.cluster.metadata.name, *size.key, scene.target), wanted)
 
 
 def _kept(scene: _Scene, step: Step) -> Iterator[Workload]:
@@ -215,6 +263,9 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         waits_for=step.waits_for,
         leaving=tuple(workload.id for workload in leaving),
         draining=drain.messages,
+        stalled=None if scene.rollout is None else scene.rollout.stalled,
+        deadline=_deadline(scene.cluster),
+        is_given_up=scene.is_given_up,
         ingress_role=scene.there.ingress_role(observed.service_revision) or scene.cluster.spec.ingress_role,
         num_answering=scene.there.num_answering(observed.service_revision),
         has_prefill=scene.there.has_prefill(observed.service_revision),
@@ -227,6 +278,7 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         "observedGeneration": observed.generation,
         **identity_fields(scene.cluster, revision=scene.target, serving=step.serving),
         **number_fields(views),
+        **rollout_field(scene.rollout),
         **autoscaling_fields(autoscale, observed),
         "conditions": dated(found, previous, generation=observed.generation, now=now),
     }

@@ -45,6 +45,9 @@ class Facts:
     num_answering: ready workers that the Service leads to
     has_prefill:   whether a prefill worker is ready beside them
     draining:      who has to drain before a pool shrinks, or holds that up, by role
+    stalled:       why the declared revision has not come forward for too long; None = it has, or has taken over
+    deadline:      seconds for which it need not
+    is_given_up:   its workers are scaled to 0, for another revision serves
     """
 
     roles: tuple[RoleView, ...]
@@ -58,6 +61,9 @@ class Facts:
     has_prefill: bool
     leaving: tuple[WorkloadId, ...] = ()
     draining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stalled: str | None = None
+    deadline: int = 0
+    is_given_up: bool = False
 
     @property
     def is_rolling(self) -> bool:
@@ -107,7 +113,7 @@ def _role(view: RoleView, facts: Facts) -> Condition:
     if view.is_ready:  # with workers that are too many: they serve, or finish what they have
         reason = words.SCALING if draining else words.AS_DECLARED
         return Condition(kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes]))
-    problem = worst_problem(view)
+    problem = None if facts.is_given_up else worst_problem(view)
     reason, message = problem or _on_the_way(view, facts)
     return Condition(kind, is_true=False, reason=reason, message="; ".join([message, *_still_there(view, facts), *notes]))
 
@@ -123,14 +129,24 @@ def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
 
 
 def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
+    if facts.is_given_up:
+        return words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; revision {facts.target} is scaled to 0, and {facts.current} stays"
     if facts.waits_for is not None and not any(pool.target for pool in view.pools):
-        return words.ROLLING_OUT, _waiting(facts.waits_for)
+        return words.ROLLING_OUT, waiting(facts.waits_for)
     if facts.is_rolling:
         return words.ROLLING_OUT, _numbers(view)
     return words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view)
 
 
-def _waiting(left: Left) -> str:
+def lacks(views: Sequence[RoleView]) -> str:
+    """What the workers that are not ready lack: the worst of their problems, or only how many they are."""
+    lacking = [view for view in views if not view.is_ready]
+    found = [(rank(problem[0]), f"{view.name}: {problem[1]}") for view in lacking if (problem := worst_problem(view))]
+    return min(found)[1] if found else "; ".join(f"{view.name}: {_numbers(view)}" for view in lacking)
+
+
+def waiting(left: Left) -> str:
+    """What has to end before the declared revision is made."""
     first = f", first {left.first}" if left.first else ""
     return f"the old revision has to end first; {left.num_pods} of its pods are left{first}"
 
@@ -191,6 +207,8 @@ def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
     if facts.observed.failures:
         reason, message = _worst_failure(facts.observed.failures)
         return Condition(words.READY, is_true=False, reason=reason, message=message)
+    if facts.stalled is not None:
+        return Condition(words.READY, is_true=False, reason=words.PROGRESS_DEADLINE_EXCEEDED, message=_stalled(facts, facts.stalled))
     # What serves during a roll out is about to go: that it does not answer is no reason why the new revision is not there.
     follows = words.NOT_ANSWERING if facts.is_rolling else None
     bad = [condition for condition in below if not condition.is_true and condition.reason != follows]
@@ -198,10 +216,20 @@ def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
         reason, message = _cause(min(bad, key=lambda condition: rank(condition.reason)), facts)
         return Condition(words.READY, is_true=False, reason=reason, message=message)
     if facts.is_rolling:
-        waits = "its workers take over" if facts.waits_for is None else _waiting(facts.waits_for)
+        waits = "its workers take over" if facts.waits_for is None else waiting(facts.waits_for)
         return Condition(words.READY, is_true=False, reason=words.ROLLING_OUT, message=f"roll out to revision {facts.target}: {waits}")
     message = ", ".join(f"{view.name} {view.num_target_ready}/{view.wanted}" for view in facts.roles)
     return Condition(words.READY, is_true=True, reason=words.AS_DECLARED, message=message)
+
+
+def _stalled(facts: Facts, cause: str) -> str:
+    """What became of it, and the way out.  cause: as it was found at the deadline, for the pods that showed it may be gone"""
+    what = f"no more workers of revision {facts.target} have become ready within rollout.progressDeadlineSeconds ({facts.deadline} s)"
+    if not facts.is_given_up:
+        return f"{what}: {cause}; nothing is scaled down, for no other revision serves: mend that, or change the spec"
+    serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
+    fix = "mend that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the file of before"
+    return f"{what}: {cause}; it is scaled to 0{serves}; {fix}"
 
 
 def _cause(worst: Condition, facts: Facts) -> tuple[str, str]:

@@ -16,7 +16,6 @@ serve yet.  What is removed as a whole because another revision has taken over
 is not shrunk: its pods drain by SIGTERM, once the Service leads elsewhere.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -79,7 +78,6 @@ class Shrink:
 class Drain:
     """What becomes of all StatefulSets of a cluster.
 
-    unready:  pods that drain and are not ready any more, by role and pool; those that are about to go not among them
     messages: who drains or is held, by role
     needs_registry: etcd has to be asked, for the answer decides on a size or on a command
     """
@@ -87,7 +85,6 @@ class Drain:
     workloads: tuple[Workload, ...]
     commands: frozenset[str]
     cut: tuple[str, ...]
-    unready: Mapping[tuple[str, str], int]
     messages: Mapping[str, tuple[str, ...]]
     needs_registry: bool
     look_again_seconds: float | None
@@ -129,13 +126,6 @@ def plan_drain(
         ),
         commands=commands,
         cut=tuple(sorted(pod for shrink in shrinks.values() for pod in shrink.cut)),
-        unready=Counter(
-            (pod.workload.role, pod.workload.pool)
-            for each, shrink in shrinks.items()
-            if each in states
-            for pod in states[each].pods
-            if pod.name in commands and not pod.ready and not pod.terminating and ordinal_of(pod) < shrink.replicas
-        ),
         messages=_messages({each: shrink for each, shrink in shrinks.items() if shrink.waits}, error),
         needs_registry=waits or stale or shrinking,  # nobody goes by what etcd said some time ago
         look_again_seconds=None if not (waits or stale) else LOOK_AGAIN_SECONDS if error is None else HELD_SECONDS,

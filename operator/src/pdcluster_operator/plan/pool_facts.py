@@ -31,11 +31,13 @@ class Asked:
     sizes:     of the declared pools
     revision:  the declared one
     workloads: all that a pass makes or keeps, with their sizes; those of declared pools follow the sizes of these
+    is_given_up: but for the declared revision's, which are to have no workers
     """
 
     sizes: Sequence[PoolSize]
     revision: str
     workloads: Sequence[Workload]
+    is_given_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ..
     found: dict[Place, tuple[Holding, ...]] = {}
     for each in sorted({*planned, *states}):
         key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
-        grows = each in planned and key in declared
+        grows = each in planned and key in declared and not (asked.is_given_up and each.revision == asked.revision)
         of, own = types.get(key, ""), (state.gpu if state else "") or types.get(key, "")
         if own != of and state is not None and state.gone:  # one of the declared type comes in its place
             found[key, of] = (*found.get((key, of), ()), _holding(None, size, grows=grows))
@@ -118,7 +120,7 @@ def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: 
         fault=None if state.fault is None or state.current >= state.desired else state.fault[1],
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
-        unready_top=_num_top(set(range(size.wanted)) - {ordinal_of(pod) for pod in ready}, size.wanted),
+        unready_top=size.wanted - 1 - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.wanted), default=-1),
     )
 
 

@@ -55,6 +55,7 @@ _EFFECTS = (
     ("spec.autoscale.mode", Effect.MODE),
     ("spec.autoscale.", Effect.AUTOSCALER),
     ("spec.service.apiKeySecret", Effect.REVISION),
+    ("spec.service.sharedPrefixCache", Effect.POLICY),
     ("spec.service.", Effect.SERVICE),
     ("spec.monitoring.", Effect.OBJECTS),
     ("spec.networkPolicy.", Effect.OBJECTS),
@@ -261,5 +262,5 @@ def _by_gpu(workers: Iterable[tuple[PoolKey, int]], known: Mapping[PoolKey, Pool
     sums = Counter[str]()
     for key, number in workers:
         pool = known.get(key)
-        sums[_UNKNOWN if pool is None else pool.gpu] += number * (1 if pool is None else pool.gpus_per_replica)
+        sums[_UNKNOWN if pool is None else pool.gpu] += number
     return sums

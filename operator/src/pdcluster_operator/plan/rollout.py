@@ -13,13 +13,12 @@ A third revision replaces an unfinished target; back to A drops the target.
 A selector that was turned to B by hand before B was ready is turned back.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.previous import Previous
-from pdcluster_operator.plan.state import Observed, PodState, WorkloadState
+from pdcluster_operator.plan.state import Observed, PodState
 
 Strategy = Literal["BlueGreen", "Recreate"]
 
@@ -90,14 +89,16 @@ def _blue_green(target: str, current: str | None, observed: Observed, *, is_targ
 
 
 def _recreate(target: str, observed: Observed) -> Step:
-    old = [state for state in observed.workloads if state.id.revision != target]
-    if not old:
+    left = left_of(target, observed)
+    if left is None:
         return Step(serving=target)
     serves_already = any(state.id.revision == target and not state.gone for state in observed.workloads)
     before = observed.service_revision or observed.status.get("servingRevision") or target
-    return Step(serving=target if serves_already else before, waits_for=_left(old))
+    return Step(serving=target if serves_already else before, waits_for=left)
 
 
-def _left(states: Sequence[WorkloadState]) -> Left:
+def left_of(target: str, observed: Observed) -> Left | None:
+    """What is left of other revisions; None = nothing."""
+    states = [state for state in observed.workloads if state.id.revision != target]
     pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
-    return Left(sum(state.num_pods for state in states), next(iter(pods), None))
+    return Left(sum(state.num_pods for state in states), next(iter(pods), None)) if states else None

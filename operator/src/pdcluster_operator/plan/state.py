@@ -148,6 +148,7 @@ class Observed:
                       None = some can, or none is asked for
     decided:          what the autoscaler decided in this pass; None = it has no new numbers, or is off
     registry:         of its workers; None = nobody has looked yet
+    budgets:          pods that each disruption budget leaves ready, by its name
     """
 
     generation: int
@@ -161,6 +162,7 @@ class Observed:
     key_fault: tuple[str, str] | None = None
     registry: Registry | None = None
     decided: Record | None = None
+    budgets: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class ClusterPlan:
     ends_first: others are made when those that go now are gone with their pods, so that each is to be seen until it has none
     commands:   pods that are to be told to drain before StatefulSets are written; those of all others are withdrawn
     cut:        pods that go though they have not drained, for their time is over
-    draining:   pods that drain and are not ready any more, by role and pool
+    budgets:    of each workload that serves, how many of its workers a drain of nodes has to leave ready
     ghosts:     pods that do not exist and whose records may be removed
     needs_registry: it would be another plan if more were known of the workers
     status:     the whole status of the PDCluster, conditions with their transition times included
@@ -217,6 +219,6 @@ class ClusterPlan:
     is_decision: bool = False
     commands: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
-    draining: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    budgets: Mapping[WorkloadId, int] = field(default_factory=dict)
     ghosts: tuple[str, ...] = ()
     needs_registry: bool = False

@@ -24,7 +24,7 @@ class Asking:
     async def ask(self, question: Question) -> str | None:
         """Why the etcd cannot be used; None = it answers."""
         try:
-            await check_reachable(question.endpoints, await self._tls(question))
+            await check_reachable(question.endpoints, question.prefix, await self._tls(question))
         except EtcdUnreachableError as e:
             return str(e)
         except ClusterError as e:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.cluster.cache import Body, Key
-from pdcluster_operator.cluster.converge import Action, ObjectName, Verb
+from pdcluster_operator.cluster.converge import Action, ObjectName, Verb, is_held
 from pdcluster_operator.cluster.differences import writers
 from pdcluster_operator.cluster.kinds import SERVICE
 from pdcluster_operator.plan.state import Failure
@@ -68,7 +68,7 @@ class Contested:
         actions = list(actions)
         fights = self._fights_of(key, [action for action in actions if action.verb in _PUTS_BACK], children)
         hold_deletes = any(name.kind == SERVICE.name for name in fights)
-        left = [action for action in actions if not (hold_deletes and action.verb is Verb.DELETE) and self._may(action, fights)]
+        left = [action for action in actions if not (hold_deletes and is_held(action)) and self._may(action, fights)]
         return left, [fight.failure for fight in fights.values()]
 
     def written(self, actions: Iterable[Action], refused: Collection[Failure]) -> None:

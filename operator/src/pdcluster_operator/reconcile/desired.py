@@ -14,6 +14,7 @@ from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE
 from pdcluster_operator.cluster.observe import Live, workload_of
 from pdcluster_operator.manifests.render import Capabilities, Owner, Site, render_scaler, render_shared, render_workload
 from pdcluster_operator.plan.state import ClusterPlan, Failure, ScalerPlan
+from pdcluster_operator.reconcile.older_names import service_accounts_in_use
 from pdcluster_operator.reconcile.records import Records
 
 
@@ -41,8 +42,8 @@ class Rendering:
             plan.serving,
             serving_role=plan.serving_role,
             records=self.records.live.own("ControllerRevision").values(),
-            workloads=[workload.id for workload in plan.workloads],
-            draining=plan.draining,
+            budgets=plan.budgets,
+            service_accounts=service_accounts_in_use(self.records.live),
         )
         return [*shared, *self._workloads(plan), *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers)]
 

@@ -1,7 +1,7 @@
 """Whether given etcd endpoints answer, asked in the background and remembered, so that no reconcile waits for a dead one.
 
-Clusters with the same endpoints and TLS share one question.  A PDCluster is
-made due when the answer about its etcd changes.  Every question is asked on its
+Each cluster has a question of its own, for its rights may end at its own keys.
+A PDCluster is made due when the answer about its etcd changes.  Every question is asked on its
 own and has a time limit, so slow ones do not add up.  An etcd that is run for a
 cluster is not asked here: its pods' readiness says the same.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pdcluster_operator.api.sections import EtcdSpec
 from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.discovery.keys import ROOT, records_prefix
 
 logger = logging.getLogger(__name__)
 ASK_EVERY_SECONDS = 15.0
@@ -30,16 +31,18 @@ NOT_YET = "has not answered yet"
 
 @dataclass(frozen=True)
 class Question:
-    """namespace: of the TLS Secret; empty without one, so that clusters everywhere share the question."""
+    """namespace: of the TLS Secret; prefix: below which the records of the cluster's workers are."""
 
     endpoints: tuple[str, ...]
     namespace: str = ""
     tls_secret: str | None = None
+    prefix: str = ROOT
 
     @classmethod
-    def about(cls, etcd: EtcdSpec, namespace: str) -> "Question":
-        """The question that a PDCluster's section asks."""
-        return cls(etcd.endpoints, namespace if etcd.tls_secret else "", etcd.tls_secret)
+    def about(cls, etcd: EtcdSpec, key: Key, endpoints: tuple[str, ...] | None = None) -> "Question":
+        """The question that a PDCluster's section asks.  endpoints: others than the given ones"""
+        prefix = records_prefix(key.namespace, key.name)
+        return cls(etcd.endpoints if endpoints is None else endpoints, key.namespace, etcd.tls_secret, prefix)
 
 
 @dataclass

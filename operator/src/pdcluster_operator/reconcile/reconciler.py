@@ -195,7 +195,7 @@ class Reconciler:
     async def _records(self, live: Live, cluster: PDCluster, plan: ClusterPlan, owner: Owner) -> Records:
         """What records are made from; the etcd's Secret is read only when one is to be made."""
         records = Records(cluster, live, owner, self.site.worker_image, has_client_certificate=False)
-        question = Question.about(cluster.spec.discovery.etcd, live.key.namespace)
+        question = Question.about(cluster.spec.discovery.etcd, live.key)
         if question.tls_secret is None or not any(records.is_missing(workload.id) for workload in plan.workloads):
             return records
         return replace(records, has_client_certificate=await self.asking.has_client_certificate(question))
@@ -256,7 +256,7 @@ class Reconciler:
         if not etcd.endpoints:
             self.discovery.forget(live.key)
             return managed_etcd(live, f"{live.key.name}-etcd", etcd.replicas, faults)
-        error = await self.discovery.error(live.key, Question.about(etcd, live.key.namespace))
+        error = await self.discovery.error(live.key, Question.about(etcd, live.key))
         return DiscoveryState(managed=False, error=error)
 
     def _live(self, key: Key) -> Live | None:

@@ -21,6 +21,7 @@ from pdcluster_operator.cluster.cache import Body
 from pdcluster_operator.cluster.observe import Live, workload_of
 from pdcluster_operator.manifests.objects import new_object
 from pdcluster_operator.manifests.render import Owner, image_of_record, is_of_pool, pool_of_engine, render_record
+from pdcluster_operator.reconcile.older_names import names_of_revision
 
 WORKER = "worker"
 
@@ -86,7 +87,8 @@ class Records:
         if self.has_client_certificate is None or workload not in self._declared():
             return None
         image = self.cluster.spec.image.name or next(self._images(workload.revision), self.default_image)
-        return render_record(self.cluster, workload, self.owner, image, etcd_client_certificate=self.has_client_certificate)
+        names = names_of_revision(workload.cluster, self.live.own("ControllerRevision").values(), workload.revision)
+        return render_record(self.cluster, workload, self.owner, image, etcd_client_certificate=self.has_client_certificate, names=names)
 
     def _images(self, revision: str) -> Iterator[str]:
         """Of the revision's other workloads: all of one revision run the same."""

@@ -51,8 +51,8 @@ ASK_SECONDS = 8.0
 
 def workers_question(cluster: PDCluster) -> Question:
     """Where a cluster's workers are registered: the given etcd, or the one that is run for it."""
-    etcd, namespace = cluster.spec.discovery.etcd, cluster.metadata.namespace
-    return Question(etcd_endpoints(cluster), namespace if etcd.tls_secret else "", etcd.tls_secret)
+    key = Key(cluster.metadata.namespace, cluster.metadata.name)
+    return Question.about(cluster.spec.discovery.etcd, key, etcd_endpoints(cluster))
 
 
 class Talk(Protocol):

@@ -1,4 +1,7 @@
-"""The two Secrets of a cluster's certificates: what the certificates room says is next, as manifests."""
+"""The two Secrets of a cluster's certificates: what the certificates room says is next, as manifests.
+
+Workloads that an older operator has recorded have two of their own.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,7 +13,9 @@ from pdcluster_operator.certificates.rotation import Step, carry_out, next_step
 from pdcluster_operator.cluster.converge import ObjectName
 from pdcluster_operator.cluster.differences import Manifest
 from pdcluster_operator.cluster.observe import Live
+from pdcluster_operator.manifests.child_names import ChildNames
 from pdcluster_operator.manifests.render import Owner, render_tls_secrets
+from pdcluster_operator.reconcile.older_names import certificates_in_use
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,19 @@ class TlsStep:
 
 def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
     """The next step of the cluster's certificates, mostly none."""
+    steps = [_step(live, owner, now, names) for names in certificates_in_use(live)]
+    times = [step.look_again_seconds for step in steps if step.look_again_seconds is not None]
+    return TlsStep(
+        manifests=tuple(manifest for step in steps for manifest in step.manifests),
+        rewrite=tuple(name for step in steps for name in step.rewrite),
+        reason="; ".join(dict.fromkeys(step.reason for step in steps if step.reason)),
+        look_again_seconds=min(times, default=None),
+    )
+
+
+def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsStep:
     secrets = live.own("Secret")
-    names = [f"{owner.name}-ca", f"{owner.name}-tls"]
+    names = [called.authority, called.certificates]
     if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):
         return TlsStep()  # it can be made anew when it is gone, and the other must not go ahead of it
     ca, tls = (Stored.of(secrets.get(name)) for name in names)
@@ -35,7 +51,9 @@ def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
     if decision.step is Step.KEEP:
         return TlsStep(look_again_seconds=decision.look_again_seconds)
     made = carry_out(decision.step, ca, tls, now, asked)
-    manifests = render_tls_secrets(owner, made.ca.data, made.tls.data, made.ca.annotations, made.tls.annotations)
+    manifests = render_tls_secrets(
+        owner, called, made.ca.data, made.tls.data, ca_annotations=made.ca.annotations, tls_annotations=made.tls.annotations
+    )
     # What is made at first must not replace Secrets that the cache has not seen yet.
     is_first = ca is None and tls is None
     rewrite = [] if is_first else [ObjectName("Secret", name) for name in names]

@@ -40,7 +40,6 @@ class SimulatedPool:
     role: str
     name: str
     gpu: str
-    gpus: int
     speed: float
     replicas: int
     workers: list[Worker] = field(default_factory=list)

@@ -32,7 +32,6 @@ class PoolMoment:
 
     role: str
     gpu: str
-    gpus: int
     replicas: int
     ready: int
     draining: int
@@ -108,7 +107,7 @@ def _moments(scene: _Scene, trace: Trace, interval: float) -> Iterator[Moment]:
 
 def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
     pools = [
-        SimulatedPool(role, pool.name, pool.gpu, pool.gpus_per_replica, share_of_first(spec, role, pool.gpu), pool.replicas)
+        SimulatedPool(role, pool.name, pool.gpu, share_of_first(spec, role, pool.gpu), pool.replicas)
         for role, declared in spec.roles.present().items()
         for pool in declared.pools
     ]
@@ -147,7 +146,7 @@ def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
 
 def _pool_moment(pool: SimulatedPool) -> PoolMoment:
     facts = pool.facts()
-    return PoolMoment(pool.role, pool.gpu, pool.gpus, pool.replicas, facts.ready, facts.ending, facts.current)
+    return PoolMoment(pool.role, pool.gpu, pool.replicas, facts.ready, facts.ending, facts.current)
 
 
 def _decided(scene: _Scene, load: Load, interval: float) -> tuple[Outcome, datetime]:

@@ -44,8 +44,8 @@ def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
     used, most = Counter[str](), dict[tuple[str, str], tuple[str, int]]()
     for moment in moments:
         for key, pool in moment.pools.items():
-            used[pool.gpu] += pool.current * pool.gpus
-            most[key] = (pool.gpu, max(most.get(key, ("", 0))[1], pool.current * pool.gpus))
+            used[pool.gpu] += pool.current
+            most[key] = (pool.gpu, max(most.get(key, ("", 0))[1], pool.current))
     fixed = Counter[str]()
     for gpu, number in most.values():
         fixed[gpu] += number

@@ -67,7 +67,7 @@ class DecodeDispatcher:
 
     async def _tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         started = False
-        hashes = [] if prefill == "local" else block_hashes([*spec.prompt, *spec.output], self._worker.block_size)
+        hashes = [] if prefill == "local" else self._hashes(spec)
         if prefill == "remote" or (prefill == "auto" and self._should_offload(spec, hashes)):
             async with aclosing(self._remote.first_token(mailbox, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:
@@ -86,6 +86,11 @@ class DecodeDispatcher:
         while token.finish_reason is None:
             token = await mailbox.token()
             yield Generated(token)
+
+    def _hashes(self, spec: RequestSpec) -> list[bytes]:
+        """Block hashes of all tokens known so far, as the engines of both roles compute them."""
+        tokens = [*spec.prompt, *spec.output]
+        return block_hashes(tokens, self._worker.block_size, spec.cache_salt)
 
     async def _first_step(self, mailbox: Mailbox) -> Token:
         """The first token decoded here after a remote prefill, timed from the hand-over of its KV."""

@@ -58,7 +58,7 @@ class Node:
         self._identity = identity
         self._credentials = credentials
         facts = worker.engine_ready
-        hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.tensor_parallel, config.revision)
+        hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.revision)
         refusals = Refusals(worker.metrics)
         here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(
@@ -114,15 +114,8 @@ class Node:
             http_address=join_address(address, http_port),
             role=config.role,
             pool=config.pool,
-            gpu=config.gpu,
-            tensor_parallel=config.tensor_parallel,
-            model=config.model.name,
             state="ready",
-            geometry=facts.geometry,
-            weights=facts.weights,
             device=facts.device,
-            num_blocks=facts.num_blocks,
-            max_sequences=config.engine.max_sequences,
         )
 
     # --- policy -------------------------------------------------------------------------------

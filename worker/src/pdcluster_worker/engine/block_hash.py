@@ -8,16 +8,23 @@ ROOT = hashlib.sha256(b"pdcluster block chain").digest()
 """Parent of the first block's hash; a fixed value, so that every worker computes the same chain."""
 
 
-def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int) -> None:
-    """Append to `hashes` until every full block of `tokens` has one; 32 bytes each, chained from the parent's."""
+def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, salt: bytes = b"") -> None:
+    """Append to `hashes` until every full block of `tokens` has one; 32 bytes each, chained.
+
+    salt: chains of two salts never meet, so blocks are shared within one salt only; b"" = no salt.
+    """
     for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = hashes[-1] if hashes else ROOT
+        parent = hashes[-1] if hashes else _root(salt)
         block = array("i", tokens[start : start + block_size]).tobytes()
         hashes.append(hashlib.sha256(parent + block).digest())
 
 
-def block_hashes(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Hashes of all full blocks of `tokens`, in order."""
+def block_hashes(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[bytes]:
+    """Hashes of all full blocks of `tokens`, in order; `salt` as in `extend_hashes`."""
     hashes: list[bytes] = []
-    extend_hashes(hashes, tokens, block_size)
+    extend_hashes(hashes, tokens, block_size, salt)
     return hashes
+
+
+def _root(salt: bytes) -> bytes:
+    return hashlib.sha256(ROOT + salt).digest() if salt else ROOT

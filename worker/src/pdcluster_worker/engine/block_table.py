@@ -7,7 +7,6 @@ admitted when is `engine.scheduler`'s and `engine.receiving`'s business.
 
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.block_hash import extend_hashes
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import EngineSettings
@@ -48,7 +47,7 @@ class BlockTables:
         """Blocks for `num_tokens` of a request that holds none, prefix hits of its known tokens reused."""
         hits: list[int] = []
         if self._prefix_caching:
-            extend_hashes(request.block_hashes, request.tokens, self._block_size)
+            request.extend_hashes(self._block_size)
             hits = self.pool.prefix_cache.match(request.block_hashes, (request.num_tokens - 1) // self._block_size)
         num_new = self.num_blocks(num_tokens) - len(hits)
         idle_hits = sum(1 for block_id in hits if self.pool.state(block_id) is BlockState.CACHED)
@@ -77,7 +76,7 @@ class BlockTables:
         last = request.num_computed_tokens // self._block_size
         if not self._prefix_caching or first == last:
             return
-        extend_hashes(request.block_hashes, request.tokens, self._block_size)
+        request.extend_hashes(self._block_size)
         for index in range(first, last):
             self.pool.cache(request.block_table[index], request.block_hashes[index])
 

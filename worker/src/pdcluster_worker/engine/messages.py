@@ -14,6 +14,9 @@ import msgspec
 EPOCH_BYTES = 16
 """Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A request's life', 5)."""
 
+SALT_BYTES = 32
+"""Length of a salt of the prefix cache, where there is one."""
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -75,6 +78,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: Sampling
     output: list[int] = []
     priority: int = 0  # lower goes first
+    cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
 
 
 class Target(msgspec.Struct, frozen=True):

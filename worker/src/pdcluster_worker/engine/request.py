@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pdcluster_worker.engine.block_hash import extend_hashes
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Target
 
 
@@ -26,6 +27,7 @@ class Request:
     num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
     block_table:          block ids in order; slot of position p is block_table[p // block_size] * block_size + p % block_size.
     block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
+    cache_salt:           where that chain starts, see `RequestSpec`.
     """
 
     request_id: str
@@ -40,6 +42,7 @@ class Request:
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    cache_salt: bytes = b""
 
     @classmethod
     def from_spec(cls, spec: RequestSpec, now: float, target: Target | None = None) -> "Request":
@@ -52,7 +55,12 @@ class Request:
             priority=spec.priority,
             arrival_seconds=now,
             target=target,
+            cache_salt=spec.cache_salt,
         )
+
+    def extend_hashes(self, block_size: int) -> None:
+        """Hash the full blocks of `tokens` that have no hash yet."""
+        extend_hashes(self.block_hashes, self.tokens, block_size, self.cache_salt)
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
 
-from pdcluster_worker.engine.messages import EPOCH_BYTES, FinishReason, KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.engine.messages import (
+    EPOCH_BYTES,
+    SALT_BYTES,
+    FinishReason,
+    KVGeometry,
+    PrefillDone,
+    RequestSpec,
+    Sampling,
+    Target,
+    Token,
+)
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
 
@@ -54,7 +64,6 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         role=hello.role,
         geometry=geometry_to_proto(hello.geometry),
         weights=hello.weights,
-        tensor_parallel=hello.tensor_parallel,
         revision=hello.revision,
     )
 
@@ -63,7 +72,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     """Facts of the other side.  Raises ValueError without an engine id."""
     _require(bool(message.engine_id), "engine_id is empty")
     geometry = geometry_from_proto(message.geometry)
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.tensor_parallel, message.revision)
+    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision)
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
@@ -101,21 +110,26 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         output=spec.output,
         sampling=sampling_to_proto(spec.sampling),
         priority=spec.priority,
+        cache_salt=spec.cache_salt,
     )
 
 
 def request_from_proto(message: pb.Request) -> RequestSpec:
-    """One request.  Raises ValueError for an empty id or prompt, negative token ids and impossible sampling."""
+    """One request.  Raises ValueError for an empty id or prompt, negative token ids, impossible
+    sampling and a salt of another length."""
     _require(bool(message.request_id), "request_id is empty")
     _require(len(message.prompt) > 0, "prompt is empty")
     _require_natural("prompt", message.prompt)
     _require_natural("output", message.output)
+    num_salt = len(message.cache_salt)
+    _require(num_salt in (0, SALT_BYTES), f"cache_salt has {num_salt} bytes, not {SALT_BYTES} or none")
     return RequestSpec(
         request_id=message.request_id,
         prompt=list(message.prompt),
         sampling=sampling_from_proto(message.sampling),
         output=list(message.output),
         priority=message.priority,
+        cache_salt=message.cache_salt,
     )
 
 

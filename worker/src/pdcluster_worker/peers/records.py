@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pdcluster_worker.config import Role
-from pdcluster_worker.engine.messages import Device, KVGeometry
+from pdcluster_worker.engine.messages import Device
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +23,10 @@ WorkerState = Literal["starting", "ready", "draining", "drained"]
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker.  Addresses are host:port; `engine_id`, `geometry` and `weights` are empty until its engine has loaded.
+    """One worker.  Addresses are host:port; `engine_id` is empty until its engine has loaded.
 
-    weights:       fingerprint of the weights.
-    device:        what its engine computes on; None = its writer does not say.
-    num_blocks:    KV blocks of its engine.
-    max_sequences: most sequences that it decodes at once.
+    device: of its engine; None = the writer of the record does not say.
+    What two workers compare is no part of it: they say it to each other in the handshake.
     """
 
     engine_id: str
@@ -38,15 +36,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     http_address: str
     role: Role
     pool: str
-    gpu: str
-    tensor_parallel: int
-    model: str
     state: WorkerState
-    geometry: KVGeometry | None = None
-    weights: str = ""
     device: Device | None = None
-    num_blocks: int = 0
-    max_sequences: int = 0
     schema: Literal[1] = SCHEMA
 
 

@@ -54,7 +54,6 @@ class Hello:
     role: str
     geometry: KVGeometry
     weights: str
-    tensor_parallel: int
     revision: str
 
     @property

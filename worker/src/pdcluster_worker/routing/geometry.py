@@ -1,8 +1,7 @@
 """May KV blocks move between two workers?  The pair check of the handshake, as a pure function.
 
-KV geometry, the fingerprint of the weights and the revision must be equal;
-tensor-parallel size is exchanged, not compared (docs/architecture.md,
-'KV layout and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
+KV geometry, the fingerprint of the weights and the revision must be equal
+(docs/architecture.md, 'KV layout and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
 only: it says nothing about either worker's health.
 """
 

@@ -58,7 +58,7 @@ def create_app(
     accepts_key: see `authorization.Authorization`
     """
     app = _base_app(backend, metrics, policy, clock, accepts_key)
-    serving = Serving(backend, tokenizer, metrics, clock)
+    serving = Serving(backend, tokenizer, metrics, policy, clock)
 
     @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:

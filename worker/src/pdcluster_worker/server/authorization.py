@@ -12,9 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import openai_errors
+from pdcluster_worker.server.request_context import note_key
 
 _API = "/v1"
 _SCHEME = "bearer"
+_NO_KEY = "you did not provide an API key: send the header Authorization: Bearer KEY"
+_WRONG_KEY = "incorrect API key provided: ask whoever runs this service for one"
 
 AcceptsKey = Callable[[str], bool] | None
 """Whether a key is good, now; None = no key is asked for."""
@@ -30,21 +33,24 @@ class Authorization:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer 401."""
-        message = self._objection(scope)
-        if message is None:
+        if self._accepts is None or scope["type"] != "http" or not _is_api(scope["path"]):
             await self._app(scope, receive, send)
             return
+        key = _presented(scope)
+        if key is not None and self._accepts(key):
+            note_key(scope, key)
+            await self._app(scope, receive, send)
+            return
+        message = _NO_KEY if key is None else _WRONG_KEY
         error = RequestError(message, status=401, code="invalid_api_key")
         self._rejected.labels(openai_errors.reason(error)).inc()
         await openai_errors.response(error, {"www-authenticate": "Bearer"})(scope, receive, send)
 
-    def _objection(self, scope: Scope) -> str | None:
-        if self._accepts is None or scope["type"] != "http" or not _is_api(scope["path"]):
-            return None
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != _SCHEME or not key.strip():
-            return "you did not provide an API key: send the header Authorization: Bearer KEY"
-        return None if self._accepts(key.strip()) else "incorrect API key provided: ask whoever runs this service for one"
+
+def _presented(scope: Scope) -> str | None:
+    """The key that the client sent; None = it sent none."""
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == _SCHEME else None
 
 
 def _is_api(path: str) -> bool:

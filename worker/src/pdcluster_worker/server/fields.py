@@ -18,6 +18,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_N = 16
+MAX_SALT_CHARACTERS = 256
 
 Prompt = str | list[int]
 
@@ -36,6 +37,8 @@ def _check_unicode(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_check_unicode)]
+
+CacheSalt = Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)]
 
 
 def _as_list(value: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
@@ -23,11 +24,12 @@ from pdcluster_worker.server.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What every request needs; `clock` gives monotonic seconds."""
+    """What every request needs; `policy` returns the policy in force now, `clock` monotonic seconds."""
 
     backend: Backend
     tokenizer: Tokenizer
     metrics: Metrics
+    policy: Callable[[], PolicyConfig]
     clock: Callable[[], float]
 
     @property

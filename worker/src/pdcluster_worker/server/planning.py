@@ -7,6 +7,7 @@ import logging
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.backend import Backend
+from pdcluster_worker.server.cache_salt import cache_salt
 from pdcluster_worker.server.choice import TextRules
 from pdcluster_worker.server.generation import Generation, Plan, Serving
 from pdcluster_worker.server.generation_response import Form, GenerationResponse, Shape
@@ -45,7 +46,9 @@ def respond(
     context: RequestContext,
 ) -> GenerationResponse:
     """The answer to a checked request, which runs when it is sent.  Raises RequestError for limits of the model."""
-    specs = specs_for(request, wanted, prompts, response_id, serving.limits)
+    shared = serving.policy().shared_prefix_cache
+    salt = cache_salt(context.key_digest, request.cache_salt, shared=shared)
+    specs = specs_for(request, wanted, prompts, serving.limits, response_id=response_id, cache_salt=salt)
     num_tokens = sum(len(prompt) for prompt in prompts)
     logger.info(
         "accepted request=%s label=%r prompts=%d prompt_tokens=%d n=%d",

@@ -8,7 +8,8 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,17 +26,30 @@ _LABEL_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """request_id: 32 hex digits; arrival_seconds: monotonic; label: the client's id, "" when it sent none."""
+    """What the middleware knows of a request.
+
+    request_id:      32 hex digits.
+    arrival_seconds: monotonic.
+    label:           the client's id, "" when it sent none.
+    key_digest:      SHA-256 of the API key that it presented, b"" where no key is asked for.
+    """
 
     request_id: str
     arrival_seconds: float
     label: str
+    key_digest: bytes = b""
 
 
 def context_of(request: Request) -> RequestContext:
     """What the middleware noted of this request."""
     context: RequestContext = request.scope[_KEY]
     return context
+
+
+def note_key(scope: Scope, key: str) -> None:
+    """Add the digest of an accepted API key to the request's context."""
+    digest = sha256(key.encode(errors="surrogateescape")).digest()
+    scope[_KEY] = replace(scope[_KEY], key_digest=digest)
 
 
 class RequestContextMiddleware:

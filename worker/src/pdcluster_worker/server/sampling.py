@@ -41,7 +41,13 @@ class Wanted:
 
 
 def specs_for(
-    request: Generate, wanted: Wanted, prompts: Sequence[list[int]], response_id: str, limits: ModelLimits
+    request: Generate,
+    wanted: Wanted,
+    prompts: Sequence[list[int]],
+    limits: ModelLimits,
+    *,
+    response_id: str,
+    cache_salt: bytes = b"",
 ) -> list[list[RequestSpec]]:
     """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
     _check_relations(request)
@@ -52,13 +58,18 @@ def specs_for(
         max_tokens = _max_tokens(wanted, prompt, limits)
         choices = range(position * n, (position + 1) * n)
         specs.append(
-            [_spec(request, prompt, f"{response_id}-{i}", _sampling(request, wanted, max_tokens, seed + i, limits)) for i in choices]
+            [
+                RequestSpec(
+                    request_id=f"{response_id}-{i}",
+                    prompt=prompt,
+                    sampling=_sampling(request, wanted, max_tokens, seed + i, limits),
+                    priority=request.priority or 0,
+                    cache_salt=cache_salt,
+                )
+                for i in choices
+            ]
         )
     return specs
-
-
-def _spec(request: Generate, prompt: list[int], request_id: str, sampling: Sampling) -> RequestSpec:
-    return RequestSpec(request_id=request_id, prompt=prompt, sampling=sampling, priority=request.priority or 0)
 
 
 def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:

@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdcluster_worker.peers.types import PrefillMode
-from pdcluster_worker.server.fields import MAX_MESSAGES, MAX_N, Content, LogitBias, Only, PromptList, StopList, Text, TokenIds
+from pdcluster_worker.server.fields import (
+    MAX_MESSAGES,
+    MAX_N,
+    CacheSalt,
+    Content,
+    LogitBias,
+    Only,
+    PromptList,
+    StopList,
+    Text,
+    TokenIds,
+)
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -80,6 +91,7 @@ class Generate(_Unsupported):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int | None, Field(ge=-_INT32, le=_INT32)] = None
+    cache_salt: CacheSalt | None = None
     pdcluster: Extension | None = None
 
 

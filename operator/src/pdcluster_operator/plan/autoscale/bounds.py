@@ -14,26 +14,27 @@ from zoneinfo import ZoneInfo
 from pdcluster_operator.api import conditions
 from pdcluster_operator.api.autoscale import ScheduleSpec
 from pdcluster_operator.api.sections import PoolSpec
+from pdcluster_operator.api.values import MAX_REPLICAS
 from pdcluster_operator.plan.autoscale.values import Problem
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY_MINUTES = 24 * 60
 
 
-def bounds_of(role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime) -> tuple[int, int | None, str]:
-    """(min, max, whose they are) of a pool at a time; max None = no bound."""
+def bounds_of(role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime) -> tuple[int, int, str]:
+    """(min, max, whose they are) of a pool at a time."""
     low, high, source = pool.min_replicas or 0, pool.max_replicas, "minReplicas and maxReplicas"
     for schedule in schedules:
         if (schedule.role, schedule.pool) == (role, pool.name) and is_on(schedule, wall):
             low = low if schedule.min_replicas is None else schedule.min_replicas
             high = high if schedule.max_replicas is None else schedule.max_replicas
             source = f"schedule {schedule.name}"
-    return low, high, source
+    return low, MAX_REPLICAS if high is None else high, source
 
 
-def conflict(name: str, low: int, high: int | None) -> Problem | None:
+def conflict(name: str, low: int, high: int) -> Problem | None:
     """What to say of bounds that exclude each other; None = they do not.  name: role/pool."""
-    if high is None or low <= high:
+    if low <= high:
         return None
     message = f"{name}: minReplicas is {low} and maxReplicas is {high}: {high} counts; lower minReplicas or raise maxReplicas"
     return Problem(conditions.BOUNDS_CONFLICT, message)

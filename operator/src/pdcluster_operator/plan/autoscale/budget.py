@@ -8,13 +8,17 @@ workers away at once, below minReplicas too, but never the last worker of a role
 nor the last ready one: it waits until another is ready, whatever is exceeded meanwhile.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.api.autoscale import BudgetSpec
+from pdcluster_operator.api.values import MAX_WORKERS
 from pdcluster_operator.plan.autoscale import rules
+from pdcluster_operator.plan.autoscale.giving import given_up, roles_of
 from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector, num_ready_left
 from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Problem, Step
 
@@ -26,7 +30,7 @@ Gate = Callable[..., bool]
 
 
 def _asked(pool: Pool, replicas: int) -> int:
-    return pool.gpus * replicas
+    return replicas
 
 
 def _held(pool: Pool, replicas: int) -> int:
@@ -45,11 +49,13 @@ class Budget:
     others: Mapping[str, int]
 
     @classmethod
-    def of(cls, spec: BudgetSpec, undeclared: Iterable[PoolFacts]) -> "Budget":
-        """As the spec gives it; its workers have one accelerator each where the spec no longer says otherwise."""
+    def of(cls, spec: BudgetSpec, undeclared: Iterable[PoolFacts], pools: Iterable[Pool]) -> "Budget":
+        """As the spec gives it, and what one object may have where its pools could have more together."""
         limits = dict(spec.per_gpu)
         if spec.total is not None:
             limits[_ALL] = spec.total
+        if sum(pool.high for pool in pools) > MAX_WORKERS:
+            limits[_ALL] = min(limits.get(_ALL, MAX_WORKERS), MAX_WORKERS)
         others = Counter[str]()
         for facts in undeclared:
             others[_ALL] += facts.current
@@ -82,7 +88,7 @@ class Budget:
         """With room for what waits to be raised: nobody else is to take what comes free."""
         others = Counter(self.others)
         for pool in pools:
-            waiting = pool.gpus * (raised[pool.key] - vector[pool.key])
+            waiting = raised[pool.key] - vector[pool.key]
             others[pool.facts.gpu] += waiting
             others[_ALL] += waiting
         return Budget(self.limits, others)
@@ -90,19 +96,22 @@ class Budget:
     def gate(self, trails: Sequence[Trail], base: Vector) -> Gate:
         """What says whether sizes of these trails fit: within every limit, or at least not beyond where `base` is beyond it.
 
-        Every size is summed up once, for a search asks for many pairs of them.
+        Every size is summed up once at most, for a search asks for many pairs of them.
         """
-        checks: list[tuple[float, Sequence[Sequence[int]]]] = []
         pools = [pool for each in trails for pool in each.pools]
-        for gpu, limit in self.limits.items():
-            for amount, now in ((_asked, self.asked(pools, base)), (_held, self.held(pools, base))):
-                columns = [[_sum(each.pools, vector, gpu, amount) for vector in each.vectors] for each in trails]
-                checks.append((max(limit, now[gpu]) - self.others.get(gpu, 0), columns))
-        firsts = [each.first for each in trails]
+        amounts = ((_asked, self.asked(pools, base)), (_held, self.held(pools, base)))
+        checks = [(gpu, amount, max(limit, now[gpu])) for gpu, limit in self.limits.items() for amount, now in amounts]
+
+        @cache
+        def used(place: int, size: int) -> Sequence[int]:
+            vector = trails[place].at(size)
+            return [_sum(trails[place].pools, vector, gpu, amount) for gpu, amount, _ in checks]
 
         def fits(*sizes: int) -> bool:
-            places = [size - first for size, first in zip(sizes, firsts, strict=True)]
-            return all(sum(column[place] for column, place in zip(columns, places, strict=True)) <= most for most, columns in checks)
+            columns = [used(place, size) for place, size in enumerate(sizes)]
+            return all(
+                sum(column[row] for column in columns) <= most - self.others.get(gpu, 0) for row, (gpu, _, most) in enumerate(checks)
+            )
 
         return fits
 
@@ -120,7 +129,7 @@ class Budget:
     def used(self, pools: Sequence[Pool], vector: Vector) -> str:
         """`7 of 8 accelerators, 1 of them in pods that end`, for a person."""
         held = self.held(pools, vector)
-        ending = sum(pool.gpus * pool.facts.ending for pool in pools)
+        ending = sum(pool.facts.ending for pool in pools)
         limits = ", ".join(f"{held[gpu]} of {limit} {gpu or 'accelerators'}" for gpu, limit in sorted(self.limits.items()))
         is_roll_out = any(len(pool.facts.holdings) > 1 for pool in pools)
         whose = "pods that end or are of another revision" if is_roll_out else "pods that end"
@@ -144,11 +153,8 @@ def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector, sizes: Vector) 
     """
     vector = dict(base)
     for gpu, limit in sorted(budget.limits.items(), reverse=True):  # all together last: what a type forbids takes no room there
-        while budget.asked(pools, vector)[gpu] > limit:
-            donor = _donor([pool for pool in pools if gpu in (_ALL, pool.facts.gpu)], pools, vector)
-            if donor is None:
-                break
-            vector[donor.key] -= 1
+        excess = budget.asked(pools, vector)[gpu] - limit
+        vector = given_up(excess, [pool for pool in pools if gpu in (_ALL, pool.facts.gpu)], pools, vector)
     _keep_ready(pools, vector)
     raised = dict(vector)
     _wait_for_room(budget, pools, vector, sizes)
@@ -164,54 +170,32 @@ def _step(pool: Pool, base: int, after: int, size: int, said: str) -> Step:
     return Step(rules.BUDGET, pool.name, base, after, why)
 
 
-def _roles(pools: Sequence[Pool]) -> Iterable[list[Pool]]:
-    for role in dict.fromkeys(pool.facts.role for pool in pools):
-        yield [pool for pool in pools if pool.facts.role == role]
-
-
 def _keep_ready(pools: Sequence[Pool], vector: dict[PoolKey, int]) -> None:
     """Leave a role its last ready worker where bounds have taken it."""
-    for mine in _roles(pools):
+    for mine in roles_of(pools):
         last = max(mine, key=lambda pool: (pool.facts.ready, -pool.price, -pool.order))
-        while last.facts.ready and not num_ready_left(mine, vector):
-            vector[last.key] += 1
+        if last.facts.ready and not num_ready_left(mine, vector):
+            vector[last.key] = last.ready_top - last.facts.ready + 1
 
 
 def _wait_for_room(budget: Budget, pools: Sequence[Pool], vector: dict[PoolKey, int], sizes: Vector) -> None:
     for gpu, limit in sorted(budget.limits.items()):
         most = max(limit, budget.held(pools, sizes)[gpu])
         for pool in pools:
-            while budget.held(pools, vector)[gpu] > most and gpu in (_ALL, pool.facts.gpu) and vector[pool.key] > sizes[pool.key]:
-                vector[pool.key] -= 1
-    for mine in _roles(pools):
+            if gpu in (_ALL, pool.facts.gpu) and vector[pool.key] > sizes[pool.key]:
+                free = most - budget.held(pools, vector)[gpu] + pool.held(vector[pool.key])
+                steps = range(sizes[pool.key], vector[pool.key] + 1)
+                vector[pool.key] = steps[max(0, bisect_right(steps, free, key=pool.held) - 1)]
+    for mine in roles_of(pools):
         last = max(mine, key=lambda pool: sizes[pool.key])
         if sizes[last.key] and not any(vector[pool.key] for pool in mine):
             vector[last.key] = 1  # until the one that is to take its place has room
 
 
-def _donor(among: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Pool | None:
-    """Who gives a worker; above their minReplicas those first for which it is none that is ready."""
-
-    def costs_ready(pool: Pool) -> bool:
-        return pool.ready_left(vector[pool.key] - 1) < pool.ready_left(vector[pool.key])
-
-    able: set[PoolKey] = set()
-    for mine in _roles(pools):
-        is_last = sum(vector[pool.key] for pool in mine) <= 1
-        is_last_ready = num_ready_left(mine, vector) == 1
-        able |= {pool.key for pool in mine if vector[pool.key] and not is_last and not (is_last_ready and costs_ready(pool))}
-
-    def order(pool: Pool) -> tuple[bool, bool, int, int, float, int]:
-        above = vector[pool.key] - pool.low
-        return above > 0, not costs_ready(pool), above, vector[pool.key], pool.price, pool.order
-
-    return max((pool for pool in among if pool.key in able), key=order, default=None)
-
-
 def _problem(budget: Budget, pools: Sequence[Pool], vector: Vector) -> Problem | None:
     over = budget.over(pools, vector)
     if over is not None:
-        is_least = all(sum(vector[pool.key] for pool in mine) <= 1 for mine in _roles(pools))
+        is_least = all(sum(vector[pool.key] for pool in mine) <= 1 for mine in roles_of(pools))
         why = "one worker of each role is more than" if is_least else "the last ready worker of a role waits until another is ready, over"
         return Problem(conditions.BUDGET_TOO_SMALL, f"{why} the budget ({over}): raise autoscale.budget")
     short = [f"{pool.name} has {vector[pool.key]} of minReplicas {pool.low}" for pool in pools if vector[pool.key] < pool.low]

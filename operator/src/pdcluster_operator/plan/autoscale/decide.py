@@ -67,7 +67,7 @@ def decide(spec: PDClusterSpec, facts: Sequence[PoolFacts], windows: Windows, me
     edge = find_edge(pools, spec.autoscale, memory.backoff, clock.now)
     log.steps += edge.steps
     declared = {pool.key for pool in pools}
-    budget = Budget.of(spec.autoscale.budget, [each for each in facts if each.key not in declared])
+    budget = Budget.of(spec.autoscale.budget, [each for each in facts if each.key not in declared], pools)
     base, budget = _base(edge, budget, log)
     asked = _ask(spec, edge, base, (totals, memory, clock.now), log)
     fitted = fit(edge.pools, base, asked.wishes, budget, spec.autoscale.ratio)
@@ -90,9 +90,8 @@ def _pools(spec: PDClusterSpec, facts: Iterable[PoolFacts], totals: Mapping[Pool
         for order, each in enumerate(declared.pools):
             low, high, source = bounds_of(role, each, spec.autoscale.schedules, clock.wall)
             facts_of = known.get((role, each.name)) or PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0)
-            price = spec.autoscale.cost.get(each.gpu, 1.0) * each.gpus_per_replica
-            least = low if high is None else min(low, high)
-            found.append(Pool(facts_of, order, each.gpus_per_replica, price, low=least, high=high, source=source))
+            price = spec.autoscale.cost.get(each.gpu, 1.0)
+            found.append(Pool(facts_of, order, price, low=min(low, high), high=high, source=source))
             problem = conflict(f"{role}/{each.name}", low, high)
             log.problems += [] if problem is None else [problem]
     return [pool for role in spec.roles.present() for pool in _weighed(role, found, totals, spec.autoscale.tolerance)]
@@ -100,7 +99,7 @@ def _pools(spec: PDClusterSpec, facts: Iterable[PoolFacts], totals: Mapping[Pool
 
 def _weighed(role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float) -> list[Pool]:
     mine = [pool for pool in pools if pool.facts.role == role]
-    weights = [pool.gpus * table_weight(role, pool.facts.gpu) for pool in mine]
+    weights = [table_weight(role, pool.facts.gpu) for pool in mine]
     if role == "prefill":
         weights = measured_weights(weights, [totals.get(pool.key, Totals()).prefill_speed for pool in mine], tolerance)
     return [replace(pool, weight=weight) for pool, weight in zip(mine, weights, strict=True)]

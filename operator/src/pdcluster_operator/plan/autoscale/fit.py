@@ -71,8 +71,7 @@ def _possible(frame: _Frame, role: str, wish: int, steps: list[Step]) -> tuple[i
     size = sum(frame.base[pool.key] for pool in pools)
     if wish == size:
         return size, 0
-    highs = [frame.base[pool.key] if pool.high is None else max(pool.high, frame.base[pool.key]) for pool in pools]
-    most = wish if any(pool.high is None for pool in pools) else sum(highs)
+    most = sum(max(pool.high, frame.base[pool.key]) for pool in pools)
     open_trail = frame.trail(role, down_to=wish, up_to=wish, has_room=False)
     bounded = max(min(wish, most), open_trail.first)
     reached = min(bounded, open_trail.last)

@@ -1,17 +1,26 @@
 """Which pool of a role grows and which shrinks: the sizes that a role passes through, one worker at a time.
 
+Sizes are counted, never walked through: what a decision costs follows from the
+number of pools and not from how many workers are asked for.
+
 A role grows in the cheapest pool that has capacity and shrinks in the dearest;
 of equal prices the pool that stands first in the spec is the cheaper.  A pool
 with pods that no node takes shrinks before all others, for that costs nothing.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from pdcluster_operator.api.values import MAX_REPLICAS
 from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey
 
 Vector = Mapping[PoolKey, int]
 """Replicas by pool"""
+
+Stretch = tuple[PoolKey, int]
+"""So many workers of one pool, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -19,21 +28,19 @@ class Pool:
     """One declared pool beside what there is of it.
 
     order:     its place in the role
-    gpus:      accelerators of one worker
     price:     of one worker, relative
     weight:    capacity of one worker, relative; see `ratio`
-    low, high: bounds of its replicas now, low at most high; high None = no bound
+    low, high: bounds of its replicas now, low at most high
     source:    where the bounds come from, for a person
     is_open:   whether it may be asked for more: its GPU type has room as far as is known, and its pods can be created
     """
 
     facts: PoolFacts
     order: int
-    gpus: int = 1
     price: float = 1.0
     weight: float = 1.0
     low: int = 0
-    high: int | None = None
+    high: int = MAX_REPLICAS
     source: str = "minReplicas and maxReplicas"
     is_open: bool = True
 
@@ -49,21 +56,24 @@ class Pool:
 
     def clamp(self, replicas: int) -> int:
         """The nearest size within the bounds."""
-        replicas = max(replicas, self.low)
-        return replicas if self.high is None else min(replicas, self.high)
+        return min(max(replicas, self.low), self.high)
 
     def bounds_said(self) -> str:
         """`2 to 8 by schedule night`, for a person."""
-        return f"{self.low} to {'any' if self.high is None else self.high} by {self.source}"
+        return f"{self.low} to {self.high} by {self.source}"
 
     def held(self, replicas: int) -> int:
         """Accelerators that the pool may hold while it moves to that size."""
-        return self.gpus * self.facts.held(replicas)
+        return self.facts.held(replicas)
+
+    @property
+    def ready_top(self) -> int:
+        """The size down to which no ready worker goes: above it none is."""
+        return self.facts.replicas - max(self.facts.unready_top, self.facts.unschedulable_top)
 
     def ready_left(self, replicas: int) -> int:
         """How many of its ready workers surely stay at that size: the highest ordinals go, whichever of the others are ready."""
-        tops = max(self.facts.unready_top, self.facts.unschedulable_top)
-        return max(0, self.facts.ready - max(0, self.facts.replicas - tops - replicas))
+        return max(0, self.facts.ready - max(0, self.ready_top - replicas))
 
 
 def num_ready_left(pools: Iterable[Pool], vector: Vector) -> int:
@@ -73,20 +83,39 @@ def num_ready_left(pools: Iterable[Pool], vector: Vector) -> int:
 
 @dataclass(frozen=True)
 class Trail:
-    """The vectors of a role for each of its sizes from `first` on."""
+    """The vectors of a role for each of its sizes from `first` to `last`.
+
+    base:           where it begins, by pool
+    shrinks, grows: how it goes on from there, down and up
+    """
 
     pools: Sequence[Pool]
-    first: int
-    vectors: Sequence[Vector]
+    base: Vector
+    shrinks: Sequence[Stretch]
+    grows: Sequence[Stretch]
 
-    @property
+    @cached_property
+    def first(self) -> int:
+        """The smallest size."""
+        return self._here - sum(number for _, number in self.shrinks)
+
+    @cached_property
     def last(self) -> int:
         """The greatest size."""
-        return self.first + len(self.vectors) - 1
+        return self._here + sum(number for _, number in self.grows)
+
+    @cached_property
+    def _here(self) -> int:
+        return sum(self.base.values())
 
     def at(self, size: int) -> Vector:
         """Replicas by pool at a size within the trail."""
-        return self.vectors[size - self.first]
+        vector, left = dict(self.base), abs(size - self._here)
+        sign, stretches = (1, self.grows) if size > self._here else (-1, self.shrinks)
+        for key, number in stretches:
+            vector[key] += sign * min(number, left)
+            left -= min(number, left)
+        return vector
 
     def clip(self, size: int) -> int:
         """The nearest size of the trail."""
@@ -98,22 +127,21 @@ def trail(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], *, down_
 
     room: accelerators by GPU type that may still be asked for; a type that is not in it has no limit
     """
-    shrinking = _shrinking(pools, base, down_to)
-    growing = _growing(pools, base, room, up_to)
     here = {pool.key: base[pool.key] for pool in pools}
-    size = sum(here.values())
-    return Trail(pools, size - len(shrinking), [*reversed(shrinking), here, *growing])
+    return Trail(pools, here, _shrinking(pools, here, down_to), _growing(pools, here, room, up_to))
 
 
-def _shrinking(pools: Sequence[Pool], base: Vector, down_to: int) -> list[Vector]:
-    vector = {pool.key: base[pool.key] for pool in pools}
-    surplus = sum(vector.values()) - down_to
-    vectors: list[Vector] = []
+def _shrinking(pools: Sequence[Pool], base: Vector, down_to: int) -> list[Stretch]:
+    left = dict(base)
+    surplus = sum(base.values()) - down_to
+    found: list[Stretch] = []
     for pool, limit in _donors(pools):
-        while len(vectors) < surplus and vector[pool.key] > max(pool.low, limit):
-            vector = {**vector, pool.key: vector[pool.key] - 1}
-            vectors.append(vector)
-    return vectors
+        number = min(surplus, left[pool.key] - max(pool.low, limit))
+        if number > 0:
+            found.append((pool.key, number))
+            left[pool.key] -= number
+            surplus -= number
+    return found
 
 
 def _donors(pools: Sequence[Pool]) -> Iterable[tuple[Pool, int]]:
@@ -123,23 +151,27 @@ def _donors(pools: Sequence[Pool]) -> Iterable[tuple[Pool, int]]:
     yield from ((pool, 0) for pool in dearest)
 
 
-def _growing(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], up_to: int) -> list[Vector]:
-    vector = {pool.key: base[pool.key] for pool in pools}
-    lack = up_to - sum(vector.values())
+def _growing(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], up_to: int) -> list[Stretch]:
+    lack = up_to - sum(base.values())
     left = dict(room)
-    vectors: list[Vector] = []
+    found: list[Stretch] = []
     for pool in sorted(pools, key=lambda pool: (pool.price, pool.order)):
-        while len(vectors) < lack and _may_grow(pool, vector[pool.key], left):
-            replicas = vector[pool.key]
-            if pool.facts.gpu in left:
-                left[pool.facts.gpu] -= pool.held(replicas + 1) - pool.held(replicas)
-            vector = {**vector, pool.key: replicas + 1}
-            vectors.append(vector)
-    return vectors
+        here, gpu = base[pool.key], pool.facts.gpu
+        number = _growth(pool, here, lack, left.get(gpu))
+        if number > 0:
+            found.append((pool.key, number))
+            lack -= number
+            if gpu in left:
+                left[gpu] -= pool.held(here + number) - pool.held(here)
+    return found
 
 
-def _may_grow(pool: Pool, replicas: int, left: Mapping[str, int]) -> bool:
-    if not pool.is_open or pool.clamp(replicas + 1) != replicas + 1:
-        return False
-    more = pool.held(replicas + 1) - pool.held(replicas)
-    return more == 0 or more <= left.get(pool.facts.gpu, more)
+def _growth(pool: Pool, replicas: int, lack: int, free: int | None) -> int:
+    """Workers that a pool can take of those that are lacking.  free: accelerators of its type; None = no limit"""
+    if not pool.is_open or replicas + 1 < pool.low:
+        return 0
+    most = min(lack, pool.high - replicas)
+    if free is None:
+        return most
+    held = pool.held(replicas)
+    return bisect_right(range(1, most + 1), free, key=lambda more: pool.held(replicas + more) - held)

@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from pdcluster_operator.api.accelerators import Accelerator, accelerators
 from pdcluster_operator.api.autoscale import RatioSpec
@@ -112,25 +113,47 @@ def nearest(sides: Sides, band: Band, fits: Fits) -> tuple[int, int] | None:
 
     Of what is missed the greater part of a wish counts first, so that a short budget is shared.  None = nothing fits.
     """
-    amounts = [capacity(sides.prefill.pools, vector) for vector in sides.prefill.vectors]
-    best: tuple[tuple[float, ...], tuple[int, int]] | None = None
-    for decode in range(sides.decode.first, sides.decode.last + 1):
+    amount_of = cache(lambda prefill: capacity(sides.prefill.pools, sides.prefill.at(prefill)))
+
+    def beside(decode: int) -> Place | None:
+        """The best prefill size beside a decode size, and how good both are, the less the better."""
         amount = capacity(sides.decode.pools, sides.decode.at(decode))
-        wanted = _prefill_for(sides, amounts, band, amount)
-        prefill = largest(sides.prefill.first, wanted, lambda size, beside=decode: fits(size, beside))  # type: ignore[misc]
+        wanted = _prefill_for(sides, amount_of, band, amount)
+        prefill = largest(sides.prefill.first, wanted, lambda size: fits(size, decode))
         if prefill is None:
-            continue
-        distance = band.distance(amounts[prefill - sides.prefill.first], amount)
-        found = ((distance, *_missed(sides.wishes, (prefill, decode))), (prefill, decode))
-        best = found if best is None or found < best else best
+            return None
+        return (band.distance(amount_of(prefill), amount), *_missed(sides.wishes, (prefill, decode))), (prefill, decode)
+
+    best = _least(beside, (sides.decode.first, sides.decode.last), sides.decode.clip(sides.wishes[1]))
     return None if best is None else best[1]
 
 
-def _prefill_for(sides: Sides, amounts: Sequence[float], band: Band, decode: float) -> int:
+Place = tuple[tuple[float, ...], tuple[int, int]]
+"""How far two sizes are from what is asked for, and (prefill, decode) sizes."""
+
+
+def _least(beside: Callable[[int], Place | None], ends: tuple[int, int], wish: int) -> Place | None:
+    """The best of the sizes between two ends.
+
+    Up to `_LOOKS` of them are all looked at.  Of more, some at equal distances and the wish, and then all around the best
+    of these: so many workers come so near to any band that one more or less is no matter.
+    """
+    low, high = ends
+    stride = math.ceil((high - low + 1) / _LOOKS)
+    found = [place for size in {*range(low, high + 1, stride), wish} if (place := beside(size)) is not None]
+    best = min(found, default=None)
+    if best is None or stride == 1:
+        return best
+    size = best[1][1]
+    return _least(beside, (max(low, size - stride), min(high, size + stride)), size)
+
+
+def _prefill_for(sides: Sides, amount_of: Callable[[int], float], band: Band, decode: float) -> int:
     """The prefill size inside the band, or next to it, that is nearest to the wish."""
-    low = sides.prefill.first + bisect_left(amounts, decode * band.least * (1.0 - _DUST))
+    first, sizes = sides.prefill.first, range(sides.prefill.first, sides.prefill.last + 1)
+    low = first + bisect_left(sizes, decode * band.least * (1.0 - _DUST), key=amount_of)
     most = math.inf if math.isinf(band.greatest) else decode * band.greatest * (1.0 + _DUST)
-    high = sides.prefill.first + bisect_right(amounts, most) - 1
+    high = first + bisect_right(sizes, most, key=amount_of) - 1
     return sides.prefill.clip(max(low, min(sides.wishes[0], high)))
 
 
@@ -158,6 +181,7 @@ def reach(wish: int, other: float, factor: float, pools: Sequence[Pool]) -> int:
 
 
 _MOST_ADDED = 256  # workers, twice those of a whole cell: a band that asks for more is met in several decisions
+_LOOKS = 512  # sizes: twice what a band adds at most in one decision
 _ROUNDING_ROOM = 8  # workers above what a band asks for: a narrow band may be met only by somewhat greater sizes
 
 

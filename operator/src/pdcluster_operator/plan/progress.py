@@ -1,0 +1,123 @@
+"""The clock of a roll out: when it last came forward, and whether that is too long ago.
+
+Pure; the status is its memory, so that it goes on through restarts of the
+operator.  A roll out comes forward when more workers of the new revision are
+ready than at any time before in it, or, with Recreate, when fewer pods of the
+old one are left.  A worker that is ready for a moment, again and again, does
+not count.  With another revision or another deadline it begins anew.
+
+What has stalled beside a revision that serves is given up: it holds no
+accelerators, and nothing but a change brings it back.  Where there is nothing
+to go back to it goes on, and has stalled only until it comes forward.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+FIELD = "rollout"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A roll out that is under way, as the status has it.
+
+    revision: the new one
+    deadline: spec.rollout.progressDeadlineSeconds when it began
+    ready:    most workers of it that were ready at a time
+    left:     fewest pods of the old one that were left, where these have to end first
+    since:    RFC 3339, when it last came forward; None = the clock stands, for it cannot even begin
+    stalled:  why it does not come forward, as it was found at the deadline; None = it does
+    """
+
+    revision: str
+    deadline: int
+    ready: int = 0
+    left: int = 0
+    since: str | None = None
+    stalled: str | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a pass sees of the roll out to the declared revision.
+
+    is_under_way: the revision is new, or another one still serves or ends
+    is_beside:    another one serves, and goes on until this one is whole
+    is_done:      it takes over, or has
+    is_whole:     it has all its workers, and waits for something else
+    is_held:      what it needs has the name of somebody else's object, so nothing of it is made
+    lacks:        what the workers lack, for a person
+    """
+
+    revision: str
+    deadline: int
+    ready: int
+    left: int
+    is_under_way: bool
+    is_beside: bool
+    is_done: bool
+    is_whole: bool
+    is_held: bool
+    lacks: str
+
+
+def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
+    """The roll out that the last status speaks of; None = none, or nothing that can be read."""
+    found = status.get(FIELD)
+    if not isinstance(found, Mapping):
+        return None
+    try:
+        since = found.get("progressedAt")
+        if since is not None:
+            datetime.fromisoformat(since)
+        deadline, ready, left = (int(found[name]) for name in ("progressDeadlineSeconds", "ready", "left"))
+        return Rollout(str(found["revision"]), deadline, ready, left, since, found.get("stalled"))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
+    """What the status says of it; no field when there is none."""
+    if rollout is None:
+        return {}
+    times = {"progressedAt": rollout.since, "stalled": rollout.stalled}
+    numbers = {"progressDeadlineSeconds": rollout.deadline, "ready": rollout.ready, "left": rollout.left}
+    return {FIELD: {"revision": rollout.revision, **numbers, **{name: value for name, value in times.items() if value is not None}}}
+
+
+def is_given_up(rollout: Rollout | None, revision: str, deadline: int, *, is_beside: bool) -> bool:
+    """Whether a revision is to have no workers, for it has stalled while another one serves."""
+    return (
+        is_beside and rollout is not None and rollout.stalled is not None and (rollout.revision, rollout.deadline) == (revision, deadline)
+    )
+
+
+def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None:
+    """The roll out after a pass; None = none is under way.  now: RFC 3339"""
+    is_same = before is not None and (before.revision, before.deadline) == (seen.revision, seen.deadline)
+    if before is not None and is_given_up(before, seen.revision, seen.deadline, is_beside=seen.is_beside):
+        return before
+    if seen.is_done or not (before or seen.is_under_way):
+        return None
+    fresh = Rollout(seen.revision, seen.deadline, seen.ready, seen.left, None if seen.is_held else now)
+    if before is None or not is_same or before.since is None or seen.is_held:
+        return fresh
+    if seen.ready > before.ready or seen.left < before.left:
+        return replace(fresh, ready=max(seen.ready, before.ready), left=min(seen.left, before.left))
+    if seen.is_whole or _age(before.since, now) < before.deadline:
+        return replace(before, stalled=None)
+    return replace(before, stalled=seen.lacks)
+
+
+def seconds_left(rollout: Rollout | None, now: str) -> float | None:
+    """Until a roll out will have stalled; None = its clock stands, or it has already.  now: RFC 3339"""
+    if rollout is None or rollout.since is None or rollout.stalled is not None:
+        return None
+    left = rollout.deadline - _age(rollout.since, now)
+    return left if left > 0 else None  # beyond the deadline something else is waited for
+
+
+def _age(since: str, now: str) -> float:
+    return (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()

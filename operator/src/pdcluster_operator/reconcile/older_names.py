@@ -1,0 +1,59 @@
+"""Children under the names of an older operator, which stay as long as workloads that it recorded use them.
+
+Pure.  A recorded pod template names its Secret and its ServiceAccount, and a
+rename must neither restart its pods nor take from under them what they use.
+The Secrets are never deleted before their PDCluster is, for the operator has no
+right to delete any; unused ones are only no longer renewed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pdcluster_operator.cluster.cache import Body
+from pdcluster_operator.cluster.observe import Live, workload_of
+from pdcluster_operator.manifests.child_names import ChildNames, child_names, mounts, names_of_before, runs_as
+
+
+def service_accounts_in_use(live: Live) -> tuple[str, ...]:
+    """The ServiceAccounts that there should be: that of what is made now, and that of what an older operator made."""
+    now, before = child_names(live.key.name).service_account, names_of_before(live.key.name)
+    is_used = any(_is_older(body, before) and runs_as(spec, before.service_account) for body, spec in _templates(live))
+    is_left = before.service_account in live.own("ServiceAccount") and _has_pods_without_template(live)
+    return (now, before.service_account) if is_used or is_left else (now,)
+
+
+def certificates_in_use(live: Live) -> tuple[ChildNames, ...]:
+    """Whose Secrets there should be: those of older workloads first, for these are at work."""
+    now, before = child_names(live.key.name), names_of_before(live.key.name)
+    is_used = any(mounts(spec, before.certificates) for _, spec in _templates(live))
+    return (before, now) if is_used else (now,)
+
+
+def names_of_revision(cluster: str, records: Iterable[Body], revision: str) -> ChildNames:
+    """The names for another workload of a revision: its workers trust one authority, so all have their files from one Secret."""
+    before = names_of_before(cluster)
+    of_revision = [record for record in records if (found := workload_of(record)) and found.revision == revision]
+    return before if any(mounts(_recorded(record), before.certificates) for record in of_revision) else child_names(cluster)
+
+
+def _is_older(body: Body, before: ChildNames) -> bool:
+    """Whether an older operator made it: the ServiceAccount of a worker may also have been given by a podTemplate."""
+    spec = _recorded(body) if body["kind"] == "ControllerRevision" else body["spec"]
+    return workload_of(body) is None or mounts(spec, before.certificates)
+
+
+def _templates(live: Live) -> Iterator[tuple[Body, Mapping[str, Any]]]:
+    """Every recorded or existing StatefulSet, with its spec; etcd's too."""
+    yield from ((record, _recorded(record)) for record in live.own("ControllerRevision").values())
+    yield from ((body, body["spec"]) for body in live.own("StatefulSet").values())
+
+
+def _has_pods_without_template(live: Live) -> bool:
+    """Whether pods end whose StatefulSet and record are gone: nothing says any more what they use."""
+    known = {workload_of(body) for body, _ in _templates(live)}
+    return any(workload_of(body) not in known for body in live.children if body["kind"] == "Pod")
+
+
+def _recorded(record: Body) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = ((record.get("data") or {}).get("statefulSet") or {}).get("spec") or {}
+    return spec

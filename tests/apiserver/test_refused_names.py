@@ -1,0 +1,108 @@
+"""Names that are somebody else's hold back what would use them; names of an older operator stay while it is used what it made."""
+
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.manifests.child_names import names_of_before
+from pdcluster_operator.manifests.objects import Owner
+from pdcluster_operator.manifests.render import render_record
+from pdcluster_operator.reconcile.contested import MAX_WRITES
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.operator_scene import Scene
+from tests.apiserver.passes import passes_over
+from tests.apiserver.plain_api import Body, PlainApi
+
+FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+    "ServiceAccount": ("chat-pdc", {"apiVersion": "v1"}),
+    "Secret": ("chat-pdc-tls", {"apiVersion": "v1", "stringData": {"tls.key": "of an Ingress"}}),
+    "NetworkPolicy": ("chat-pdc", {"apiVersion": "networking.k8s.io/v1", "spec": {"podSelector": {}, "policyTypes": ["Egress"]}}),
+}
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str) -> Scene:
+    return Scene(PlainApi(control_plane.kubeconfig), namespace)
+
+
+async def pass_over(control_plane: ControlPlane, scene: Scene, number: int = 1) -> None:
+    """Passes of an operator that starts, over what there is now.  number: of them at least"""
+    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
+        for _ in range(number - 1):
+            await passes.one()
+        await passes.until_written()
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+async def test_nothing_that_would_use_a_foreign_object_is_made_until_it_is_gone(control_plane: ControlPlane, scene: Scene, kind: str):
+    name, body = FOREIGN[kind]
+    scene.api.create(scene.path(kind), {"kind": kind, **body, "metadata": {"name": name}})
+    scene.create()
+    await pass_over(control_plane, scene, MAX_WRITES + 2)  # what waits is not taken for something that is fought over
+    found = scene.condition("Stalled")
+    assert (found["status"], found["reason"]) == ("True", "NameTaken")
+    assert found["message"].startswith(f"{kind} {name}: ")
+    assert "delete it, or give the PDCluster another name" in found["message"]
+    assert "no StatefulSet that would use it is made" in found["message"]
+    # Certificates are the workers'; a policy is the workers' or etcd's; all pods run as the one ServiceAccount.
+    others = set() if kind == "ServiceAccount" else {"chat-etcd"}
+    assert set(scene.children("StatefulSet")) == others
+    assert name not in scene.children(kind)
+
+    scene.api.delete(scene.path(kind, name))
+    await pass_over(control_plane, scene)
+    workers = {scene.workload("prefill"), scene.workload("decode")}
+    assert set(scene.children("StatefulSet")) == {"chat-etcd", *workers}
+    assert scene.condition("Ready")["reason"] == "Starting"
+
+
+async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(control_plane: ControlPlane, scene: Scene):
+    scene.create()
+    await pass_over(control_plane, scene)
+    path = scene.path("NetworkPolicy", "chat-pdc")
+    scene.api.delete(path)
+    scene.api.create(
+        scene.path("NetworkPolicy"), {"kind": "NetworkPolicy", **FOREIGN["NetworkPolicy"][1], "metadata": {"name": "chat-pdc"}}
+    )
+    before = scene.workload("decode")
+    scene.change(rollout={"strategy": "Recreate"}, engine={"maxModelLen": 1024})
+    await pass_over(control_plane, scene)
+    assert scene.condition("Ready")["reason"] == "NameTaken"
+    assert before in scene.children("StatefulSet")
+    scene.api.delete(path)
+    await pass_over(control_plane, scene)
+    assert before not in scene.children("StatefulSet")
+
+
+def recorded_before(scene: Scene, body: Body) -> list[Body]:
+    """The records of all workloads as an older operator made them."""
+    cluster, owner = parse(body), Owner(scene.name, scene.namespace, body["metadata"]["uid"])
+    ids = [WorkloadId(scene.name, role, "cpu", revision_of(cluster.spec)) for role in ("prefill", "decode")]
+    return [render_record(cluster, each, owner, "example/worker:1", names=names_of_before(scene.name)) for each in ids]
+
+
+async def test_what_an_older_operator_has_recorded_keeps_its_service_account_and_secrets(control_plane: ControlPlane, scene: Scene):
+    body = scene.create()
+    for record in recorded_before(scene, body):
+        scene.api.create(scene.path("ControllerRevision"), record)
+    await pass_over(control_plane, scene)
+    assert set(scene.children("ServiceAccount")) == {"chat", "chat-pdc"}
+    assert set(scene.children("Secret")) == {"chat-ca", "chat-tls", "chat-pdc-ca", "chat-pdc-tls"}
+    for role in ("prefill", "decode"):
+        made = scene.children("StatefulSet")[scene.workload(role)]["spec"]["template"]["spec"]
+        assert made["serviceAccountName"] == "chat"
+        assert {"chat-tls"} == {each["secret"]["secretName"] for each in made["volumes"] if "secret" in each}
+    generations = {name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()}
+    await pass_over(control_plane, scene)
+    assert {name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()} == generations
+
+    old = scene.workload("decode")
+    scene.change(rollout={"strategy": "Recreate"}, engine={"maxModelLen": 1024})
+    for _ in range(3):  # the old ones go, then their records, then what only they used
+        await pass_over(control_plane, scene)
+    assert old not in scene.children("StatefulSet")
+    assert set(scene.children("ServiceAccount")) == {"chat-pdc"}
+    assert set(scene.children("Secret")) >= {"chat-ca", "chat-tls"}  # there is no right to delete a Secret

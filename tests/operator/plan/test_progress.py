@@ -1,0 +1,252 @@
+"""The clock of a roll out, as written-out sequences: seconds, what is there -> Ready's reason and the sizes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pdcluster_operator.api import conditions as words
+from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.plan.autoscale.values import PoolFacts
+from pdcluster_operator.plan.cluster import asked_of, plan_cluster
+from pdcluster_operator.plan.pool_facts import Seen as SeenPods
+from pdcluster_operator.plan.pool_facts import pool_facts
+from pdcluster_operator.plan.progress import read_rollout
+from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Failure, Observed, WorkloadState
+from tests.operator.plan.clusters import ETCD_READY, condition_of, failing_pod, identity, make_cluster, pool, running, workload
+
+CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)
+A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
+DEADLINE = 3600
+EXCEEDED = words.PROGRESS_DEADLINE_EXCEEDED
+TAKEN = Failure("ServiceAccount chat-pdc", words.NAME_TAKEN, "exists")
+
+
+def with_deadline(cluster: PDCluster, seconds: int) -> PDCluster:
+    rollout = cluster.spec.rollout.model_copy(update={"progress_deadline_seconds": seconds})
+    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"rollout": rollout})})
+
+
+def at(seconds: int) -> str:
+    return f"2026-01-02T{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}Z"
+
+
+def green(prefill: int = 0, decode: int = 0, *, desired: bool = True) -> list[WorkloadState]:
+    """The new revision with so many ready workers; the others crash."""
+    found = []
+    for role, size, ready in (("prefill", 1, prefill), ("decode", 2, decode)):
+        of = identity(B, role)
+        pods = tuple(failing_pod(of, ordinal, words.CRASH_LOOPING) for ordinal in range(ready, size)) if desired else ()
+        found.append(workload(of, size if desired else 0, ready=ready, pods=pods))
+    return found
+
+
+class Story:
+    """Passes over one object; each starts from the status that the one before has written, as after a restart of the operator."""
+
+    def __init__(self, status: dict[str, object] | None = None) -> None:
+        self.status = dict(plan_cluster(CLUSTER, running(CLUSTER), at(0)).status) if status is None else status
+        self.plan: ClusterPlan | None = None
+
+    def look(self, seconds: int, new: Sequence[WorkloadState] = (), cluster: PDCluster = NEXT, **fields: object) -> str:
+        """One pass; returns Ready's reason."""
+        seen = running(CLUSTER, status=self.status)
+        seen = replace(seen, **{"workloads": [*seen.workloads, *new], **fields})
+        self.plan = plan_cluster(cluster, seen, at(seconds))
+        again = plan_cluster(cluster, replace(seen, status=self.plan.status), at(seconds))
+        assert again.status == self.plan.status
+        self.status = dict(self.plan.status)
+        return str(condition_of(self.status, words.READY)["reason"])
+
+    @property
+    def sizes(self) -> dict[tuple[str, str], int]:
+        assert self.plan is not None
+        return {(each.id.role, each.id.revision): each.replicas for each in self.plan.workloads}
+
+    def said(self, kind: str = words.STALLED) -> str:
+        return str(condition_of(self.status, kind).get("message"))
+
+
+BOTH = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 1, ("decode", B): 2}
+GIVEN_BACK = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 0, ("decode", B): 0}
+
+
+def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_serves_on() -> None:
+    story = Story()
+    assert story.look(10) == words.ROLLING_OUT
+    assert story.plan is not None
+    assert story.plan.look_again_seconds == DEADLINE
+    assert story.look(20, green()) == words.CRASH_LOOPING
+    assert (story.look(DEADLINE + 9, green()), story.sizes) == (words.CRASH_LOOPING, BOTH)
+    assert (story.look(DEADLINE + 10, green()), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert (story.plan.serving, story.plan.look_again_seconds) == (A, None)
+    assert condition_of(story.status, words.STALLED)["reason"] == EXCEEDED
+    assert condition_of(story.status, words.SERVING)["status"] == "True"
+    assert "within rollout.progressDeadlineSeconds (3600 s): " in story.said()
+    assert "2 of 2 workers: pod" in story.said()
+    assert f"it is scaled to 0 and revision {A} goes on serving; mend that, then change the spec" in story.said()
+    assert condition_of(story.status, words.DECODE_READY)["reason"] == EXCEEDED
+    # What it was is remembered when no pod shows it any more, and nothing brings it back.
+    said = story.said()
+    assert (story.look(9 * DEADLINE, green(desired=False)), story.sizes, story.said()) == (EXCEEDED, GIVEN_BACK, said)
+    assert [each.reason for each in story.plan.happenings] == []
+
+
+def test_the_deadline_is_an_event_once() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert story.plan is not None
+    assert [(each.reason, each.warning) for each in story.plan.happenings] == [(EXCEEDED, True)]
+
+
+def test_a_worker_more_than_ever_before_starts_the_clock_anew() -> None:
+    story = Story()
+    story.look(0)
+    story.look(3000, green(decode=1))
+    assert story.look(DEADLINE + 2999, green(decode=1)) == words.CRASH_LOOPING
+    assert (story.look(DEADLINE + 3000, green(decode=1)), story.sizes) == (EXCEEDED, GIVEN_BACK)
+
+
+def test_a_worker_that_is_ready_again_and_again_does_not() -> None:
+    story = Story()
+    for seconds in range(0, DEADLINE, 400):
+        assert story.look(seconds, green(decode=seconds // 400 % 2)) != EXCEEDED
+    assert story.look(DEADLINE + 400, green(decode=1)) == EXCEEDED
+
+
+def test_workers_that_are_ready_too_late_do_not_bring_it_back() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert (story.look(DEADLINE + 1, green(1, 2)), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert story.plan is not None
+    assert story.plan.serving == A
+
+
+def test_all_that_wait_for_etcd_only_are_not_given_up() -> None:
+    story, away = Story(), DiscoveryState(managed=False, error="it is away")
+    story.look(0)
+    story.look(10, green(1, 2), discovery=away)
+    assert (story.look(DEADLINE + 10, green(1, 2), discovery=away), story.sizes) == (words.ETCD_UNREACHABLE, BOTH)
+    story.look(DEADLINE + 20, green(1, 2))
+    assert story.plan is not None
+    assert (story.plan.serving, "rollout" in story.status) == (B, False)
+
+
+def test_another_deadline_begins_anew() -> None:
+    story, longer = Story(), with_deadline(NEXT, 7200)
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert (story.look(DEADLINE + 1, green(desired=False), longer), story.sizes) == (words.ROLLING_OUT, BOTH)
+    assert story.look(DEADLINE + 7200, green(), longer) == words.CRASH_LOOPING
+    assert story.look(DEADLINE + 7201, green(), longer) == EXCEEDED
+
+
+def test_another_revision_begins_anew() -> None:
+    story, third = Story(), make_cluster(engine=66)
+    story.look(0)
+    story.look(DEADLINE, green())
+    story.look(DEADLINE + 1, green(desired=False), third)
+    newest = revision_of(third.spec)
+    assert story.sizes == {("prefill", A): 1, ("decode", A): 2, ("prefill", newest): 1, ("decode", newest): 2}
+    assert condition_of(story.status, words.STALLED) == {}
+
+
+def test_the_file_of_before_heals() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert story.look(DEADLINE + 1, green(desired=False), CLUSTER) == words.AS_DECLARED
+    assert "rollout" not in story.status
+    assert story.sizes == {("prefill", A): 1, ("decode", A): 2}
+
+
+def test_growth_in_the_meantime_is_of_what_serves_alone() -> None:
+    grown = make_cluster(engine=65, decode=[pool(4)])
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    assert revision_of(grown.spec) == B  # its size is no part of a revision
+    story.look(DEADLINE + 1, green(desired=False), grown)
+    assert story.sizes == {("prefill", A): 1, ("decode", A): 4, ("prefill", B): 0, ("decode", B): 0}
+
+
+def decode_facts(status: dict[str, object]) -> PoolFacts:
+    seen = running(CLUSTER, status=status)
+    seen = replace(seen, workloads=[*seen.workloads, *green(desired=False)])
+    return next(each for each in pool_facts(asked_of(NEXT, seen), seen, SeenPods()) if each.role == "decode")
+
+
+def test_the_budget_counts_its_accelerators_as_given_back() -> None:
+    story = Story()
+    story.look(0)
+    assert decode_facts(story.status).held(2) == 4
+    story.look(DEADLINE, green())
+    assert (decode_facts(story.status).held(2), decode_facts(story.status).held(5)) == (2, 5)
+
+
+def first(ready: int = 0) -> list[WorkloadState]:
+    return [workload(identity(A, "prefill"), 1), workload(identity(A), 2, ready=ready)]
+
+
+def test_a_first_install_stalls_too_keeps_its_workers_and_heals() -> None:
+    story = Story({})
+    empty: dict[str, object] = {"workloads": [], "service_revision": None, "scalers": []}
+    assert story.look(0, cluster=CLUSTER, **empty) == words.STARTING
+    assert story.look(10, cluster=CLUSTER, workloads=first()) == words.STARTING
+    assert story.look(DEADLINE + 10, cluster=CLUSTER, workloads=first()) == EXCEEDED
+    assert "nothing is scaled down, for no other revision serves" in story.said()
+    assert story.sizes == {("prefill", A): 1, ("decode", A): 2}
+    assert story.look(DEADLINE + 20, cluster=CLUSTER, workloads=first(1)) == words.STARTING  # it comes forward
+    assert story.look(DEADLINE + 30, cluster=CLUSTER, workloads=first(2)) == words.AS_DECLARED
+    assert story.look(9 * DEADLINE // 2, cluster=CLUSTER, workloads=first(1)) == words.STARTING  # no roll out any more
+    assert "rollout" not in story.status
+
+
+def test_what_ran_before_this_operator_has_no_clock() -> None:
+    old = {key: value for key, value in Story().status.items() if key != "rollout"}
+    story = Story(old)
+    assert story.look(0, cluster=CLUSTER, workloads=first(1)) == words.STARTING
+    assert story.look(9 * DEADLINE, cluster=CLUSTER, workloads=first(1)) == words.STARTING
+
+
+RECREATE = make_cluster(engine=65, strategy="Recreate")
+
+
+def test_recreate_comes_forward_as_the_old_end_and_has_nothing_to_go_back_to() -> None:
+    story = Story()
+
+    def ending(number: int) -> dict[str, object]:
+        return {"workloads": [workload(identity(A), 0, ready=0, current=number, gone=True)], "cluster": RECREATE}
+
+    assert story.look(0, **ending(2)) == words.ROLLING_OUT
+    assert story.look(3000, **ending(1)) == words.ROLLING_OUT
+    assert story.look(DEADLINE + 2999, **ending(1)) == words.ROLLING_OUT
+    assert story.look(DEADLINE + 3000, **ending(1)) == EXCEEDED
+    assert "the old revision has to end first; 1 of its pods are left" in story.said()
+    assert story.look(DEADLINE + 3010, cluster=RECREATE, workloads=green()) == words.CRASH_LOOPING
+    assert story.look(2 * DEADLINE + 3010, cluster=RECREATE, workloads=green()) == EXCEEDED
+    assert story.sizes == {("prefill", B): 1, ("decode", B): 2}
+
+
+def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None:
+    story = Story()
+    assert story.look(0, failures=(TAKEN,)) == words.NAME_TAKEN
+    assert story.look(9 * DEADLINE // 2, failures=(TAKEN,)) == words.NAME_TAKEN
+    assert story.look(5 * DEADLINE) == words.ROLLING_OUT
+    assert story.look(6 * DEADLINE - 1, green()) == words.CRASH_LOOPING
+    assert story.look(6 * DEADLINE, green()) == EXCEEDED
+
+
+@pytest.mark.parametrize(
+    "spoilt", [None, "x", {}, {"revision": "r", "progressDeadlineSeconds": 1, "ready": 0, "left": 0, "progressedAt": "x"}]
+)
+def test_what_cannot_be_read_counts_as_never_written(spoilt: object) -> None:
+    assert read_rollout({"rollout": spoilt}) is None
+
+
+def test_a_first_plan_has_a_clock() -> None:
+    plan = plan_cluster(CLUSTER, Observed(1, {}, ETCD_READY), at(5))
+    assert plan.status["rollout"] == {"revision": A, "progressDeadlineSeconds": DEADLINE, "ready": 0, "left": 0, "progressedAt": at(5)}
