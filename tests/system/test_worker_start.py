@@ -1,4 +1,7 @@
-"""A worker that cannot start says why and ends with 2 (3 where it has not its device); one whose etcd is away waits and says so."""
+"""A worker that cannot start says why and ends with 2 (3 where it has not its device).
+
+One whose etcd is away waits and says so.
+"""
 
 import socket
 from pathlib import Path

@@ -85,11 +85,15 @@ def test_workers_on_the_cpu_of_a_pool_that_reserves_accelerators_make_it_false_w
     assert [(each.reason, each.warning) for each in plan.happenings if each.reason == "AcceleratorsIdle"] == [("AcceleratorsIdle", True)]
 
 
-def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_told():
-    cluster = cluster_of(B200)
+@pytest.mark.parametrize(("pool", "has"), [(B200, "reserves nvidia.com/gpu (B200)"), (HERE, "is of epyc")], ids=["B200", "own-type"])
+def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_told(pool: dict[str, Any], has: str):
+    cluster = cluster_of(pool)
     status, reason, message = found(plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW))
     assert (status, reason) == ("False", "AcceleratorsIdle")
-    assert "not what it was asked for: make it a pool with gpu: cpu, or use a worker image that computes on B200" in message
+    assert message == (
+        f"decode pool {pool['name']} {has}, and decode-0 computes on Xeon, which is not what it was asked for:"
+        f" make it a pool with gpu: cpu, or use a worker image that computes on {pool['gpu']}"
+    )
 
 
 def test_cpu_on_a_type_that_reserves_nothing_is_no_waste():

@@ -48,7 +48,7 @@ class Metrics:
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
-        self.engine_device_info = self._gauge("engine_device_info", "1 for the device that the engine computes on", "device", "name")
+        self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
         self.engine_stalled = self._gauge("engine_stalled", "1 while the engine stands still, else 0")
         self.draining = self._gauge(

@@ -16,6 +16,7 @@ from pdcluster_operator.plan.pools import RoleView
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.state import Device, PodState, Registry
 
+_TYPE = words.ACCELERATORS_IN_USE
 CPU = "cpu"
 """The kind of device that is no accelerator, and the value of engine.device that asks for it."""
 
@@ -39,43 +40,61 @@ class _Pool:
 
     def refusal(self) -> str | None:
         """Why the first of its workers that has not its device has it not."""
-        found = sorted(pod.problem[1] for pod in self.pods if pod.problem and pod.problem[0] == words.ACCELERATOR_UNUSABLE)
+        problems = [pod.problem for pod in self.pods if pod.problem is not None]
+        found = sorted(said for reason, said in problems if reason == words.ACCELERATOR_UNUSABLE)
         return f"{self.name} ({self.gpu}): {found[0]}" if found else None
 
     def said(self, devices: Mapping[str, Device]) -> dict[str, Device]:
         """What its ready workers say that they compute on, by pod."""
-        return {pod.name: devices[pod.name] for pod in self.pods if pod.ready and pod.name in devices}
+        ready = [pod.name for pod in self.pods if pod.ready]
+        return {pod: devices[pod] for pod in ready if pod in devices}
 
     def idle(self, devices: Mapping[str, Device]) -> str | None:
         """That its accelerators are reserved and do not compute, and the fix."""
-        on_cpu = sorted((pod, device.name) for pod, device in self.said(devices).items() if device.kind == CPU)
-        if not on_cpu or self.resource is None:
+        said = sorted(self.said(devices).items())
+        on_cpu = [(pod, device.name or CPU) for pod, device in said if device.kind == CPU]
+        if not on_cpu:
             return None
-        fix = "make it a pool with gpu: cpu"
-        why = f"as engine.device: {CPU} asks" if self.asked == CPU else "which is not what it was asked for"
-        fix = fix if self.asked == CPU else f"{fix}, or use a worker image that computes on {self.gpu}"
-        return f"{self.name} reserves {self.resource} ({self.gpu}), and {on_cpu[0][0]} computes on {on_cpu[0][1] or CPU}, {why}: {fix}"
+        if self.asked == CPU:
+            why, fix = f"as engine.device: {CPU} asks", ""
+        else:
+            why = "which is not what it was asked for"
+            fix = f", or use a worker image that computes on {self.gpu}"
+        (pod, processor), *_ = on_cpu
+        has = f"reserves {self.resource} ({self.gpu})" if self.resource else f"is of {self.gpu}"
+        found = f"{self.name} {has}, and {pod} computes on {processor}, {why}"
+        return f"{found}: make it a pool with gpu: cpu{fix}"
 
 
-def accelerators_in_use(cluster: PDCluster, views: Sequence[RoleView], registry: Registry | None, previous: Previous) -> Condition | None:
-    """The condition; None = no declared pool has an accelerator.  While etcd does not answer what workers say stays as it was."""
+def accelerators_in_use(
+    cluster: PDCluster,
+    views: Sequence[RoleView],
+    registry: Registry | None,
+    previous: Previous,
+) -> Condition | None:
+    """The condition; None = no declared pool has an accelerator.
+
+    While etcd does not answer what workers say stays as it was.
+    """
     pools = list(_pools(cluster, views))
     if not pools:
         return None
-    refusals = [said for pool in pools if (said := pool.refusal())]
-    if refusals:
+    if refusals := [why for pool in pools if (why := pool.refusal())]:
         return _false(words.ACCELERATOR_UNUSABLE, refusals)
     if registry is None or registry.error is not None:
-        return _as_it_was(previous) or _unknown("etcd, where workers say what they compute on, has not answered yet")
-    if idle := [said for pool in pools if (said := pool.idle(registry.devices))]:
+        nothing = "etcd, where workers say what they compute on, has not answered yet"
+        return _as_it_was(previous) or _unknown(nothing)
+    if idle := [why for pool in pools if (why := pool.idle(registry.devices))]:
         return _false(words.ACCELERATORS_IDLE, idle)
-    silent = [pool.name for pool in pools if pool.wanted and not pool.said(registry.devices)]
-    told = sorted(f"{pool.name} on {_names(pool.said(registry.devices))}" for pool in pools if pool.said(registry.devices))
+    spoken = {pool.name: pool.said(registry.devices) for pool in pools}
+    told = {name: said for name, said in spoken.items() if said}
+    silent = [pool.name for pool in pools if pool.wanted and pool.name not in told]
     if silent or not told:
         whose = f" of {', '.join(silent)}" if silent else ""
         return _unknown(f"no ready worker{whose} has said what it computes on")
-    message = f"workers compute on what their pools have: {', '.join(told)}"
-    return Condition(words.ACCELERATORS_IN_USE, is_true=True, reason=words.AS_DECLARED, message=message)
+    listed = ", ".join(f"{name} on {_names(said)}" for name, said in told.items())
+    message = f"workers compute on what their pools have: {listed}"
+    return Condition(_TYPE, is_true=True, reason=words.AS_DECLARED, message=message)
 
 
 def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
@@ -91,7 +110,8 @@ def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
                 continue
             states = [state for state in (pool.target, pool.shown) if state is not None]
             pods = {pod.name: pod for state in states for pod in state.pods if not pod.terminating}
-            yield _Pool(f"{view.name} pool {spec.name}", spec.gpu, asked, resource, pool.wanted, tuple(pods.values()))
+            name = f"{view.name} pool {spec.name}"
+            yield _Pool(name, spec.gpu, asked, resource, pool.wanted, tuple(pods.values()))
 
 
 def _names(said: Mapping[str, Device]) -> str:
@@ -99,17 +119,20 @@ def _names(said: Mapping[str, Device]) -> str:
 
 
 def _false(reason: str, messages: Sequence[str]) -> Condition:
-    return Condition(words.ACCELERATORS_IN_USE, is_true=False, reason=reason, message="; ".join(messages))
+    return Condition(_TYPE, is_true=False, reason=reason, message="; ".join(messages))
 
 
 def _unknown(message: str) -> Condition:
-    return Condition(words.ACCELERATORS_IN_USE, is_true=False, is_unknown=True, reason=words.DEVICE_NOT_SAID, message=message)
+    return Condition(_TYPE, is_true=False, is_unknown=True, reason=words.DEVICE_NOT_SAID, message=message)
 
 
 def _as_it_was(previous: Previous) -> Condition | None:
     """What workers had said; a refusal is no such thing, and its pod is looked at each time."""
-    before = previous.condition(words.ACCELERATORS_IN_USE)
-    reason, message, status = before.get("reason"), before.get("message"), before.get("status")
-    if not isinstance(reason, str) or not isinstance(message, str) or reason == words.ACCELERATOR_UNUSABLE:
+    before = previous.condition(_TYPE)
+    reason, message, status = (before.get(field) for field in ("reason", "message", "status"))
+    if not isinstance(reason, str) or not isinstance(message, str):
         return None
-    return Condition(words.ACCELERATORS_IN_USE, status == "True", reason, message, is_unknown=status not in ("True", "False"))
+    if reason == words.ACCELERATOR_UNUSABLE:
+        return None
+    is_unknown = status not in ("True", "False")
+    return Condition(_TYPE, status == "True", reason, message, is_unknown=is_unknown)

@@ -148,7 +148,8 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
 
 def _is_refusal(container: str, ended: Body) -> bool:
     """Whether it ended on purpose, and will each time."""
-    return ended.get("exitCode") == WRONG_SETTING or (ended.get("exitCode") == NO_DEVICE and container == WORKER)
+    code = ended.get("exitCode")
+    return code == WRONG_SETTING or (code == NO_DEVICE and container == WORKER)
 
 
 def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
@@ -185,7 +186,8 @@ def _crash(container: str, ended: Body, advice: Advice) -> Problem:
     if code == WRONG_SETTING and container == WORKER:
         return conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec"
     if code == NO_DEVICE and container == WORKER:
-        return conditions.ACCELERATOR_UNUSABLE, f"the worker has not the device that it should compute on: {said or 'see its log'}"
+        missing = "the worker has not the device that it should compute on"
+        return conditions.ACCELERATOR_UNUSABLE, f"{missing}: {said or 'see its log'}"
     detail = f": {said}" if said else ""
     return (
         conditions.CRASH_LOOPING,

@@ -94,7 +94,11 @@ class DiscoveryState:
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker says that it computes on.  kind: cpu or cuda; name: of the processor or the accelerator."""
+    """What one worker says that it computes on.
+
+    kind: cpu or cuda
+    name: of the processor or the accelerator
+    """
 
     kind: str
     name: str

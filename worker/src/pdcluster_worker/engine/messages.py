@@ -35,7 +35,11 @@ class KVGeometry(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """What an engine computes on.  kind: cpu or cuda; name: of the processor or the accelerator, as it names itself."""
+    """What an engine computes on.
+
+    kind: cpu or cuda
+    name: of the processor or the accelerator, as it names itself
+    """
 
     kind: str
     name: str

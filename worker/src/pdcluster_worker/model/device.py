@@ -28,7 +28,11 @@ _OLD_DRIVER = "too old"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the engine file asks for.  device: `engine.device`; gpu: the pool's type of accelerator."""
+    """What the engine file asks for.
+
+    device: `engine.device`
+    gpu:    the pool's type of accelerator
+    """
 
     device: Literal["auto", "cpu", "cuda"]
     gpu: str
@@ -79,7 +83,10 @@ def find_device(config: WorkerConfig) -> Device:
 
 
 def read_facts(*, asks_cuda: bool) -> Facts:
-    """Facts of this machine; CUDA is looked at only when it is asked for, since a look takes memory of the device."""
+    """Facts of this machine.
+
+    CUDA is looked at only when it is asked for, since a look takes memory of the device.
+    """
     cpu = parse_cpu_name(_read(Path("/proc/cpuinfo"))) or platform.machine()
     if not asks_cuda or torch.version.cuda is None:
         return Facts(cpu, torch.version.cuda)
@@ -101,13 +108,16 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
 def _refusal(facts: Facts, implemented: Collection[Kind]) -> str | None:
     """Why there is no CUDA, and the fix; None = there is."""
     if "cuda" not in implemented:
-        return "this engine computes on CPUs only: use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
+        fix = "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
+        return f"this engine computes on CPUs only: {fix}"
     if facts.built is None:
         return "torch of this image is built without CUDA: use the worker image's cuda variant"
     if facts.fault is not None and _OLD_DRIVER in facts.fault:
-        return f"the node's driver is too old for CUDA {facts.built} of this image: update the driver"
+        old = f"the node's driver is too old for CUDA {facts.built} of this image"
+        return f"{old}: update the driver"
     if facts.fault is not None or not facts.gpu:
-        return "no CUDA device is visible: see to the node's driver and device plugin, and that the pod is given an accelerator"
+        fix = "see to the node's driver and device plugin, and that the pod is given an accelerator"
+        return f"no CUDA device is visible: {fix}"
     return None
 
 
