@@ -57,14 +57,13 @@ ASKED = (
     "Explain {topic} to a student of twelve years, in a few sentences, with an example from daily life, and name a common error about it.",
     "Here is a text:\n\n{text}\n\nSay in two sentences what it is about, and what it has to do with {topic}.",
 )
-PATHS: dict[str, tuple[bool, bool, dict[str, int]]] = {
-    "local, whole prompts, one at a time": (False, False, {"max_batched_tokens": 2048}),
-    "local, whole prompts": (False, True, {"max_batched_tokens": 2048}),
-    "local, chunks of 64": (False, True, {}),
-    "remote": (True, True, {}),
-    "preempted": (False, True, {"num_blocks": PREEMPTED_BLOCKS}),
+PATHS: dict[str, tuple[bool, dict[str, int]]] = {
+    "local, whole prompts": (False, {"max_batched_tokens": 2048}),
+    "local, chunks of 64": (False, {}),
+    "remote": (True, {}),
+    "preempted": (False, {"num_blocks": PREEMPTED_BLOCKS}),
 }
-"""By name: whether the prefill is remote, whether prompts run 18 together, and the decode engine's settings."""
+"""By name: whether the prefill is remote, and the decode engine's settings.  Prompts run 18 together, as they do under load."""
 
 DEFINITIONS = """\
 - Model: SmolLM2-135M-Instruct as `make model` leaves it. An answer ends with the end-of-sequence token, which counts.
@@ -124,14 +123,13 @@ def _turn(pairs: Sequence[tuple[str, str]], index: int) -> tuple[str, str]:
 
 def path_answers(path: str, folder: Path, dtype: Any, work: Work) -> list[Tokens]:
     """Our engine's answers on one path.  Raises RuntimeError when the path was not taken."""
-    remote, together, settings = PATHS[path]
+    remote, settings = PATHS[path]
     cluster = Cluster(folder, dtype=dtype, **settings)
     sampling = Sampling(max_tokens=work.num_tokens, seed=0, temperature=0.0, eos_token_ids=[work.end])
     specs = [RequestSpec(f"r{index}", prompt, sampling) for index, prompt in enumerate(work.prompts)]
-    size = GROUP if together else 1
     found: list[Tokens] = []
-    for start in range(0, len(specs), size):
-        answers = cluster.run(specs[start : start + size], remote=remote)
+    for start in range(0, len(specs), GROUP):
+        answers = cluster.run(specs[start : start + GROUP], remote=remote)
         found += [until_end([token.token_id for token in answer], work.end) for answer in answers]
     stats = cluster.decode.stats
     assert stats is not None
@@ -157,7 +155,7 @@ def compare(folder: Path, dtype: Any, work: Work) -> str:
         against.append((path, agreement(expected, answers, judge)))
         if path != ours:
             among.append((path, agreement(first, answers, judge)))
-        print(f"{dtype}: {against[-1]}", file=sys.stderr, flush=True)
+        print(f"{dtype}: {path}", agreement_table(against), agreement_table(among), sep="\n", file=sys.stderr, flush=True)
     titles = (f"{dtype}, against generate() of one prompt at a time", f"{dtype}, against {ours}")
     return "\n\n".join(_section(title, rows) for title, rows in zip(titles, (against, among), strict=True))
 
