@@ -58,4 +58,5 @@ def test_policy_file_is_complete(document: dict[str, Any]) -> None:
         "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
         "credits": {"batchesAhead": 2.0},
         "admission": {"maxQueuedRequests": 1024, "maxBodyBytes": 4194304},
+        "allowClientPriority": False,
     }

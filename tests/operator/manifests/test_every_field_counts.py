@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
+    "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),
     "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),
     "discovery.etcd.tlsSecret": (OWN_ETCD, at("spec.discovery.etcd.tlsSecret", "tls")),
     "discovery.etcd.replicas": (STORED, at("spec.discovery.etcd.replicas", 3)),

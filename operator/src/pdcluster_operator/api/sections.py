@@ -236,9 +236,13 @@ class AdmissionSpec(Section):
 
 
 class QosSpec(Section):
-    """Policy: which requests are accepted; takes effect without a restart."""
+    """Policy: which requests are accepted; takes effect without a restart.
+
+    allow_client_priority: a request's `priority` counts, lower first; else any other than 0 is refused
+    """
 
     admission: AdmissionSpec = AdmissionSpec()
+    allow_client_priority: bool = False
 
 
 class StorageSpec(Section):
