@@ -65,7 +65,11 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
             "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
             "credits": {"batchesAhead": 2.0},
         },
-        "qos": {"stallSeconds": 20, "admission": {"maxQueuedRequests": 1024, "maxBodyBytes": 4194304}},
+        "qos": {
+            "stallSeconds": 20,
+            "admission": {"maxQueuedRequests": 1024, "maxBodyBytes": 4194304},
+            "allowClientPriority": False,
+        },
     }
 
 

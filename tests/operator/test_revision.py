@@ -36,6 +36,7 @@ ROLLS: dict[str, Change] = {
 STAYS: dict[str, Change] = {
     "routing": at("spec.routing.offload.prefillLengthThreshold", 1),
     "qos": at("spec.qos.admission.maxQueuedRequests", 1),
+    "priority of clients": at("spec.qos.allowClientPriority", True),
     "port": at("spec.service.port", 9999),
     "type of the service": both(at("spec.service.type", "LoadBalancer"), at("spec.service.annotations", {"a": "b"})),
     "strategy": at("spec.rollout.strategy", "Recreate"),

@@ -58,4 +58,6 @@ def test_policy_file_is_complete(document: dict[str, Any]) -> None:
         "credits": {"batchesAhead": 2.0},
         "admission": {"maxQueuedRequests": 1024, "maxBodyBytes": 4194304},
         "stallSeconds": 20,
+        "allowClientPriority": False,
+        "sharedPrefixCache": False,
     }

@@ -431,6 +431,11 @@ BAD = [
         "spec.qos.stallSeconds",
     ),
     Wrong(
+        at("spec.qos.allowClientPriority", "yes"),
+        "spec.qos.allowClientPriority: must be true or false, not 'yes'; write true or false without quotes",
+        "spec.qos.allowClientPriority",
+    ),
+    Wrong(
         at("spec.discovery.etcd.endpoints", ["http://etcd:2379"]),
         "spec.discovery.etcd.endpoints[0]: 'http://etcd:2379' is not host:port; write it like 127.0.0.1:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[0]",

@@ -81,6 +81,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
     "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
+    "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),
     "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),
     "discovery.etcd.tlsSecret": (OWN_ETCD, at("spec.discovery.etcd.tlsSecret", "tls")),
     "discovery.etcd.replicas": (STORED, at("spec.discovery.etcd.replicas", 3)),

@@ -6,6 +6,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.errors import RequestError
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -83,6 +84,9 @@ def rejections(rig) -> dict[str, float]:
         ({"stop_token_ids": [259]}, "stop_token_ids", "from 0 to 258, not 259"),
         ({"stop_token_ids": [0] * 65}, "stop_token_ids", "at most 64"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream=true"),
+        ({"priority": -1}, "priority", "leave it out, or set qos.allowClientPriority"),
+        ({"priority": 1001}, "priority", "less than or equal to 1000"),
+        ({"priority": -1001}, "priority", "greater than or equal to -1000"),
         ({"pdcluster": {"prefill": "there"}}, "pdcluster.prefill", "'auto', 'local' or 'remote'"),
     ],
 )
@@ -151,6 +155,7 @@ async def test_chat_accepts_defaults_nulls_and_unknown_fields(http, fields):
         ({"prompt": "\udfff"}, "prompt", "surrogate"),
         ({"prompt": ["\udfff"]}, "prompt", "item 0 character 0"),
         ({"prompt": ["a"] * 257}, "prompt", "at most 256"),
+        ({"prompt": ["a"] * 65, "n": 16}, "prompt", "65 prompts with n=16 are 1040 generations, more than the 1024"),
         ({"prompt": [259]}, "prompt", "from 0 to 258, not 259"),
         ({"prompt": [-1]}, "prompt", "from 0 to 258, not -1"),
         ({"prompt": [True, False]}, "prompt", "item 0"),
@@ -210,6 +215,32 @@ async def test_a_body_of_another_content_type_is_refused(http):
 
     assert response.status_code == 400
     assert "content-type: application/json" in error_of(response).message
+
+
+async def test_a_request_has_at_most_as_many_generations_as_may_wait(rig, http):
+    rig.policy = PolicyConfig(admission=AdmissionPolicy(max_queued_requests=4))
+    asked = [{"prompt": ["a"] * 2, "n": 2}, {"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}]
+    replies = [await http.post(COMPLETIONS, json={"model": "tiny", **fields}) for fields in asked]
+
+    assert [reply.status_code for reply in replies] == [200, 400, 400]
+    assert [error_of(reply).param for reply in replies[1:]] == ["prompt", "n"]
+    assert "qos.admission.maxQueuedRequests" in error_of(replies[2]).message
+    assert sum(len(specs) for specs, _ in rig.backend.calls) == 4
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_priority_counts_where_the_policy_allows_it_now(rig, http, path):
+    async def status_of(priority: int | None) -> int:
+        body = {"model": "tiny", "messages": HELLO, "prompt": "a", "priority": priority}
+        return (await http.post(path, json=body)).status_code
+
+    assert [await status_of(priority) for priority in (None, 0, -1000)] == [200, 200, 400]
+    rig.policy = PolicyConfig(allow_client_priority=True)
+    assert [await status_of(priority) for priority in (-1000, 1000)] == [200, 200]
+    rig.policy = PolicyConfig()
+    assert await status_of(1) == 400
+
+    assert [specs[0].priority for specs, _ in rig.backend.calls] == [0, 0, -1000, 1000]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

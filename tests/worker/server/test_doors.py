@@ -304,7 +304,7 @@ async def test_a_body_counts_until_its_request_has_ended_and_one_body_always_has
 
 
 async def test_a_stream_has_no_deadline(rig, door, connect):
-    limits = HttpLimits(header_seconds=0.05, body_seconds=0.05, keep_alive_seconds=0)
+    limits = HttpLimits(header_seconds=0.05, body_seconds=0.05, keep_alive_seconds=1)
     server = await door(limits=limits)
     rig.backend.hold_after = 3
     client = await connect(server)

@@ -17,7 +17,8 @@ _FIRST_VALUES = {
     "long_prompts": ("remote", "local"),
     "peer_refused": ("kv_geometry", "weights", "revision"),
     "request_rejected": (
-        *("queue_full", "draining", "not_ready", "no_prefill_worker"),
+        *("queue_full", "bodies_full", "connections_full", "body_timeout"),
+        *("draining", "not_ready", "no_prefill_worker"),
         *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
     ),
     "request_success": get_args(FinishReason),

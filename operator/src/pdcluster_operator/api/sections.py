@@ -249,12 +249,16 @@ class AdmissionSpec(Section):
 class QosSpec(Section):
     """Policy: which requests are accepted, and when an engine that stands still is given up.
 
-    Takes effect without a restart.  stall_seconds: time beyond its longest step for which an
-    engine may have work and make no step, or answer no ping.
+    Takes effect without a restart.
+    stall_seconds:         time beyond its longest step for which an engine may have work and
+                           make no step, or answer no ping
+    allow_client_priority: the `priority` of a request counts, lower first; else any other
+                           than 0 is refused
     """
 
     admission: AdmissionSpec = AdmissionSpec()
     stall_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
+    allow_client_priority: bool = False
 
 
 class StorageSpec(Section):

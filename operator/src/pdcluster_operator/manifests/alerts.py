@@ -52,7 +52,8 @@ def _burning(histogram: str, bound: str) -> str:
 
 
 _SCALE = "(kubectl scale pdps/...; with autoscale.mode On its maxReplicas or the budget, see `pdctl why`)"
-_REFUSED = 'sum(rate(pdcluster_request_rejected_total{$scope,reason=~"queue_full|draining|not_ready|no_prefill_worker"}[5m]))'
+_REASONS = "queue_full|bodies_full|connections_full|draining|not_ready|no_prefill_worker"
+_REFUSED = f'sum(rate(pdcluster_request_rejected_total{{$scope,reason=~"{_REASONS}"}}[5m]))'
 _SUCCEEDED = "(sum(rate(pdcluster_request_success_total{$scope}[5m])) or vector(0))"  # no series before the first success
 _QUEUE = "sum(pdcluster_prefill_queue_tokens{$scope})"
 _PREFILLS = "sum(rate(pdcluster_remote_prefill_total{$scope}[10m]))"

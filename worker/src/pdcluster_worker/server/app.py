@@ -106,7 +106,13 @@ class _Doors:
     limits: HttpLimits
 
 
-def _base_app(worker: Worker, metrics: Metrics, policy: Callable[[], PolicyConfig], clock: Callable[[], float], doors: _Doors) -> FastAPI:
+def _base_app(
+    worker: Worker,
+    metrics: Metrics,
+    policy: Callable[[], PolicyConfig],
+    clock: Callable[[], float],
+    doors: _Doors,
+) -> FastAPI:
     app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     limits, rejected = doors.limits, metrics.request_rejected
     app.add_middleware(
@@ -170,6 +176,7 @@ def _state(response: Response, reason: str | None) -> State:
 
 def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Answers of a generation route, for the OpenAPI document."""
-    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503)}
+    statuses = (400, 401, 404, 408, 413, 429, 500, 503)
+    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in statuses}
     answers[200] = {"model": reply, "content": _STREAM}
     return answers

@@ -27,7 +27,13 @@ AcceptsKey = Callable[[str], bool] | None
 class Authorization:
     """Middleware."""
 
-    def __init__(self, app: ASGIApp, accepts: AcceptsKey, rejected: Counter, limits: HttpLimits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        accepts: AcceptsKey,
+        rejected: Counter,
+        limits: HttpLimits,
+    ) -> None:
         self._app = app
         self._accepts = accepts
         self._rejected = rejected

@@ -43,7 +43,10 @@ class BodyLimit:
         self._num_held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the application its whole body in one message, or answer for it; a client that leaves meanwhile gets nothing."""
+        """Hand the application its whole body in one message, or answer for it.
+
+        A client that leaves meanwhile gets nothing.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -75,6 +78,7 @@ class BodyLimit:
         clock = asyncio.get_running_loop().time
         start = clock()
         limit = self._limit()
+        most = max(limit, self._limits.max_bodies_bytes)
         try:
             async with asyncio.timeout_at(start + self._limits.body_deadline(0)) as deadline:
                 while not body.is_whole:
@@ -84,7 +88,7 @@ class BodyLimit:
                     chunk = message.get("body", b"")
                     if body.num_bytes + len(chunk) > limit:
                         return _too_large(limit)
-                    if self._num_held_bytes + len(chunk) > max(limit, self._limits.max_bodies_bytes):
+                    if self._num_held_bytes + len(chunk) > most:
                         return _too_many()
                     body.take(chunk, is_whole=not message.get("more_body", False))
                     self._num_held_bytes += len(chunk)
@@ -93,7 +97,13 @@ class BodyLimit:
             return _too_slow(clock() - start)
         return None
 
-    async def _refuse(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(
+        self,
+        error: RequestError,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         self._rejected.labels(openai_errors.reason(error)).inc()
         response = openai_errors.response(error, {"connection": "close"})
         if error.status == 408:  # it sends nothing that we could wait for
@@ -122,7 +132,7 @@ class _Body:
 
 
 def taken_by(app: FastAPI) -> Callable[[Scope], bool]:
-    """Whether a request goes to one of the application's routes that read a body; routes may still be added."""
+    """Tells whether a request goes to a route that reads a body; routes may still be added."""
 
     def takes_body(scope: Scope) -> bool:
         routes = [route for route in app.routes if isinstance(route, APIRoute) and route.body_field]

@@ -1,4 +1,4 @@
-"""One HTTP connection's way out: with an end for a client that stops reading; `incoming` has the way in.
+"""One HTTP connection's way out, with an end for a client that stops reading.
 
 Whoever writes to a client that reads nothing would wait for ever, with its
 request open and a drain behind it.  Here no progress for SEND_SECONDS aborts

@@ -55,7 +55,7 @@ class OpenConnections(Generic[ConnectionT]):
         return True
 
     def busy(self, connection: ConnectionT) -> bool:
-        """A request has begun, its whole header is here; False when it is one more than may be open."""
+        """A request has begun, its header is whole; False when it is one more than may be open."""
         self._idle.pop(connection, None)
         return len(self._open) - len(self._idle) <= self._most
 

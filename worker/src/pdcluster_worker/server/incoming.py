@@ -1,4 +1,4 @@
-"""One HTTP connection's way in: uvicorn's, with an end for a client that sends nothing, too slowly or too much.
+"""One HTTP connection's way in: with an end for a client that sends nothing, too slowly or too much.
 
 A header has a deadline and a size, and so has everything around a body: its
 chunks' framing and trailers.  The body itself is `body_limit`'s.  A connection
@@ -7,6 +7,7 @@ with a running answer has no deadline here, however long that streams.
 
 import asyncio
 import logging
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -31,15 +32,22 @@ class Incoming(HttpToolsProtocol):
     _num_body_bytes = 0
 
     @property
+    def _max_framing_bytes(self) -> int:
+        return self.limits.max_header_bytes + _FRAMING_RATIO * self._num_body_bytes
+
+    @property
     def _waits_for_header(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, and wait for the first request no longer than for any other."""
-        super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        super().connection_made(cast(asyncio.Transport, transport))
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive,
+            self.timeout_keep_alive_handler,
+        )
         if self.crowd is not None and not self.crowd.enter(self):
-            transport.abort()
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is left to watch."""
@@ -55,7 +63,7 @@ class Incoming(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             self._header_came()
-        elif self._num_framing_bytes > self.limits.max_header_bytes + _FRAMING_RATIO * self._num_body_bytes:
+        elif self._num_framing_bytes > self._max_framing_bytes:
             self._too_much()
         elif self._header_check is None and self._waits_for_header:
             self._header_check = self.loop.call_later(self.limits.header_seconds, self._too_late)
@@ -92,19 +100,26 @@ class Incoming(HttpToolsProtocol):
     def _too_late(self) -> None:
         if not self.transport.is_closing():
             seconds = self.limits.header_seconds
-            self._end(408, "header_timeout", f"the header did not come whole in {seconds:g} s: send it at once")
+            message = f"the header did not come whole in {seconds:g} s: send it at once"
+            self._end(RequestError(message, status=408, code="header_timeout"))
 
     def _too_much(self) -> None:
         if self._waits_for_header:
             limit = self.limits.max_header_bytes
-            self._end(431, "header_too_large", f"the header has more than {limit} bytes: send less")
+            message = f"the header has more than {limit} bytes: send less"
+            self._end(RequestError(message, status=431, code="header_too_large"))
         else:  # within a body, whose answer may have begun
             self.transport.abort()
 
-    def _end(self, status: int, code: str, message: str) -> None:
+    def _end(self, error: RequestError) -> None:
         self._header_came()
-        logger.info("connection closed client=%s: %s", self.client, message)
-        content = openai_errors.reply(RequestError(message, status=status, code=code)).model_dump_json().encode()
-        head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        logger.info("connection closed client=%s: %s", self.client, error)
+        content = openai_errors.reply(error).model_dump_json().encode()
+        lines = [
+            f"HTTP/1.1 {error.status} {_PHRASES[error.status]}",
+            "content-type: application/json",
+            f"content-length: {len(content)}",
+            "connection: close",
+        ]
+        self.transport.write("\r\n".join([*lines, "\r\n"]).encode() + content)
         self.transport.close()

@@ -42,7 +42,7 @@ class HttpLimits:
     linger_bytes: int = 64 << 20
 
     def body_deadline(self, num_bytes: int) -> float:
-        """Seconds after the header by which the body must have ended, when so many bytes of it have come."""
+        """Seconds after the header in which the body must end, when so many bytes have come."""
         return self.body_seconds + num_bytes / self.body_bytes_per_second
 
 

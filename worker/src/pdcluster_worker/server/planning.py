@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_servable(request: Generate, num_prompts: int, serving: Serving) -> None:
-    """Before the prompts are tokenized.  Raises RequestError for what the policy refuses, 404 for another model,
-    503 while the worker is not ready: its limits are not known before.
+    """Check what needs no tokens.
 
-    A draining worker knows them, and may have a peer for the request.
+    Raises RequestError for what the policy refuses, 404 for another model, 503 while the worker is
+    not ready: its limits are not known before.  A draining one knows them, and may have a peer.
     """
     backend = serving.backend
     check_model(request.model, backend.model_name)
@@ -33,7 +33,7 @@ def check_servable(request: Generate, num_prompts: int, serving: Serving) -> Non
 
 
 def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
-    """Raises RequestError for a priority that does not count here, and for more generations than could ever be admitted."""
+    """Raises RequestError for a priority that does not count, and for more generations than may wait."""
     if request.priority and not policy.allow_client_priority:
         raise RequestError(
             f"priority: {request.priority} is not allowed here: leave it out, or set qos.allowClientPriority of the PDCluster",
@@ -41,10 +41,12 @@ def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> N
         )
     limit, n = policy.admission.max_queued_requests, request.n or 1
     if num_prompts * n > limit:
+        param = "prompt" if num_prompts > 1 else "n"
         raise RequestError(
-            f"{'prompt' if num_prompts > 1 else 'n'}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, "
-            f"more than the {limit} that may wait here (qos.admission.maxQueuedRequests): send fewer prompts, or a smaller n",
-            param="prompt" if num_prompts > 1 else "n",
+            f"{param}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, "
+            f"more than the {limit} that may wait here (qos.admission.maxQueuedRequests): "
+            "send fewer prompts, or a smaller n",
+            param=param,
         )
 
 

@@ -98,7 +98,8 @@ async def serve(app: ASGIApp, host: str, port: int, limits: HttpLimits = DEFAULT
 
 def _connections(limits: HttpLimits) -> type[Connection]:
     """The protocol of one server, whose connections know of each other."""
-    crowd = OpenConnections[Incoming](fitting(limits.max_connections), limits.spare_connections, _close)
+    most = fitting(limits.max_connections)
+    crowd = OpenConnections[Incoming](most, limits.spare_connections, _close)
     return type("Connection", (Connection,), {"limits": limits, "crowd": crowd})
 
 

@@ -15,7 +15,7 @@ from pdcluster_worker.server.limits import HttpLimits
 
 
 def announced_bytes(scope: Scope) -> int | None:
-    """Length of the body that the header announces; 0 for none, None when only its end will tell."""
+    """Length of the body by its header; 0 for none, None when only its end will tell."""
     length = 0
     for name, value in scope["headers"]:
         if name == b"transfer-encoding":
@@ -25,8 +25,17 @@ def announced_bytes(scope: Scope) -> int | None:
     return length
 
 
-async def answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
-    """Let `app`, which must not need the body, answer; returns when the client has stopped sending, or was given up."""
+async def answer(
+    app: ASGIApp,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    limits: HttpLimits,
+) -> None:
+    """Let `app`, which must not need the body, answer.
+
+    Returns when the client has stopped sending, or was given up.
+    """
     if announced_bytes(scope) == 0:
         await app(scope, receive, send)
         return

@@ -1,4 +1,4 @@
-"""How many connections the KV port holds at once: in all, and from one address; and how long each may be silent.
+"""Bounds of the KV port: connections in all and from one address, and how long each may be silent.
 
 Pure.  A stranger that opens connections takes only its own address's seats, so
 one pod cannot shut the port for the others.

@@ -109,5 +109,7 @@ class TcpTransport:
 
 def frame_blocks(block_bytes: int, bandwidth: int) -> int:
     """Blocks of one frame at most: FRAME_BYTES, less under a low bandwidth cap, at least one."""
-    target = min(wire.FRAME_BYTES, bandwidth // PACED_FRAMES_PER_SECOND) if bandwidth else wire.FRAME_BYTES
+    target = wire.FRAME_BYTES
+    if bandwidth:
+        target = min(target, bandwidth // PACED_FRAMES_PER_SECOND)
     return min(max(1, target // block_bytes), wire.MAX_FRAME_BLOCKS)

@@ -1,4 +1,4 @@
-"""One connection to the KV port: its hello, then frames straight into blocks that `transfer.inbox` allows.
+"""One connection to the KV port: its hello, then frames into the blocks that `transfer.inbox` allows.
 
 Waits in the kernel, never while it holds an epoch and never without an end, so
 neither a stalled peer nor a silent one holds anything for long.  A stranger
@@ -31,7 +31,14 @@ Message = TypeVar("Message", wire.Hello, wire.Header)
 class Inbound:
     """`serve` once, in a thread of its own; a shutdown of the socket from elsewhere ends it."""
 
-    def __init__(self, sock: socket.socket, inbox: Inbox, memory: KVMemory, engine_id: str, limits: PortLimits) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        inbox: Inbox,
+        memory: KVMemory,
+        engine_id: str,
+        limits: PortLimits,
+    ) -> None:
         self._sock = sock
         self._inbox = inbox
         self._memory = memory
@@ -43,7 +50,7 @@ class Inbound:
     def serve(self) -> None:
         """Until the peer closes between messages.
 
-        Raises WireError on bytes that are not the protocol, OSError (TimeoutError among them) on a lost or silent peer.
+        Raises WireError on bytes that are not the protocol, OSError on a lost or silent peer.
         """
         sockets.tune(self._sock)
         sockets.limit_send_wait(self._sock, self._limits.ack_seconds)
@@ -59,14 +66,15 @@ class Inbound:
             self._sock.sendall(wire.encode_ack(wire.Ack(header.epoch, refusal)))
 
     def _receive(self, header: wire.Header) -> str | None:
-        """Take one frame's payload, into its blocks or nowhere; returns why not if it is refused."""
+        """Take one frame's payload, into its blocks or nowhere; returns why not if refused."""
         block_bytes = self._memory.block_bytes
         limit = wire.frame_bytes(block_bytes)
         if header.payload_bytes > limit:
-            raise wire.WireError(f"a frame of {header.payload_bytes} bytes is over the limit of {limit}")
-        if header.payload_bytes != len(header.block_ids) * block_bytes:
+            raise wire.WireError(f"payload bytes: {header.payload_bytes} is over the limit of {limit}")
+        num_blocks = len(header.block_ids)
+        if header.payload_bytes != num_blocks * block_bytes:
             self._drain(header.payload_bytes)
-            return f"a block has {block_bytes} bytes, not {header.payload_bytes} for {len(header.block_ids)} blocks"
+            return f"a block has {block_bytes} bytes, not {header.payload_bytes} for {num_blocks} blocks"
         receiving = self._inbox.claim(header.epoch, header.block_ids)
         if isinstance(receiving, str):
             self._drain(header.payload_bytes)
@@ -80,7 +88,7 @@ class Inbound:
         return None
 
     def _fill(self, receiving: Receiving, block: memoryview) -> int:
-        """Read one block's bytes into it, stopping early if its epoch is fenced; returns the bytes read."""
+        """Read one block's bytes into it, until its epoch is fenced; returns the bytes read."""
         filled = 0
         while filled < len(block) and self._inbox.enter(receiving):
             try:
@@ -103,7 +111,10 @@ class Inbound:
             num_bytes -= self._counted(received)
 
     def _counted(self, num_bytes: int | None) -> int:
-        """Bytes that one look brought, after a wait for the next if there were none.  Raises ConnectionAbortedError at the end."""
+        """Bytes that one look brought, after a wait for the next if there were none.
+
+        Raises ConnectionAbortedError at their end.
+        """
         if num_bytes is None:  # no block is in the kernel's hands while we wait
             self._wait(self._limits.idle_seconds)
             return 0
@@ -132,6 +143,9 @@ class Inbound:
         return message
 
     def _wait(self, seconds: float, allowed: float | None = None) -> None:
-        """Until there are bytes, or their end.  Raises TimeoutError, which names the time that was `allowed` in all."""
+        """Until there are bytes, or their end.
+
+        Raises TimeoutError, which names the time that was `allowed` in all.
+        """
         if not self._readable.poll(max(0, math.ceil(seconds * 1000))):
             raise TimeoutError(f"nothing whole came in {allowed or seconds:g} s")

@@ -38,7 +38,7 @@ class LinkSettings:
     frame_blocks:    most blocks of one frame.
     connect_seconds: to be connected and accepted.
     stall_seconds:   without a byte taken or a frame acknowledged while some are under way.
-    idle_seconds:    since the last byte was sent, after which nothing more is written on a connection.
+    idle_seconds:    since the last byte was sent, after which a connection is written on no more.
                      Half of what a KV port allows (`seats.PortLimits`): it has never closed a
                      connection that we still write on, so closing idle ones costs no transfer.
     clock:           monotonic seconds.
@@ -89,7 +89,7 @@ class Link:
         self.wake()
 
     def run(self) -> None:
-        """Serve until the connection has been idle for idle_seconds, or was idle, had served and the peer closed it.
+        """Serve until the connection has been idle for idle_seconds, or the peer closed an idle one.
 
         Raises OSError, WireError or ValueError (address) on a failure, Stopped after `stop`; no source block is read afterwards.
         """
@@ -243,8 +243,11 @@ class Link:
 
     @property
     def _has_idled(self) -> bool:
-        """True once the connection must not be written on any more; counted from before the peer counts, and by the clock
-        rather than by a timer, so also after this whole process stood still."""
+        """True once the connection must not be written on any more.
+
+        Counted from before the peer counts, and by the clock rather than by a timer: it holds also
+        when this whole process stood still.
+        """
         return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
 
     def _check_stall(self) -> None:

@@ -1,4 +1,4 @@
-"""The KV port: listens, and gives each peer's connection a thread (`transfer.tcp_inbound`) as long as there are seats.
+"""The KV port: listens, and gives each connection a thread (`transfer.tcp_inbound`) while there are seats.
 
 Bytes that are not the protocol close that connection alone.  Knows nothing of requests.
 """
@@ -31,7 +31,14 @@ class TcpReceiver:
     num_bad_connections: connections closed because their bytes were not the protocol.
     """
 
-    def __init__(self, inbox: Inbox, memory: KVMemory, engine_id: str, address: tuple[str, int], limits: PortLimits) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        memory: KVMemory,
+        engine_id: str,
+        address: tuple[str, int],
+        limits: PortLimits,
+    ) -> None:
         self._inbox = inbox
         self._memory = memory
         self._engine_id = engine_id
@@ -74,7 +81,8 @@ class TcpReceiver:
 
     def _start(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = format_address(*address)
-        thread = threading.Thread(target=self._serve, args=(sock, address), name=f"kv-from-{peer}", daemon=True)
+        name = f"kv-from-{peer}"
+        thread = threading.Thread(target=self._serve, args=(sock, address), name=name, daemon=True)
         with self._lock:
             objection = self._seats.take(address[0])
             if objection is None:
@@ -94,7 +102,8 @@ class TcpReceiver:
         self._num_refused += 1
         if (now := time.monotonic()) - self._spoke_at >= _QUIET_SECONDS:
             self._spoke_at = now
-            logger.warning("refused a KV connection peer=%s refused=%d: %s", peer, self._num_refused, objection)
+            count = self._num_refused
+            logger.warning("refused a KV connection peer=%s refused=%d: %s", peer, count, objection)
 
     def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = format_address(*address)

@@ -22,7 +22,7 @@ MAX_REASON_BYTES = 512
 MAX_FRAME_BLOCKS = 256
 """Bounds a header to about 1 KB."""
 MAX_PAYLOAD_BYTES = 1 << 28
-"""The largest block that can travel; what an engine takes in one frame is `frame_bytes` of its blocks."""
+"""The largest block that can travel; an engine takes `frame_bytes` in one frame."""
 FRAME_BYTES = 2 << 20
 """Blocks of one epoch travel together up to this size."""
 
@@ -71,7 +71,7 @@ class Ack:
 
 
 def frame_bytes(block_bytes: int) -> int:
-    """The most that a sender puts into a frame, and a receiver reads of one: a block over FRAME_BYTES travels alone."""
+    """The most that a frame carries: a block over FRAME_BYTES travels alone."""
     return max(FRAME_BYTES, block_bytes)
 
 
