@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.apiserver.credentials import SERVICE_ADDRESS, Credentials
-from tests.system.etcd_server import free_port
+from tests.ports import free_port
 from tests.system.waiting import wait_for
 
 START_SECONDS = 60.0

@@ -17,7 +17,7 @@ from pdcluster_operator.manifests.etcd_pod import DATA_FOLDER
 from pdcluster_operator.manifests.render import Capabilities, Owner, Site, render_shared
 from tests.apiserver.control_plane import binary
 from tests.operator.object_cases import at, minimal
-from tests.system.etcd_server import free_port
+from tests.ports import free_port
 from tests.system.ipv6 import has_ipv6
 from tests.system.waiting import wait_for
 

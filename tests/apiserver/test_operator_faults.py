@@ -15,7 +15,7 @@ from tests.apiserver.operator_fixtures import operator_in
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, GROUP, Scene
 from tests.apiserver.plain_api import Body, PlainApi
-from tests.system.etcd_server import free_port
+from tests.ports import free_port
 from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-faults"

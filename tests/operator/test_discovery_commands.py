@@ -9,7 +9,8 @@ import pytest
 from pdcluster_operator.api.errors import EtcdUnreachableError
 from pdcluster_operator.discovery import keys
 from pdcluster_operator.discovery.commands import MAX_OPERATIONS, Registered, read_registered, remove_records, write_commands
-from tests.system.etcd_server import EtcdServer, free_port
+from tests.ports import free_port
+from tests.system.etcd_server import EtcdServer
 
 PREFIX = keys.cluster_prefix("default", "chat")
 RECORD = json.dumps({"engine_id": "e1", "state": "ready", "http_address": "h:1", "grpc_address": "h:2", "kv_address": "h:3"})

@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.system.client import Client
 from tests.system.cluster import NewCluster
-from tests.system.etcd_server import EtcdServer, free_port
+from tests.system.etcd_server import EtcdServer
 from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 

@@ -15,7 +15,8 @@ from pdcluster_operator.cluster.errors import ForbiddenError, UnavailableError
 from pdcluster_operator.discovery import keys
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.discovery import Question
-from tests.system.etcd_server import EtcdServer, free_port
+from tests.ports import free_port
+from tests.system.etcd_server import EtcdServer
 
 PAIR = make_authority(datetime.now(UTC))
 
