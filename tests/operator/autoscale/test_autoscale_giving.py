@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_operator.plan.autoscale.giving import given_up, roles_of
@@ -60,6 +60,7 @@ def order(pool: Pool, left: Vector) -> tuple[bool, bool, int, int, float, int]:
     return above > 0, not costs_ready(pool, left), above, left[pool.key], pool.price, pool.order
 
 
+@settings(deadline=None)
 @given(pools=pools(), data=st.data())
 def test_what_is_given_up_is_what_is_given_one_by_one(pools: list[Pool], data: st.DataObject) -> None:
     vector = {pool.key: data.draw(FEW) for pool in pools}
@@ -91,6 +92,7 @@ def walked(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], down_to
     return [*below, here, *above]
 
 
+@settings(deadline=None)
 @given(pools=pools(), data=st.data())
 def test_a_trail_has_the_sizes_that_single_steps_pass(pools: list[Pool], data: st.DataObject) -> None:
     mine = [replace(pool, high=pool.high + 1) for pool in pools if pool.facts.role == "decode"]
