@@ -1,7 +1,13 @@
 """The bench of agreement: what it counts as equal, and what its tables say."""
 
+from pathlib import Path
+
+import agreement as agreement_bench
 import pytest
 from agreement_figures import Agreement, Difference, agreement, agreement_table, first_difference, until_end
+
+from tests.make_tiny_model import make_tiny_model
+from tests.system.prompts import Prompts
 
 EXPECTED = [[1, 2, 3, 4], [5, 6, 0], [7, 8, 9, 9]]
 
@@ -45,3 +51,14 @@ def test_first_difference_is_a_place_or_none(one, other, place):
 
 def test_answers_end_with_the_end_of_sequence_token():
     assert (until_end([5, 2, 7, 2], 2), until_end([5, 7], 2)) == ([5, 2], [5, 7])
+
+
+def test_bench_takes_every_path_and_compares_it(tmp_path: Path):
+    """On a tiny model in float32, where all sources agree; prompts of one group, with more blocks than the preempted path has."""
+    source = Prompts("agreement")
+    work = agreement_bench.Work([source(100) for _ in range(agreement_bench.GROUP)], 20, end=-1)
+    text = agreement_bench.compare(make_tiny_model("llama", tmp_path), "float32", work)
+
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "equal answers" not in line]
+    assert len(rows) == 1 + len(agreement_bench.PATHS) + len(agreement_bench.PATHS) - 1
+    assert [row for row in rows if "18 of 18" not in row and "17 of 18" not in row] == []
