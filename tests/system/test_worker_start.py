@@ -16,7 +16,7 @@ from tests.system.etcd_server import EtcdServer
 from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 
 @pytest.mark.parametrize("kind", ["http", "kv"])  # the one of the server process, the other of the engine process
