@@ -190,7 +190,11 @@ def test_a_leaf_that_ended_is_replaced_at_once(cluster: Cluster) -> None:
     assert "valid only from" in decision.reason
 
 
-@pytest.mark.parametrize("stamp", [None, "soon", "2026-11-21T00:00:00", (START + 9 * DAY).isoformat()])
+@pytest.mark.parametrize(
+    "stamp",
+    [None, "soon", "2026-11-21T00:00:00", (START + 9 * DAY).isoformat()],
+    ids=["none", "no time", "no zone", "far ahead"],
+)
 def test_an_unusable_time_of_change_settles_anew(stamp: str | None, cluster: Cluster, tmp_path: Path) -> None:
     cluster.asked = "1"
     cluster.step()
