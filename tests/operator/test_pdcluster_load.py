@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import load, parse, parse_applied
+from pdcluster_operator.api.load import load, parse, parse_applied, parse_stored
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -96,3 +96,27 @@ def test_a_model_that_a_pod_can_find_may_be_applied(model: dict[str, Any], docum
     document["spec"]["model"] = model
 
     assert parse_applied(document) == parse(document)
+
+
+def test_stored_object_may_have_fields_of_another_version(document: dict[str, Any]) -> None:
+    """An API server fills in the defaults of its own CRD, which an operator of another version does not know."""
+    plain, _ = parse_stored(document)
+    document["spec"]["roles"]["decode"]["pools"][0]["gpusPerReplica"] = 1
+    document["spec"]["rollout"] = {"later": {"value": 3}}
+    document["spec"]["future"] = [1]
+    document["status"] = {"observedGeneration": 1}
+
+    cluster, unknown = parse_stored(document)
+
+    assert cluster == plain
+    assert sorted(unknown) == ["spec.future", "spec.roles.decode.pools.0.gpusPerReplica", "spec.rollout.later"]
+    assert document["spec"]["future"] == [1]
+
+
+def test_stored_object_with_other_faults_is_refused(document: dict[str, Any]) -> None:
+    document["spec"]["future"] = 1
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 2000
+    with pytest.raises(InvalidObjectError) as refused:
+        parse_stored(document)
+
+    assert [fault.path for fault in refused.value.faults] == ["spec.roles.decode.pools[0].replicas"]

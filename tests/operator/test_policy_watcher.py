@@ -43,6 +43,18 @@ def test_policy_edit_reaches_the_workers(
     assert said == ["policy updated"]
 
 
+def test_a_shared_prefix_cache_is_policy_too(
+    watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
+) -> None:
+    watcher, target, said = watched
+    document["spec"].setdefault("service", {})["sharedPrefixCache"] = True
+    write_document(document)
+    watcher.look()
+
+    assert yaml.safe_load(target.read_text())["sharedPrefixCache"] is True
+    assert said == ["policy updated"]
+
+
 def test_bad_edit_is_refused_once_and_a_good_one_taken_after(
     watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
 ) -> None:

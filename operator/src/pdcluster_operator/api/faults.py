@@ -10,6 +10,9 @@ from pdcluster_operator.api.errors import Fault
 
 Location = tuple[int | str, ...]
 
+UNKNOWN_FIELD = "extra_forbidden"
+"""pydantic's type of that error."""
+
 _SECTION = ("must be a section of fields", "write `field: value` lines below it")
 _EXPLANATIONS = {
     "int_type": ("must be a whole number", "write it without quotes or a fraction"),
@@ -50,7 +53,7 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
     if kind == "rule":
         at = context["at"]
         return Fault(f"{path}.{at}".strip(".") if at else path, context["reason"], context["fix"])
-    if kind == "extra_forbidden":
+    if kind == UNKNOWN_FIELD:
         return Fault(path, "unknown field", _suggest(str(location[-1]), known_fields(root, location[:-1])))
     if kind == "missing":
         return Fault(path, "is required", "add it")

@@ -4,7 +4,8 @@ A file may hold other objects beside one PDCluster.  An object as the API
 server returns it is accepted too: what the server owns is left out.
 """
 
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from pdcluster_operator.api.errors import Fault, InvalidObjectError
-from pdcluster_operator.api.faults import faults_of
+from pdcluster_operator.api.faults import UNKNOWN_FIELD, Location, faults_of
 from pdcluster_operator.api.pdcluster import KIND, PDCluster
 
 _SERVER_METADATA = frozenset(
@@ -68,6 +69,40 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
         fix = "write the folder in the image like /models/llm, or give pvc and the folder's path on it"
         raise InvalidObjectError([Fault("spec.model.path", reason, fix)])
     return cluster
+
+
+def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
+    """Validate an object as the API server stores it; returns also the paths of the fields passed over.
+
+    The API server has judged each field by its CRD, which may be older or newer than this
+    operator: it fills in defaults of fields that are unknown here.  They make no object invalid.
+    Raises InvalidObjectError with every other fault.
+    """
+    stored = dict(document)
+    unknown = _unknown(stored)
+    cluster = parse_applied(_without(stored, unknown) if unknown else stored)
+    return cluster, [".".join(map(str, location)) for location in unknown]
+
+
+def _unknown(document: dict[str, Any]) -> list[Location]:
+    """Where the object has fields that are unknown here."""
+    try:
+        PDCluster.model_validate(_without_server_fields(document))
+    except ValidationError as e:
+        return [item["loc"] for item in e.errors(include_url=False) if item["type"] == UNKNOWN_FIELD]
+    return []
+
+
+def _without(value: Any, locations: Iterable[Location]) -> Any:
+    """A copy of nested maps and lists without what is at the locations."""
+    below: defaultdict[int | str, list[Location]] = defaultdict(list)
+    for first, *rest in locations:
+        below[first].append(tuple(rest))
+    if isinstance(value, Mapping):
+        return {key: _without(item, below[key]) for key, item in value.items() if () not in below[key]}
+    if isinstance(value, list):
+        return [_without(item, below[index]) for index, item in enumerate(value)]
+    return value
 
 
 def _find(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.load import parse_stored
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.cli.table import WIDTH, table
 from pdcluster_operator.plan.autoscale.bounds import bounds_of
@@ -86,7 +86,7 @@ def _last_change(key: PoolKey, records: Sequence[Record]) -> str:
 
 def _spec(body: Mapping[str, Any]) -> PDClusterSpec | None:
     try:
-        return parse(dict(body)).spec
+        return parse_stored(body)[0].spec
     except InvalidObjectError:
         return None
 

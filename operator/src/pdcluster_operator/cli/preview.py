@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse
+from pdcluster_operator.api.load import parse_stored
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.cli.table import WIDTH, table
 from pdcluster_operator.cluster.observe import Live, observe
@@ -32,7 +32,7 @@ def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str 
         return preview(new, None, None, _now()), None
     remark = None
     try:
-        old = parse(dict(live.body))
+        old, _ = parse_stored(live.body)
     except InvalidObjectError as e:
         old, remark = None, f"the object that is there is not valid ({e.faults[0]}), so its fields are not compared"
     state = DiscoveryState(managed=not new.spec.discovery.etcd.endpoints, ready=1, wanted=1)

@@ -1,6 +1,6 @@
 """Policy edits while a cluster runs: the PDCluster file is looked at once a second.
 
-A valid edit of the policy part (routing, qos) reaches the workers through the
+A valid edit of the policy part (routing, qos, service.sharedPrefixCache) reaches the workers through the
 policy file.  An edit of what has no effect here is passed over.  Any other edit, and
 any invalid one, is refused with the reason and the last good policy stays.
 """
@@ -19,6 +19,7 @@ from pdcluster_operator.plan.idle import idle_remarks, without_idle
 
 _LOOK_SECONDS = 1.0
 _POLICY_SECTIONS = ("routing", "qos")
+_POLICY_OF_SERVICE = ("sharedPrefixCache",)
 _Stamp = tuple[int, int, int]
 
 
@@ -76,6 +77,8 @@ def _fixed_part(cluster: PDCluster) -> dict[str, Any]:
     spec = cluster.spec.model_dump(by_alias=True)
     for name, role in cluster.spec.roles.present().items():  # of a role's engine only what it was given counts
         spec["roles"][name]["engine"] = role.engine.model_dump(by_alias=True, exclude_unset=True)
+    for field in _POLICY_OF_SERVICE:
+        del spec["service"][field]
     identity = {"name": cluster.metadata.name, "namespace": cluster.metadata.namespace}
     return {"metadata": identity, "spec": {key: value for key, value in without_idle(spec).items() if key not in _POLICY_SECTIONS}}
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.api.errors import InvalidObjectError
-from pdcluster_operator.api.load import parse_applied
+from pdcluster_operator.api.load import parse_stored
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.cluster.cache import Cache, Key, name_of
 from pdcluster_operator.cluster.carry_out import carry_out
@@ -114,12 +114,14 @@ class Reconciler:
 
     async def _pass(self, live: Live) -> Done:
         try:
-            cluster = parse_applied(live.body)
+            cluster, unknown = parse_stored(live.body)
         except InvalidObjectError as e:
             self.autoscaling.forget(live.key)
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
             return Done(wrote=await self._tell(live, plan.status, plan.happenings))
+        if unknown:
+            logger.warning("passed over fields of another version key=%s fields=%s", live.key, ",".join(unknown))
         return await self._converge(live, cluster)
 
     async def _converge(self, live: Live, cluster: PDCluster) -> Done:
