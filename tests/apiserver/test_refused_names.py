@@ -12,9 +12,10 @@ from pdcluster_operator.manifests.objects import Owner
 from pdcluster_operator.manifests.render import render_record
 from pdcluster_operator.reconcile.contested import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_scene import Scene
+from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import Body, PlainApi
+from tests.system.waiting import wait_for
 
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "ServiceAccount": ("chat-pdc", {"apiVersion": "v1"}),
@@ -81,7 +82,8 @@ async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(c
     assert before in scene.children("StatefulSet")
     scene.api.delete(path)
     await pass_over(control_plane, scene)
-    assert before not in scene.children("StatefulSet")
+    # Deleted in the foreground: it is there until the garbage collector has seen its pods go.
+    wait_for(lambda: before not in scene.children("StatefulSet"), DEADLINE_SECONDS, f"{before} goes")
 
 
 def recorded_before(scene: Scene, body: Body) -> list[Body]:

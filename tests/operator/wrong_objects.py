@@ -396,7 +396,7 @@ BAD = [
     Wrong(at("spec.engine.kvCacheMemory", "0.0Gi"), "spec.engine.kvCacheMemory: must be at least 1, not ", "spec.engine.kvCacheMemory"),
     Wrong(
         at("spec.engine.scheduler", "continuous"),
-        "spec.engine.scheduler: unknown field; known here: blockSize, maxBatchedTokens, maxSequences",
+        "spec.engine.scheduler: unknown field; known here: device, blockSize, maxBatchedTokens, maxSequences",
         "spec.engine.scheduler",
     ),
     Wrong(

@@ -65,7 +65,7 @@ def test_peer_that_never_gets_on_is_given_up(
 ) -> None:
     """Before or after the first token; its server answers pings all the time."""
     prompt, before = prompts(100), decode.metrics()
-    decode.take_policy({"stallSeconds": 1})
+    decode.take_policy({"stallSeconds": 1, "offload": {"prefillLengthThreshold": 64}})
     try:
         asker = Asker(decode, prompt, "remote" if begins else "auto")
         call = fake.next_call()
