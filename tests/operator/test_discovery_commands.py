@@ -85,6 +85,14 @@ async def test_a_record_that_was_written_again_is_not_removed(etcd: EtcdServer):
     assert await remove_records([etcd.endpoint], [found.records["gone"]]) == []
 
 
+async def test_more_records_than_grpc_takes_by_itself_are_read(etcd: EtcdServer):
+    long = json.dumps({**json.loads(RECORD), "padding": "x" * (1 << 20)})
+    pods = [f"pod-{number}" for number in range(5)]
+    for pod in pods:
+        etcd.put(key_of(pod), long)
+    assert set((await read(etcd)).records) == set(pods)
+
+
 async def test_an_etcd_that_is_away_is_an_error_and_nothing_else():
     for talk in (
         read_registered([DEAD], "default", "chat"),

@@ -111,6 +111,17 @@ async def test_what_an_authority_has_signed_is_not_written_when_the_authority_is
     assert sorted(store.order) == ["ConfigMap chat-policy", "Secret chat-ca"]
 
 
+async def test_a_refused_authority_holds_back_no_other_pair():
+    names = ("chat-ca", "chat-pdc-ca", "chat-pdc-tls", "chat-tls")
+    pairs = [{**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": name}} for name in names]
+    store = Store(refused={"Secret chat-pdc-ca": 403})
+    async with store.serve() as server:
+        failures = await carry_out(server.client, making(*pairs))
+    assert [failure.object for failure in failures] == ["Secret chat-pdc-ca"]
+    assert sorted(store.order) == ["Secret chat-ca", "Secret chat-pdc-ca", "Secret chat-tls"]
+    assert store.order.index("Secret chat-ca") < store.order.index("Secret chat-tls")
+
+
 async def test_each_refusal_is_told_in_the_order_of_the_actions_and_stops_nothing():
     made = config_maps(4)
     store = Store(refused={"ConfigMap chat-00": 403, "ConfigMap chat-02": 422}, held={"ConfigMap chat-00"})

@@ -99,6 +99,22 @@ async def test_a_secret_of_a_refused_authority_holds_its_user_back_and_nothing_i
     assert first.reason != FORBIDDEN  # an admission plugin's refusal, and no right that is missing
 
 
+async def test_users_of_two_refused_authorities_each_wait_for_their_own() -> None:
+    names = ("chat-ca", "chat-tls", "chat-pdc-ca", "chat-pdc-tls")
+    pairs = [{**objects.secret(OWNER), "metadata": {**objects.secret(OWNER)["metadata"], "name": name}} for name in names]
+    user = dict(workload({"name": "tls", "secret": {"secretName": "chat-tls"}}).desired)
+    newer = dict(workload({"name": "tls", "secret": {"secretName": "chat-pdc-tls"}}).desired)
+    newer["metadata"] = {**newer["metadata"], "name": "chat-newer"}
+    store = Store(refused={"Secret chat-ca": 403, "Secret chat-pdc-ca": 403})
+    async with store.serve() as server:
+        failures = await carry_out(server.client, converge("owner-uid", [*pairs, user, newer], []))
+    waits = {failure.object: failure.message for failure in failures if failure.object.startswith("StatefulSet")}
+    assert waits == {
+        f"StatefulSet {objects.WORKLOAD}": "waits for Secret chat-ca",
+        "StatefulSet chat-newer": "waits for Secret chat-pdc-ca",
+    }
+
+
 def test_every_kind_that_pods_need_is_made_before_them() -> None:
     assert {kind.name for kind in NEEDED} == {"ServiceAccount", "Secret", "NetworkPolicy"}
 

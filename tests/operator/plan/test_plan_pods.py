@@ -7,6 +7,7 @@ import pytest
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.labels import workload_labels
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.cluster.cache import trim
 from pdcluster_operator.plan.pods import MAX_DETAIL, pod_problem, pod_state
 
 IMAGE = "example.com/worker:1"
@@ -230,6 +231,26 @@ def test_state_of_a_ready_pod():
 )
 def test_a_worker_has_started_when_it_runs_and_has_been_ready(containers: dict[str, Any], is_started: bool):
     assert pod_state(make_pod(**containers)).started is is_started
+
+
+MADE, CHANGED, GONE = (f"2026-01-02T03:04:0{second}Z" for second in range(3))
+
+
+@pytest.mark.parametrize(
+    ("ready", "deleted", "since"),
+    [
+        ({"status": "True", "lastTransitionTime": CHANGED}, {}, None),
+        ({"status": "False", "lastTransitionTime": CHANGED}, {}, CHANGED),
+        ({"status": "Unknown", "lastTransitionTime": CHANGED}, {}, CHANGED),
+        ({"status": "False"}, {}, MADE),
+        (None, {}, MADE),  # no kubelet has seen it
+        ({"status": "True", "lastTransitionTime": CHANGED}, {"deletionTimestamp": GONE}, GONE),
+    ],
+)
+def test_since_when_a_pod_is_not_ready_or_should_be_gone(ready: Any, deleted: dict[str, str], since: str | None):
+    pod = make_pod(conditions=[] if ready is None else [{"type": "Ready", **ready}])
+    pod["metadata"] |= {"creationTimestamp": MADE, **deleted}
+    assert pod_state(trim("Pod", {**pod, "metadata": {**pod["metadata"], "namespace": "default"}})).since == since
 
 
 def test_a_pod_that_is_no_worker_is_refused():

@@ -39,6 +39,16 @@ async def test_read_and_watch_see_a_folder_and_nothing_beside_it(etcd: Etcd, fol
     assert {(event.key, event.value) for event in seen[1:]} == {(f"{folder}a", None), (f"{folder}b", None)}
 
 
+async def test_more_than_grpc_takes_by_itself_is_read(etcd: Etcd, folder: str) -> None:
+    lease, value = await etcd.grant(30), b"x" * (1 << 20)
+    for number in range(5):
+        await etcd.put(f"{folder}{number}", value, lease)
+
+    values = (await etcd.read(folder)).values
+    await etcd.revoke(lease)
+    assert list(values.values()) == [value] * 5
+
+
 async def test_read_of_a_key_does_not_see_longer_keys(etcd: Etcd, folder: str) -> None:
     lease = await etcd.grant(30)
     await etcd.put(f"{folder}a0", b"1", lease)

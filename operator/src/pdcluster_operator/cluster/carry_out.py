@@ -2,8 +2,8 @@
 
 Stage by stage (`converge.stages`): the objects of one stage do not need each
 other and are written at the same time, a bounded number of them.  Secrets alone
-keep their order, for a CA has to be there before what it has signed: after
-one that is refused no other is written.
+keep their order, each pair for itself, for a CA has to be there before what it
+has signed: with a CA that is refused that is not written.
 
 One object that is refused does not stop the others, but for a ServiceAccount,
 a Secret or a NetworkPolicy that pods need (`held_back`).  An object that is not as
@@ -14,6 +14,7 @@ requests may still go to what would be deleted.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -65,10 +66,10 @@ async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnA
         failures += waiting
         held = {failure.object for failure in waiting}
         run = _Stage(client, [action for action in stage if str(action) not in held], on_answer)
-        for action, error in await run.run():
+        for action, error, unwritten in await run.run():
             is_lacking = held_back.is_lacking(action, error)
             failure = failure_of(error, str(action))
-            lacking += [held_back.Lacking(each, failure) for each in (action, *run.unwritten) if is_lacking]
+            lacking += [held_back.Lacking(each, failure) for each in (action, *unwritten) if is_lacking]
             hold_deletes |= action.kind is SERVICE or is_lacking
             if isinstance(error, ConflictError):
                 conflict = error
@@ -84,7 +85,7 @@ async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnA
 class _Stage:
     """Actions that are carried out at the same time, and their errors by position.
 
-    unwritten: Secrets that were left out after one that was refused
+    _unwritten: Secrets that were left out after one that was refused, by the position of that one
     """
 
     client: ApiClient
@@ -93,18 +94,19 @@ class _Stage:
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
     _errors: dict[int, ClusterError] = field(default_factory=dict)
     _unavailable: UnavailableError | None = None
-    unwritten: list[Action] = field(default_factory=list)
+    _unwritten: dict[int, list[Action]] = field(default_factory=dict)
 
-    async def run(self) -> list[tuple[Action, ClusterError]]:
-        """Returns those that failed, in their order.  Raises UnavailableError when what is under way has ended."""
-        secrets = [position for position, action in enumerate(self.actions) if action.kind is SECRET]
-        others = [[position] for position, action in enumerate(self.actions) if action.kind is not SECRET]
+    async def run(self) -> list[tuple[Action, ClusterError, list[Action]]]:
+        """Returns those that failed, in their order, with what was left out after each.
+
+        Raises UnavailableError when what is under way has ended.
+        """
         async with asyncio.TaskGroup() as group:
-            for positions in (secrets, *others):
+            for positions in _chains(self.actions):
                 group.create_task(self._one_after_the_other(positions))
         if self._unavailable is not None:
             raise self._unavailable
-        return [(self.actions[position], error) for position, error in sorted(self._errors.items())]
+        return [(self.actions[position], error, self._unwritten[position]) for position, error in sorted(self._errors.items())]
 
     async def _one_after_the_other(self, positions: Iterable[int]) -> None:
         left = list(positions)
@@ -120,8 +122,20 @@ class _Stage:
                 except ClusterError as e:
                     self._errors[position] = e
                     # What is signed by an authority that is not stored would be signed anew in each pass.
-                    self.unwritten += [self.actions[each] for each in left]
+                    self._unwritten[position] = [self.actions[each] for each in left]
                     return
+
+
+def _chains(actions: Sequence[Action]) -> list[list[int]]:
+    """Positions of actions that go one after the other; chains go at the same time.
+
+    An authority and what it signs differ in the last word of their names (`manifests.child_names`).
+    """
+    pairs: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for position, action in enumerate(actions):
+        if action.kind is SECRET:
+            pairs[action.namespace, action.name.rpartition("-")[0]].append(position)
+    return [*pairs.values(), *([position] for position, action in enumerate(actions) if action.kind is not SECRET)]
 
 
 async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:

@@ -21,7 +21,9 @@ from pdcluster_operator.plan.state import Device, Disaggregation
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)  # a new connection must not inherit the back-off of one that failed
+# A new connection must not inherit the back-off of one that failed.  All records of a cluster are one message: with 4096
+# workers that each refuse peers they are more than the 4 MiB that gRPC takes by itself.
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20))
 _MAX_REASON = 300  # characters: it goes into a condition
 
 

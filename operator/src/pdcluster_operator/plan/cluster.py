@@ -24,7 +24,7 @@ from pdcluster_operator.plan.autoscaled import (
 )
 from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_answers, lacks, waiting
 from pdcluster_operator.plan.disaggregating import Found, disaggregating, said_by
-from pdcluster_operator.plan.disruption import plan_budgets
+from pdcluster_operator.plan.disruption import Patience, next_loss, plan_budgets
 from pdcluster_operator.plan.drain import Drain, plan_drain
 from pdcluster_operator.plan.happenings import happenings
 from pdcluster_operator.plan.insync import InSync, in_sync
@@ -84,9 +84,15 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     registered = in_sync(observed.registry, observed.workloads, Previous(observed.status))
     status = {**_status(scene, step, leaving, now, drain=drain, registered=registered), **kept_field([*kept, *leaving])}
     is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
-    found = (drain.look_again_seconds, registered.look_again_seconds, seconds_left(scene.rollout, now))
-    looks = [seconds for seconds in found if seconds is not None]
     serving = [workload for workload in drain.workloads if workload.id.revision == step.serving]
+    patience = Patience(now, _deadline(cluster))
+    found = (
+        drain.look_again_seconds,
+        registered.look_again_seconds,
+        seconds_left(scene.rollout, now),
+        next_loss(serving, observed.workloads, patience),
+    )
+    looks = [seconds for seconds in found if seconds is not None]
     return ClusterPlan(
         serving=step.serving,
         serving_role=_serving_role(scene, step),
@@ -99,7 +105,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         look_again_seconds=min(looks, default=None),
         commands=drain.commands,
         cut=drain.cut,
-        budgets=plan_budgets(serving, observed.workloads, drain.commands, observed.budgets),
+        budgets=plan_budgets(serving, observed.workloads, drain.commands, observed.budgets, patience),
         ghosts=registered.ghosts,
         needs_registry=drain.needs_registry,
     )

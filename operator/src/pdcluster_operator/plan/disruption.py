@@ -3,12 +3,16 @@
 Pure.  It is a number of pods and no share of the wanted ones: workers that are
 still to come, be it for a roll out, for a scale up or since no node takes them,
 are none that an eviction could take.  One that was evicted counts until its
-successor is ready, so that the next one waits; not where nobody knows whether
-it ever will be, for then the drain would wait for ever.
+successor is ready, so that the next one waits.  But not for ever: one that
+does not end, or does not become ready, is given some minutes (`Patience`) and
+is lost after them.  So no drain of nodes waits for ever, and none takes all
+workers before the cluster's autoscaler could bring a node for the first.
 The memory of how many there were is the budget itself.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.api.workload import Workload, WorkloadId
@@ -18,12 +22,47 @@ from pdcluster_operator.plan.state import PodState, WorkloadState
 _PASSING = frozenset({conditions.STARTING, conditions.DOWNLOADING_MODEL})
 """Problems of a worker that will be ready when they have passed."""
 
+ENDING_SECONDS = 60.0
+"""Beyond its grace period a pod ends within seconds, for it is killed then; that of a lost node never does."""
+
+PROBLEM_SECONDS = 300.0
+"""An autoscaler of nodes brings one in a few minutes, and an image or a first crash may pass in them."""
+
+UNREADY_SECONDS = 600.0
+"""Most models are loaded in a few minutes, while a volume that cannot be mounted says nothing at all."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The time that a worker has to end, or to become ready.
+
+    now:      RFC 3339
+    deadline: spec.rollout.progressDeadlineSeconds: nothing but an end is waited for longer
+    """
+
+    now: str
+    deadline: int
+
+    def seconds_left(self, pod: PodState) -> float | None:
+        """Seconds until a pod is lost, 0 or less = it is; None = it is ready, or nobody can say."""
+        if pod.since is None or _is_at_work(pod):
+            return None
+        age = datetime.fromisoformat(self.now) - datetime.fromisoformat(pod.since)
+        return self._bound(pod) - age.total_seconds()
+
+    def _bound(self, pod: PodState) -> float:
+        if pod.terminating:
+            return ENDING_SECONDS
+        has_passing = pod.problem is None or pod.problem[0] in _PASSING
+        return min(self.deadline, UNREADY_SECONDS if has_passing else PROBLEM_SECONDS)
+
 
 def plan_budgets(
     workloads: Iterable[Workload],
     there: Iterable[WorkloadState],
     commands: Collection[str],
     before: Mapping[str, int],
+    patience: Patience,
 ) -> dict[WorkloadId, int]:
     """Numbers of workers that have to stay ready, of each workload that serves.
 
@@ -32,11 +71,22 @@ def plan_budgets(
     before:    what each budget says now, by its name
     """
     states = {state.id: state for state in there}
-    return {each.id: min_available(each.replicas, states.get(each.id), commands, before.get(each.id.name)) for each in workloads}
+    lefts = {pod.name: patience.seconds_left(pod) for state in states.values() for pod in state.pods}
+    lost = {*commands, *(name for name, left in lefts.items() if left is not None and left <= 0)}
+    return {each.id: min_available(each.replicas, states.get(each.id), lost, before.get(each.id.name)) for each in workloads}
 
 
-def min_available(size: int, state: WorkloadState | None, commands: Collection[str], before: int | None) -> int:
+def next_loss(workloads: Iterable[Workload], there: Iterable[WorkloadState], patience: Patience) -> float | None:
+    """Seconds until time alone changes a budget, for another worker is lost then; None = it does not."""
+    states = {state.id: state for state in there}
+    pods = (pod for each in workloads if each.id in states for pod in _counted(each.replicas, states[each.id]))
+    return min((left for pod in pods if (left := patience.seconds_left(pod)) is not None and left > 0), default=None)
+
+
+def min_available(size: int, state: WorkloadState | None, lost: Collection[str], before: int | None) -> int:
     """Number of workers that have to stay ready, of one workload.
+
+    lost: pods whose successors, or that themselves, may never be ready: they drain, or have had their time
 
     >>> from pdcluster_operator.api.workload import WorkloadId
     >>> chat = WorkloadId("chat", "decode", "cpu", "0a1b2c3d")
@@ -47,18 +97,23 @@ def min_available(size: int, state: WorkloadState | None, commands: Collection[s
     2
     >>> min_available(4, state, (), 3)  # four were: the one that was evicted comes again first
     3
+    >>> min_available(4, state, {names[3]}, 3)  # or it has had its time
+    2
     """
     if state is None:
         return 0
-    pods = [pod for pod in state.pods if 0 <= ordinal_of(pod) < size and not pod.terminating]
-    num_ready = sum(pod.ready for pod in pods)
-    num_lost = sum(not pod.ready and _is_lost(pod, commands) for pod in pods)
+    pods = _counted(size, state)
+    num_ready = sum(_is_at_work(pod) for pod in pods)
+    num_lost = sum(not _is_at_work(pod) and pod.name in lost for pod in pods)
     if state.fault is not None:  # no more pods are created
         num_lost += max(0, size - state.num_pods)
     num_settled = max(num_ready, 0 if before is None else before + 1)
     return max(0, min(num_settled, size - num_lost) - 1)
 
 
-def _is_lost(pod: PodState, commands: Collection[str]) -> bool:
-    """True if a worker may never be ready: it fails, no node takes it, or it drains."""
-    return pod.name in commands or (pod.problem is not None and pod.problem[0] not in _PASSING)
+def _counted(size: int, state: WorkloadState) -> list[PodState]:
+    return [pod for pod in state.pods if 0 <= ordinal_of(pod) < size]
+
+
+def _is_at_work(pod: PodState) -> bool:
+    return pod.ready and not pod.terminating

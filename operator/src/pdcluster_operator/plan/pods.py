@@ -75,7 +75,19 @@ def pod_state(body: Body) -> PodState:
         node=(body.get("spec") or {}).get("nodeName") or "",
         gpu=str((metadata.get("annotations") or {}).get(labels.GPU, "")),
         started=any(each["name"] == WORKER and each.get("started") and "running" in (each.get("state") or {}) for each in _statuses(body)),
+        since=_since(body),
     )
+
+
+def _since(body: Body) -> str | None:
+    """`PodState.since`; a pod that no kubelet has seen has no Ready condition, and counts from its creation."""
+    metadata, ready = body["metadata"], _condition(body, "Ready")
+    if metadata.get("deletionTimestamp"):
+        return str(metadata["deletionTimestamp"])
+    if ready.get("status") == "True":
+        return None
+    since: str | None = ready.get("lastTransitionTime") or metadata.get("creationTimestamp")
+    return since
 
 
 def pod_problem(body: Body, advice: Advice = FOR_WORKERS) -> Problem | None:

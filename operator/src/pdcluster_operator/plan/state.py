@@ -20,6 +20,8 @@ class PodState:
     node:    that it is bound to; empty = none yet
     started: its worker runs and has been ready since it began: one that drains is not ready any more, and still serves
     gpu:     type of accelerator that it was made for; empty = nobody says
+    since:   RFC 3339; of one that is asked to end: when it has to be gone, its grace period included;
+             of another: since when it is not ready; None = it is ready, or nobody says
     """
 
     name: str
@@ -30,6 +32,7 @@ class PodState:
     node: str = ""
     started: bool = False
     gpu: str = ""
+    since: str | None = None
 
     def __str__(self) -> str:
         return f"pod {self.name} on node {self.node}" if self.node else f"pod {self.name}"

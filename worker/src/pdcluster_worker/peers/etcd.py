@@ -22,7 +22,13 @@ from pdcluster_worker.peers.status import cancelled_here
 ResponseT = TypeVar("ResponseT")
 
 # A connection is made anew after every failure, so it must not inherit another one's back-off from gRPC's shared pool.
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+# All records of a cluster are one message, which may be more than the 4 MiB that gRPC takes by itself: thousands of workers
+# that each name the peers that they refuse.
+_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
 
 # What `read` returns at the end of a stream; the type stubs lack it.
 _EOF: Any = vars(grpc.aio)["EOF"]
