@@ -88,6 +88,20 @@ def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> N
     assert clusters.get("chat")["status"] == planned
 
 
+def test_a_roll_out_that_is_given_up_is_stored_whole(clusters: Objects) -> None:
+    document, status = minimal(), {}
+    clusters.create(document)
+    before = running(document)
+    at("spec.engine", {"maxSequences": 65})(document)
+    for now in (NOW, "2026-01-02T05:03:05Z"):
+        status = dict(plan_cluster(parse(document), replace(before, status=status), now).status)
+    assert status["rollout"]["givenUp"] is True
+    answer = clusters.merge("chat", {"status": status}, "status")
+
+    assert answer.accepted, answer.causes
+    assert clusters.get("chat")["status"] == status
+
+
 def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:
     document = minimal()
     clusters.create(document)

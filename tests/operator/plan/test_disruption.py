@@ -210,11 +210,22 @@ def test_during_a_roll_out_only_what_serves_has_budgets() -> None:
     assert set(plan.budgets) == {identity(A), identity(A, "prefill")}
 
 
-def test_with_the_switch_the_new_revision_has_them() -> None:
-    beside = [workload(identity(B), 2), workload(identity(B, "prefill"), 1)]
-    observed = running(CLUSTER)
-    plan = plan_cluster(NEXT, running(CLUSTER, workloads=[*observed.workloads, *beside]), NOW)
-    assert (plan.serving, set(plan.budgets)) == (B, {identity(B), identity(B, "prefill")})
+def with_pods(state: WorkloadState) -> WorkloadState:
+    names = [f"{state.id.name}-{ordinal}" for ordinal in range(state.ready)]
+    return replace(state, pods=tuple(PodState(name, state.id, ready=True, terminating=False) for name in names))
+
+
+def test_with_the_switch_the_new_revision_has_them_and_the_old_one_until_the_service_is_written() -> None:
+    before, after = ({identity(each), identity(each, "prefill")} for each in (A, B))
+    both = [with_pods(each) for each in (*running(CLUSTER).workloads, *running(NEXT).workloads)]
+    status: dict[str, object] = {}
+    for _ in range(3):  # the write is refused, or somebody turns the Service back
+        plan = plan_cluster(NEXT, running(CLUSTER, workloads=both, status=status), NOW)
+        assert (plan.serving, set(plan.budgets)) == (B, before | after)
+        assert plan.budgets[identity(A)] == plan.budgets[identity(B)] == 1
+        status = dict(plan.status)
+    plan = plan_cluster(NEXT, running(NEXT, workloads=both, status=status), NOW)
+    assert (plan.serving, set(plan.budgets)) == (B, after)
 
 
 def test_a_budget_is_looked_at_again_when_time_alone_will_change_it() -> None:

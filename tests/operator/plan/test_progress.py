@@ -18,6 +18,8 @@ from pdcluster_operator.plan.state import (
     DiscoveryState,
     Failure,
     Observed,
+    PodState,
+    Registry,
     WorkloadState,
 )
 from tests.operator.plan.clusters import (
@@ -106,24 +108,151 @@ def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_se
     assert condition_of(story.status, words.SERVING)["status"] == "True"
     assert "within rollout.progressDeadlineSeconds (3600 s): " in story.said()
     assert "2 of 2 workers: pod" in story.said()
-    assert f"it is scaled to 0 and revision {A} goes on serving; mend that, then change the spec" in story.said()
+    going_on = f"and revision {A} goes on serving; mend that, then change the spec"
+    assert f"it is being scaled to 0 {going_on}" in story.said()
+    assert f"revision {B} is being scaled to 0, and {A} stays" in story.said(words.DECODE_READY)
     assert condition_of(story.status, words.DECODE_READY)["reason"] == EXCEEDED
     # What it was is remembered when no pod shows it any more, and nothing brings it back.
-    said = story.said()
+    said = story.said().replace("is being scaled", "is scaled")
     assert (story.look(9 * DEADLINE, green(desired=False)), story.sizes, story.said()) == (
         EXCEEDED,
         GIVEN_BACK,
         said,
     )
+    assert f"it is scaled to 0 {going_on}" in said
+    assert f"revision {B} is scaled to 0, and {A} stays" in story.said(words.DECODE_READY)
     assert [each.reason for each in story.plan.happenings] == []
+
+
+def old(prefill: int = 0, decode: int = 0) -> list[WorkloadState]:
+    """The old revision with so many ready workers."""
+    return [workload(identity(A, "prefill"), 1, ready=prefill), workload(identity(A), 2, ready=decode)]
+
+
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_workers(prefill: int) -> None:
+    story, broken = Story(), old(prefill=prefill)
+    assert story.look(0, workloads=broken) == words.ROLLING_OUT
+    story.look(10, workloads=[*broken, *green(1, 1)])  # the third worker finds no room
+    assert story.look(DEADLINE + 9, workloads=[*broken, *green(1, 1)]) == words.CRASH_LOOPING
+    for seconds in (DEADLINE + 10, 2 * DEADLINE + 10):
+        assert (story.look(seconds, workloads=[*broken, *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
+    assert f"nothing is scaled down, for no worker of revision {A} answered requests then: mend that" in story.said()
+    assert "or let the old workers end first with rollout.strategy Recreate" in story.said()
+    # The old one answers again: nothing is decided anew, and the new one heals by itself.
+    assert (story.look(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
+    story.look(4 * DEADLINE, workloads=[*old(1, 2), *green(1, 2)])
+    assert story.plan is not None
+    assert (story.plan.serving, "rollout" in story.status) == (B, False)
+
+
+def test_what_comes_forward_again_is_decided_upon_at_its_next_deadline() -> None:
+    story = Story()
+    story.look(0, workloads=old())
+    assert (story.look(DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (words.CRASH_LOOPING, BOTH)
+    assert (story.look(2 * DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (EXCEEDED, BOTH)
+    story.look(2 * DEADLINE + 10, workloads=[*old(), *green(1, 1)])
+    ready = [*old(1, 2), *green(1, 1)]
+    assert (story.look(3 * DEADLINE + 9, workloads=ready), story.sizes) == (words.CRASH_LOOPING, BOTH)
+    assert (story.look(3 * DEADLINE + 10, workloads=ready), story.sizes) == (EXCEEDED, GIVEN_BACK)
+
+
+def test_what_is_given_up_stays_so_when_the_old_one_answers_nothing_later() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    gone = green(desired=False)
+    assert story.status["rollout"]["givenUp"] is True
+    assert (story.look(DEADLINE + 1, workloads=[*old(), *gone]), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert (story.look(DEADLINE + 2, workloads=[*old(1, 2), *gone]), story.sizes) == (EXCEEDED, GIVEN_BACK)
+
+
+def test_with_recreate_what_was_given_up_is_tried_anew() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, green())
+    story.look(DEADLINE + 1, cluster=RECREATE, workloads=green(desired=False))  # the old one has ended
+    assert story.sizes == {("prefill", B): 1, ("decode", B): 2}
+    assert condition_of(story.status, words.STALLED) == {}
+    assert story.status["rollout"] == {
+        "revision": B,
+        "progressDeadlineSeconds": DEADLINE,
+        "ready": 0,
+        "left": 0,
+        "progressedAt": at(DEADLINE + 1),
+    }
+
+
+WRONG_ETCD = DiscoveryState(managed=False, error="etcd-0.wrong:2379 does not answer")
+SILENT = Registry(error="it does not answer", again_seconds=5.0)
+
+
+def waiting_for_etcd() -> list[WorkloadState]:
+    """The new revision, whose pods run and wait: none is ready, none has a problem of its own."""
+    found = []
+    for role, size in (("prefill", 1), ("decode", 2)):
+        of = identity(B, role)
+        names = [f"{of.name}-{ordinal}" for ordinal in range(size)]
+        pods = tuple(PodState(name, of, ready=False, terminating=False, node="n1") for name in names)
+        found.append(workload(of, size, ready=0, pods=pods))
+    return found
+
+
+def test_a_revision_whose_etcd_does_not_answer_is_scaled_to_0_and_says_so() -> None:
+    story, away = Story(), {"discovery": WRONG_ETCD, "registry": SILENT}
+    story.look(0, **away)
+    assert story.look(DEADLINE - 1, waiting_for_etcd(), **away) == words.ETCD_UNREACHABLE
+    assert (story.look(DEADLINE, waiting_for_etcd(), **away), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert "(3600 s): discovery: etcd-0.wrong:2379 does not answer; " in story.said()
+    assert "it is being scaled to 0" in story.said()
+    assert condition_of(story.status, words.DISCOVERY_READY)["reason"] == words.ETCD_UNREACHABLE
+    assert (story.look(DEADLINE + 1, green(desired=False), **away), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert "it is scaled to 0" in story.said()
+
+
+def test_a_revision_to_which_the_service_was_led_by_hand_drains_first() -> None:
+    story = Story()
+    story.look(0)
+    story.look(DEADLINE, waiting_for_etcd())
+    assert story.sizes == GIVEN_BACK
+    story.look(DEADLINE + 1, waiting_for_etcd(), service_revision=B, registry=SILENT)
+    assert story.sizes == BOTH
+    assert story.plan is not None
+    assert story.plan.serving == A
+
+
+def events(story: Story) -> list[tuple[str, bool]]:
+    assert story.plan is not None
+    return [(each.reason, each.warning) for each in story.plan.happenings]
+
+
+REFUSED = Failure("PodMonitor chat", words.APPLY_FAILED, "no answer")
 
 
 def test_the_deadline_is_an_event_once() -> None:
     story = Story()
     story.look(0)
     story.look(DEADLINE, green())
+    assert events(story) == [(EXCEEDED, True)]
     assert story.plan is not None
-    assert [(each.reason, each.warning) for each in story.plan.happenings] == [(EXCEEDED, True)]
+    assert story.plan.happenings[0].message == story.said(words.READY)
+    for seconds in range(DEADLINE + 1, DEADLINE + 7, 2):  # a refusal that comes and goes hides it from Ready
+        assert story.look(seconds, green(desired=False), failures=(REFUSED,)) == words.APPLY_FAILED
+        assert events(story) == [(words.APPLY_FAILED, True)]
+        assert story.look(seconds + 1, green(desired=False)) == EXCEEDED
+        assert events(story) == []
+
+
+def test_the_deadline_is_an_event_though_ready_speaks_of_a_refusal() -> None:
+    story = Story()
+    story.look(0, failures=(REFUSED,))
+    assert story.look(DEADLINE, green(), failures=(REFUSED,)) == words.APPLY_FAILED
+    assert events(story) == [(EXCEEDED, True)]
+    assert story.plan is not None
+    late = f"revision {B} has not come forward within rollout.progressDeadlineSeconds: "
+    assert story.plan.happenings[0].message.startswith(late)
+    assert story.look(DEADLINE + 1, green()) == EXCEEDED
+    assert events(story) == []
 
 
 def test_a_worker_more_than_ever_before_starts_the_clock_anew() -> None:
@@ -242,8 +371,8 @@ def test_a_first_install_stalls_too_keeps_its_workers_and_heals() -> None:
 
 
 def test_what_ran_before_this_operator_has_no_clock() -> None:
-    old = {key: value for key, value in Story().status.items() if key != "rollout"}
-    story = Story(old)
+    before = {key: value for key, value in Story().status.items() if key != "rollout"}
+    story = Story(before)
     assert story.look(0, cluster=CLUSTER, workloads=first(1)) == words.STARTING
     assert story.look(9 * DEADLINE, cluster=CLUSTER, workloads=first(1)) == words.STARTING
 
@@ -277,6 +406,42 @@ def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None
     assert story.look(5 * DEADLINE) == words.ROLLING_OUT
     assert story.look(6 * DEADLINE - 1, green()) == words.CRASH_LOOPING
     assert story.look(6 * DEADLINE, green()) == EXCEEDED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PodMonitor chat",
+        "PrometheusRule chat",
+        "PodDisruptionBudget chat-decode-cpu",
+        "PDPoolScaler chat-decode-cpu",
+        "ConfigMap chat-dashboard",
+        "Service chat-workers",
+    ],
+)
+def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str) -> None:
+    story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
+    story.look(0, failures=taken)
+    assert (story.look(DEADLINE, green(), failures=taken), story.sizes) == (words.NAME_TAKEN, GIVEN_BACK)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Secret chat-pdc-tls",
+        "NetworkPolicy chat-pdc",
+        "StatefulSet chat-decode-cpu-0a1b2c3d",
+        "ControllerRevision chat-decode-cpu-0a1b2c3d",
+        "ConfigMap chat-decode-cpu-0a1b2c3d",
+        "ConfigMap chat-policy",
+        "Service chat-etcd",
+        "Service chat",
+    ],
+)
+def test_the_clock_stands_while_one_that_workers_or_clients_need_is_taken(name: str) -> None:
+    story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
+    story.look(0, failures=taken)
+    assert (story.look(9 * DEADLINE // 2, green(), failures=taken), story.sizes) == (words.NAME_TAKEN, BOTH)
 
 
 @pytest.mark.parametrize(

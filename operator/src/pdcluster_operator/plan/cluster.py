@@ -8,7 +8,6 @@ gives the same plan.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from pdcluster_operator.api.conditions import NAME_TAKEN
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import Workload, WorkloadId
@@ -27,6 +26,7 @@ from pdcluster_operator.plan.disaggregating import Found, disaggregating, said_b
 from pdcluster_operator.plan.disruption import Patience, next_loss, plan_budgets
 from pdcluster_operator.plan.drain import Drain, plan_drain
 from pdcluster_operator.plan.happenings import happenings
+from pdcluster_operator.plan.held import is_held
 from pdcluster_operator.plan.insync import InSync, in_sync
 from pdcluster_operator.plan.invalid import plan_invalid
 from pdcluster_operator.plan.pool_facts import Asked
@@ -62,12 +62,12 @@ class _Scene:
 
     @property
     def is_beside(self) -> bool:
-        """Whether another revision serves, and goes on until the declared one is whole."""
+        """Whether another revision serves, if only by its name, until the declared one is whole."""
         return self.cluster.spec.rollout.strategy != "Recreate" and self.current not in (None, self.target)
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the declared revision is to have no workers, for it has stalled beside the one that serves."""
+        """Whether the declared revision has no workers, for it stalled beside one that answered."""
         return is_given_up(self.rollout, self.target, _deadline(self.cluster), is_beside=self.is_beside)
 
     def shown(self, size: PoolSize) -> WorkloadState | None:
@@ -84,7 +84,9 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     registered = in_sync(observed.registry, observed.workloads, Previous(observed.status))
     status = {**_status(scene, step, leaving, now, drain=drain, registered=registered), **kept_field([*kept, *leaving])}
     is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
-    serving = [workload for workload in drain.workloads if workload.id.revision == step.serving]
+    # While the Service cannot be written, clients reach the revision that it still selects.
+    reached = (step.serving, observed.service_revision)
+    serving = [workload for workload in drain.workloads if workload.id.revision in reached]
     patience = Patience(now, _deadline(cluster))
     found = (
         drain.look_again_seconds,
@@ -155,10 +157,11 @@ def _seen(scene: _Scene, *, is_whole: bool) -> Seen:
         left=0 if left is None else left.num_pods,
         is_under_way=scene.is_beside or left is not None or Previous(observed.status).text("revision") != scene.target,
         is_beside=scene.is_beside,
+        is_answered=scene.there.num_answering(scene.current) > 0,
         is_done=scene.is_target_ready and left is None,
         is_whole=is_whole,
-        is_held=any(failure.reason == NAME_TAKEN for failure in observed.failures),
-        lacks=lacks(views) if left is None else waiting(left),
+        is_held=is_held(observed.failures, scene.cluster.metadata.name),
+        lacks=lacks(views, observed.discovery) if left is None else waiting(left),
     )
 
 
@@ -246,12 +249,19 @@ def _drain(scene: _Scene, wanted: tuple[Workload, ...]) -> Drain:
     """How far the workloads may shrink now; pools of what serves that are no longer declared shrink to nothing before they go.
 
     Not with Recreate, and not what another revision has replaced: they go as a whole, and their pods drain as they end.
+    So do the workers of a revision that is given up, to which no Service leads: etcd, which may be
+    why, is not asked.
     """
+    is_dropped = scene.is_given_up and scene.observed.service_revision != scene.target
+    dropped = [each for each in wanted if is_dropped and each.id.revision == scene.target]
+    drained = [each for each in wanted if each not in dropped]
     planned = {workload.id for workload in wanted}
     is_drained_first = scene.current == scene.target and scene.cluster.spec.rollout.strategy != "Recreate"
     states = [state for state in scene.there.of_revision(scene.target) if not state.gone and state.id not in planned]
     timeout = scene.cluster.spec.rollout.drain_timeout_seconds
-    return plan_drain(wanted, states if is_drained_first else (), scene.observed.workloads, scene.observed.registry, timeout)
+    leaving = states if is_drained_first else ()
+    drain = plan_drain(drained, leaving, scene.observed.workloads, scene.observed.registry, timeout)
+    return replace(drain, workloads=(*dropped, *drain.workloads))
 
 
 def _scalers(scene: _Scene) -> Iterator[ScalerPlan]:

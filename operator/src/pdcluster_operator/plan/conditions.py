@@ -47,7 +47,7 @@ class Facts:
     draining:      who has to drain before a pool shrinks, or holds that up, by role
     stalled:       why the declared revision has not come forward for too long; None = it has, or has taken over
     deadline:      seconds for which it need not
-    is_given_up:   its workers are scaled to 0, for another revision serves
+    is_given_up:   its workers are scaled to 0, for another revision answered at the deadline
     """
 
     roles: tuple[RoleView, ...]
@@ -69,6 +69,13 @@ class Facts:
     def is_rolling(self) -> bool:
         """Whether an older revision serves, or still has to go before the declared one comes."""
         return self.waits_for is not None or self.current not in (None, self.target)
+
+    @property
+    def scaled_to_0(self) -> str:
+        """How far a revision that is given up is."""
+        states = [pool.target for view in self.roles for pool in view.pools]
+        has_pods = any(state is not None and state.num_pods for state in states)
+        return "is being scaled to 0" if has_pods else "is scaled to 0"
 
 
 def condition_tree(facts: Facts) -> tuple[Condition, ...]:
@@ -130,7 +137,8 @@ def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
 
 def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
     if facts.is_given_up:
-        return words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; revision {facts.target} is scaled to 0, and {facts.current} stays"
+        became = f"revision {facts.target} {facts.scaled_to_0}, and {facts.current} stays"
+        return words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; {became}"
     if facts.waits_for is not None and not any(pool.target for pool in view.pools):
         return words.ROLLING_OUT, waiting(facts.waits_for)
     if facts.is_rolling:
@@ -138,11 +146,14 @@ def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
     return words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view)
 
 
-def lacks(views: Sequence[RoleView]) -> str:
-    """What the workers that are not ready lack: the worst of their problems, or only how many they are."""
+def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
+    """What unready workers lack: etcd, the worst of their problems, or only how many they are."""
+    said = f"discovery: {discovery_condition(discovery).message}"
+    etcd = () if discovery_answers(discovery) else (said,)
     lacking = [view for view in views if not view.is_ready]
     found = [(rank(problem[0]), f"{view.name}: {problem[1]}") for view in lacking if (problem := worst_problem(view))]
-    return min(found)[1] if found else "; ".join(f"{view.name}: {_numbers(view)}" for view in lacking)
+    others = [min(found)[1]] if found else [f"{view.name}: {_numbers(view)}" for view in lacking]
+    return "; ".join([*etcd, *others])
 
 
 def waiting(left: Left) -> str:
@@ -226,10 +237,19 @@ def _stalled(facts: Facts, cause: str) -> str:
     """What became of it, and the way out.  cause: as it was found at the deadline, for the pods that showed it may be gone"""
     what = f"no more workers of revision {facts.target} have become ready within rollout.progressDeadlineSeconds ({facts.deadline} s)"
     if not facts.is_given_up:
-        return f"{what}: {cause}; nothing is scaled down, for no other revision serves: mend that, or change the spec"
+        return f"{what}: {cause}; nothing is scaled down, {_nothing_to_go_back_to(facts)}"
     serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
     fix = "mend that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the file of before"
-    return f"{what}: {cause}; it is scaled to 0{serves}; {fix}"
+    return f"{what}: {cause}; it {facts.scaled_to_0}{serves}; {fix}"
+
+
+def _nothing_to_go_back_to(facts: Facts) -> str:
+    """Why a revision that has stalled keeps its workers, and the way out."""
+    if facts.is_rolling and facts.waits_for is None:
+        first = "let the old workers end first with rollout.strategy Recreate"
+        fix = f"mend that, change the spec, or {first}"
+        return f"for no worker of revision {facts.current} answered requests then: {fix}"
+    return "for no other revision serves: mend that, or change the spec"
 
 
 def _cause(worst: Condition, facts: Facts) -> tuple[str, str]:

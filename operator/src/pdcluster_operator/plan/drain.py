@@ -13,7 +13,8 @@ told to serve again.
 A size that was written by hand is put back by the same rule: where it was too
 small at once, where it was too large at once as far as the new pods do not
 serve yet.  What is removed as a whole because another revision has taken over
-is not shrunk: its pods drain by SIGTERM, once the Service leads elsewhere.
+is not shrunk: its pods drain by SIGTERM, once the Service leads elsewhere.  So
+do those of a new revision that is given up, to which no Service has led.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -9,9 +9,10 @@ from typing import Any
 
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.progress import FIELD
 from pdcluster_operator.plan.state import Happening
 
-_TOLD_ELSEWHERE = frozenset({words.SCALING, words.ROLLING_OUT})
+_TOLD_ELSEWHERE = frozenset({words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED})
 """Reasons that an event of their own has told."""
 
 _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
@@ -23,6 +24,7 @@ def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Hap
     old, new = Previous(before), Previous(after)
     return (
         *_rollout(old, new),
+        *_stalled(old, new),
         *_scaled(old, new),
         *_ready(old, new),
         *_serving(old, new),
@@ -46,6 +48,19 @@ def _rollout(old: Previous, new: Previous) -> Iterator[Happening]:
             yield Happening(words.ROLLOUT_DROPPED, f"revision {old.text('revision')} is dropped; {served} goes on serving")
     if served not in (None, serving):
         yield Happening(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
+
+
+def _stalled(old: Previous, new: Previous) -> Iterator[Happening]:
+    """Once for each deadline, whatever else Ready speaks of then or in between."""
+    before, after = old.mapping(FIELD), new.mapping(FIELD)
+    if not after.get("stalled") or before.get("stalled"):
+        return
+    ready = new.condition(words.READY)
+    late = "has not come forward within rollout.progressDeadlineSeconds"
+    hidden = f"revision {after['revision']} {late}: {after['stalled']}"
+    is_said = ready["reason"] == words.PROGRESS_DEADLINE_EXCEEDED
+    message = ready["message"] if is_said else hidden
+    yield Happening(words.PROGRESS_DEADLINE_EXCEEDED, message, warning=True)
 
 
 def _scaled(old: Previous, new: Previous) -> Iterator[Happening]:

@@ -6,9 +6,10 @@ ready than at any time before in it, or, with Recreate, when fewer pods of the
 old one are left.  A worker that is ready for a moment, again and again, does
 not count.  With another revision or another deadline it begins anew.
 
-What has stalled beside a revision that serves is given up: it holds no
-accelerators, and nothing but a change brings it back.  Where there is nothing
-to go back to it goes on, and has stalled only until it comes forward.
+What has stalled beside a revision that answers requests is given up: it holds
+no accelerators, and nothing but a change brings it back.  That is decided once,
+at the deadline.  Where there was nothing to go back to it goes on, and has
+stalled only until it comes forward.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ class Rollout:
     left:     fewest pods of the old one that were left, where these have to end first
     since:    RFC 3339, when it last came forward; None = the clock stands, for it cannot even begin
     stalled:  why it does not come forward, as it was found at the deadline; None = it does
+    given_up: another one answered requests then, so this one is to have no workers
     """
 
     revision: str
@@ -37,6 +39,7 @@ class Rollout:
     left: int = 0
     since: str | None = None
     stalled: str | None = None
+    given_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Seen:
     """The roll out to the declared revision, as a pass sees it.
 
     is_under_way: the revision is new, or another one still serves or ends
-    is_beside:    another one serves, and goes on until this one is whole
+    is_beside:    another one is selected, and goes on until this one is whole
+    is_answered:  by ready workers of that other one, so that there is something to go back to
     is_done:      it takes over, or has
     is_whole:     it has all its workers, and waits for something else
     is_held:      what it needs has the name of somebody else's object, so nothing of it is made
@@ -57,6 +61,7 @@ class Seen:
     left: int
     is_under_way: bool
     is_beside: bool
+    is_answered: bool
     is_done: bool
     is_whole: bool
     is_held: bool
@@ -73,7 +78,8 @@ def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
         if since is not None:
             datetime.fromisoformat(since)
         deadline, ready, left = (int(found[name]) for name in ("progressDeadlineSeconds", "ready", "left"))
-        return Rollout(str(found["revision"]), deadline, ready, left, since, found.get("stalled"))
+        stalled, given_up = found.get("stalled"), found.get("givenUp") is True
+        return Rollout(str(found["revision"]), deadline, ready, left, since, stalled, given_up)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -82,7 +88,11 @@ def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
     """The field of the status; none when there is no roll out."""
     if rollout is None:
         return {}
-    times = {"progressedAt": rollout.since, "stalled": rollout.stalled}
+    others = {
+        "progressedAt": rollout.since,
+        "stalled": rollout.stalled,
+        "givenUp": rollout.given_up or None,
+    }
     numbers = {
         "progressDeadlineSeconds": rollout.deadline,
         "ready": rollout.ready,
@@ -92,16 +102,16 @@ def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
         FIELD: {
             "revision": rollout.revision,
             **numbers,
-            **{name: value for name, value in times.items() if value is not None},
+            **{name: value for name, value in others.items() if value is not None},
         }
     }
 
 
 def is_given_up(rollout: Rollout | None, revision: str, deadline: int, *, is_beside: bool) -> bool:
-    """True if a revision is to have no workers: it has stalled while another one serves."""
-    return (
-        is_beside and rollout is not None and rollout.stalled is not None and (rollout.revision, rollout.deadline) == (revision, deadline)
-    )
+    """True if a revision is to have no workers: it was given up, and the other one is there."""
+    if rollout is None or (rollout.revision, rollout.deadline) != (revision, deadline):
+        return False
+    return is_beside and rollout.given_up
 
 
 def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None:
@@ -115,13 +125,14 @@ def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None
     if seen.is_done or not (before or seen.is_under_way):
         return None
     fresh = Rollout(seen.revision, seen.deadline, seen.ready, seen.left, None if seen.is_held else now)
-    if before is None or not is_same or before.since is None or seen.is_held:
+    if before is None or not is_same or before.since is None or before.given_up or seen.is_held:
         return fresh
     if seen.ready > before.ready or seen.left < before.left:
         return replace(fresh, ready=max(seen.ready, before.ready), left=min(seen.left, before.left))
     if seen.is_whole or _age(before.since, now) < before.deadline:
         return replace(before, stalled=None)
-    return replace(before, stalled=seen.lacks)
+    is_given_up_now = before.stalled is None and seen.is_beside and seen.is_answered
+    return replace(before, stalled=seen.lacks, given_up=is_given_up_now)
 
 
 def seconds_left(rollout: Rollout | None, now: str) -> float | None:
