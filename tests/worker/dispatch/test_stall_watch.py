@@ -122,7 +122,7 @@ def test_watch_slow_steps_of_a_working_engine_are_no_stall() -> None:
     step_seconds, clock, said = 11, FakeClock(), []
     watch = StallWatch(clock, longest_step_seconds=float(step_seconds))
     runner = FakeRunner(num_blocks=16, block_size=4)
-    transport = FakeTransport(FakeNetwork(), runner, "e")
+    transport = FakeTransport(FakeNetwork(), runner, "e", clock)
     core = EngineCore(EngineSettings(4, 16, 8, 4, 64, True, 30.0), runner, transport, clock)
 
     def pass_time() -> None:

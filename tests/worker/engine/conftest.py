@@ -18,7 +18,7 @@ class EngineRig:
         self.settings = EngineSettings(**values)
         self.network, self.clock = network, clock
         self.runner = FakeRunner(self.settings.num_blocks, self.settings.block_size)
-        self.transport = FakeTransport(network, self.runner, name, verify=True)
+        self.transport = FakeTransport(network, self.runner, name, clock, verify=True)
         epochs = (number.to_bytes(16, "big") for number in range(1, 1000))
         self.core = EngineCore(self.settings, self.runner, self.transport, clock, lambda: next(epochs))
         self.outputs = []

@@ -16,8 +16,9 @@ def test_remote_prefill_over_the_local_transport(spec, num_tokens, lost):
     fabric = LocalFabric(deferred=True)
     sizes = EngineSettings(block_size=4, num_blocks=16, max_batched_tokens=8, max_sequences=4, max_model_len=100)
     runners = [FakeRunner(16, 4), FakeRunner(16, 4)]
-    transports = [LocalTransport(fabric, runner, name, verify=True) for runner, name in zip(runners, "dp", strict=True)]
-    decode, prefill = (EngineCore(sizes, runner, transport, FakeClock()) for runner, transport in zip(runners, transports, strict=True))
+    clock = FakeClock()
+    transports = [LocalTransport(fabric, runner, name, verify=True, clock=clock) for runner, name in zip(runners, "dp", strict=True)]
+    decode, prefill = (EngineCore(sizes, runner, transport, clock) for runner, transport in zip(runners, transports, strict=True))
     request = spec("a", list(range(num_tokens)), max_tokens=6)
 
     decode.handle(m.Receive(request))

@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(self, name: str, num_blocks: int, network: FakeNetwork, clock: FakeClock) -> None:
         self.runner = FakeRunner(num_blocks, BLOCK_SIZE, VOCAB)
-        self.transport = FakeTransport(network, self.runner, name)
+        self.transport = FakeTransport(network, self.runner, name, clock)
         sizes = EngineSettings(BLOCK_SIZE, num_blocks, max_batched_tokens=9, max_sequences=3, max_model_len=1000)
         epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
         self.core = EngineCore(sizes, self.runner, self.transport, clock, lambda: next(epochs))

@@ -20,29 +20,53 @@ def test_full_blocks_are_written_while_later_chunks_compute(pair, spec):
     moved = []
     for _ in range(3):
         both.prefill.step()
+        both.clock.advance(1.0)
         moved.append(sum(1 for _ in iter(both.prefill.transport.deliver, False)))
     assert moved == [1, 1, 1]
     assert both.prefill.token_ids("a") == both.prefill.runner.reference(PROMPT, 1)
     both.clock.advance(2.0)
     both.prefill.step()
     done = both.prefill.of(m.PrefillDone)[0]
-    assert (done.num_bytes, done.seconds) == (3 * both.prefill.runner.block_bytes, 2.0)
+    assert (done.num_bytes, done.seconds) == (3 * both.prefill.runner.block_bytes, 3.0)
     assert both.prefill.transport.forgotten == [both.decode.of(m.ReceiveReady)[0].epoch]
     assert both.prefill.blocks == {"free": 14, "cached": 2}
 
 
 def test_the_time_between_chunks_is_no_part_of_the_time_that_something_was_under_way(pair, spec):
-    """A block is written after each of three steps and acknowledged after 1 s; the steps between take 5 s each."""
+    """A block is written after each of three steps of 5 s, and acknowledged 1 s later: within the next step."""
     both = pair(prefill={"max_batched_tokens": 4})
     both.start(spec("a", PROMPT), prefill_step=False)
-    for _ in range(3):
-        both.prefill.step()
+
+    def compute():
         both.clock.advance(1.0)
         both.prefill.transport.deliver()
-        both.prefill.runner.on_execute = lambda: both.clock.advance(5.0)
+        both.clock.advance(4.0)
+
+    both.prefill.runner.on_execute = compute
+    for _ in range(3):
+        both.prefill.step()
+    compute()  # for another request
     both.prefill.step()
     done = both.prefill.of(m.PrefillDone)[0]
-    assert (done.seconds, done.busy_seconds) == (13.0, 3.0)
+    assert (done.seconds, done.busy_seconds) == (11.0, 3.0)
+
+
+def test_writes_that_overlap_are_under_way_once(pair, spec):
+    """Steps of 2 s; each block takes 3 s, so that the next one is queued before it is acknowledged."""
+    both = pair(prefill={"max_batched_tokens": 4})
+    both.start(spec("a", PROMPT), prefill_step=False)
+    both.prefill.runner.on_execute = lambda: both.clock.advance(2.0)
+    both.prefill.step()  # writes at 2
+    both.prefill.step()  # at 4
+    both.clock.advance(1.0)
+    both.prefill.transport.deliver()  # at 5
+    both.prefill.step()  # at 7
+    both.prefill.transport.deliver()
+    both.clock.advance(1.0)
+    both.prefill.transport.deliver()  # at 8
+    both.prefill.step()
+    done = both.prefill.of(m.PrefillDone)[0]
+    assert (done.seconds, done.busy_seconds) == (6.0, 6.0)
 
 
 def test_source_blocks_are_held_until_each_is_acknowledged(pair, spec):

@@ -359,6 +359,62 @@ async def test_while_every_connection_has_a_request_probes_are_served_and_the_ap
     assert {(await client.reply()).status for client in running} == {200}
 
 
+@pytest.mark.parametrize(
+    ("start", "keys", "status"),
+    [
+        (f"POST {CHAT}", True, 401),
+        ("POST /x", False, 404),
+        ("POST /health", False, 405),
+        ("GET /health", False, 200),
+        (f"POST {CHAT}", False, 413),
+        ("POST /v1/nothing", False, 404),
+    ],
+)
+async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_the_door(door, connect, start, keys, status):
+    options = {"accepts_key": lambda key: False} if keys else {}
+    limits = HttpLimits(max_connections=3, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
+    server = await door(limits=limits, **options)
+    for _ in range(3):
+        for _ in range(5):
+            stranger = await connect(server)
+            stranger.send(start, HUGE)
+            assert (await stranger.reply()).status == status
+        probe = await connect(server)
+        probe.send("GET /health")
+        assert (await probe.reply()).status == 200
+
+
+async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_the_door(rig, door, connect):
+    server = await door(limits=HttpLimits(max_connections=1, spare_connections=2, linger_seconds=DEADLINE_SECONDS))
+    rig.backend.hold_after = 0
+    running = await connect(server)
+    running.question()
+    await rig.backend.holding.wait()
+    for _ in range(3):
+        for _ in range(2):
+            stranger = await connect(server)
+            stranger.send(f"POST {CHAT}", HUGE)
+            assert (await stranger.reply()).code == "connections_full"
+        probe = await connect(server)
+        probe.send("GET /health")
+        assert (await probe.reply()).status == 200
+    rig.backend.gate.set()
+    assert (await running.reply()).status == 200
+
+
+async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on_sending(door, connect):
+    server = await door(limits=HttpLimits(max_bodies_bytes=1, linger_seconds=DEADLINE_SECONDS))
+    client = await connect(server)
+    client.send(f"POST {CHAT}", CHUNKED, b"3a98\r\n" + bytes(15_000) + b"\r\n")
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while (reply := await asked(await connect(server), bytes(19_000))).status != 503:  # until it is held
+            assert reply.status == 400
+    client.writer.write(b"5000\r\n" + bytes(0x5000) + b"\r\n")
+    assert (await client.reply()).code == "body_too_large"
+
+    assert (await asked(await connect(server), bytes(19_000))).status == 400  # read, and no JSON
+
+
 async def test_the_policy_s_bound_on_a_body_is_read_anew(rig, door, connect):
     server = await door()
     rig.policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=10))

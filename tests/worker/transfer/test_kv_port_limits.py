@@ -1,6 +1,7 @@
 """What the KV port bears of strangers, of the silent and of the many: raw sockets, real receiver, short limits."""
 
 import os
+import resource
 
 import pytest
 
@@ -83,12 +84,48 @@ def test_sender_that_falls_silent_within_a_frame_is_closed(tcp_engine, raw_peer,
 def test_limit_of_one_address_leaves_room_for_others_and_seats_come_back(tcp_engine, raw_peer, wait_until):
     decode = tcp_engine("decode", limits=PortLimits(max_per_address=2))
     held = [raw_peer(decode), raw_peer(decode)]
-    held[0].hello()  # the other one is a stranger, and counts too
+    assert [peer.hello().refusal for peer in held] == [None, None]
 
-    assert raw_peer(decode).is_closed()
+    assert raw_peer(decode).hello().refusal == "2 are open from its address, the limit of one"
     assert raw_peer(decode, source="127.0.0.2").hello().refusal is None
     held[1].sock.close()
     wait_until(lambda: greets(raw_peer(decode)))
+
+
+def test_silent_connections_of_one_address_take_no_seats_of_others(tcp_engine, raw_peer):
+    decode = tcp_engine("decode", limits=PortLimits(max_connections=1, max_strangers_per_address=2))
+    silent = [raw_peer(decode), raw_peer(decode)]
+
+    assert raw_peer(decode).is_closed()
+    assert raw_peer(decode, source="127.0.0.2").hello().refusal is None
+    assert silent[0].hello().refusal == "1 are open, the limit"
+
+
+def test_crowd_of_silent_connections_does_not_shut_the_port(tcp_engine, raw_peer):
+    decode = tcp_engine("decode", limits=PortLimits(max_strangers=3, max_connections=2))
+    peer = raw_peer(decode)
+    peer.hello()
+    silent = [raw_peer(decode, source=f"127.0.0.{n}") for n in range(2, 12)]
+
+    assert raw_peer(decode).hello().refusal is None
+    assert all(stranger.is_closed() for stranger in silent[:-3])
+    assert peer.frame(os.urandom(16), [1], bytes(peer.block_bytes)).refusal == "dead epoch"
+
+
+def test_peers_of_the_largest_pool_have_seats_also_behind_few_addresses():
+    seats = Seats[int](PortLimits(), close=lambda connection: None)
+    for peer in range(1024):
+        address = "ab"[peer % 2]
+        assert seats.take(peer, address) is None
+        assert seats.introduce(peer) is None
+
+
+def test_open_file_limit_bounds_the_seats(tcp_engine, raw_peer, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256 + 128 + 1, 1024))
+    decode = tcp_engine("decode")
+
+    assert raw_peer(decode).hello().refusal is None
+    assert raw_peer(decode).hello().refusal == "1 are open, the limit"
 
 
 def greets(peer):
@@ -103,21 +140,31 @@ def test_connections_over_the_limit_are_closed_and_the_log_does_not_grow_with_ea
     decode = tcp_engine("decode", limits=PortLimits(max_connections=1))
     raw_peer(decode).hello()
     for _ in range(20):
-        assert raw_peer(decode, source="127.0.0.2").is_closed()
+        late = raw_peer(decode, source="127.0.0.2")
+        assert late.hello().refusal == "1 are open, the limit"
+        assert late.is_closed()
 
     lines = [record for record in caplog.records if "refused a KV connection" in record.message]
     assert 1 <= len(lines) < 20
     assert "1 are open, the limit" in lines[0].message
 
 
-def test_seats_are_counted_in_all_and_by_address():
-    seats = Seats(PortLimits(max_connections=3, max_per_address=2))
+def test_seats_are_counted_by_address_and_apart_for_strangers():
+    closed = []
+    limits = PortLimits(max_connections=2, max_per_address=1, max_strangers=3, max_strangers_per_address=2)
+    seats = Seats[int](limits, closed.append)
 
-    assert [seats.take(address) for address in ("a", "a", "b")] == [None] * 3
-    assert seats.take("c") == "3 are open, the limit"
-    seats.leave("b")
-    assert seats.take("a") == "2 are open from its address, the limit of one"
-    assert seats.take("c") is None
+    assert [seats.take(1, "a"), seats.take(2, "a")] == [None, None]
+    assert seats.take(3, "a") == "2 without a hello are open from its address, the limit of one"
+    assert seats.introduce(1) is None
+    assert seats.introduce(2) == "1 are open from its address, the limit of one"
+    assert [seats.take(4, "b"), seats.take(5, "b"), seats.take(6, "c")] == [None] * 3
+    assert closed == [2]
+    assert seats.introduce(2) == "its seat was given to a newcomer"
+    assert seats.introduce(4) is None
+    assert seats.introduce(6) == "2 are open, the limit"
+    seats.leave(1)
+    assert seats.introduce(6) is None
 
 
 @pytest.mark.parametrize("payload_bytes", [2 * MIB + 1, wire.MAX_PAYLOAD_BYTES])

@@ -42,7 +42,7 @@ def test_deferred_write_arrives_with_its_delivery_and_as_it_was_written(fabric, 
     assert transports[0].poll() == []
     assert fabric.num_pending == 2
     assert fabric.deliver_next()
-    assert transports[0].poll() == [BlocksSent(epoch, (0,), 8)]
+    assert transports[0].poll() == [BlocksSent(epoch, (0,), 8, at=0.0)]
     assert memories[1].block(1) == written
     assert fabric.deliver_next()
     assert not fabric.deliver_next()

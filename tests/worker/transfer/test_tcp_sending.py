@@ -88,7 +88,7 @@ def test_contiguous_writes_travel_in_one_frame_and_are_pipelined(tcp_engine, rec
     acknowledge(sock, epoch)
     prefill.wait_sent(2)
     acknowledge(sock, epoch)
-    assert prefill.wait_for(BlocksSent, 2) == [BlocksSent(epoch, (0, 1), 2 * BIG), BlocksSent(epoch, (2, 3), 2 * BIG)]
+    assert prefill.wait_for(BlocksSent, 2) == [BlocksSent(epoch, (0, 1), 2 * BIG, at=0.0), BlocksSent(epoch, (2, 3), 2 * BIG, at=0.0)]
 
 
 def test_window_bounds_the_frames_without_acknowledgement(tcp_engine, receiver, write, epoch):
@@ -220,7 +220,7 @@ def test_restarted_engine_at_the_same_address_refuses_writes_for_the_old_one(tcp
     new_epoch = os.urandom(16)
     restarted.transport.open(new_epoch, [2])
     prefill.write(new_epoch, restarted, [(1, 2)])
-    prefill.wait(lambda events: events[-1] == BlocksSent(new_epoch, (1,), 4096))
+    prefill.wait(lambda events: events[-1] == BlocksSent(new_epoch, (1,), 4096, at=0.0))
 
 
 def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, receiver, write, epoch):

@@ -92,7 +92,7 @@ def test_write_after_its_epoch_ended_adds_no_event(pair, epoch):
     decode.transport.open(other, [4])
     prefill.write(other, decode, [(3, 4)])
     prefill.wait_sent(1)
-    assert prefill.events == [SendEnded(epoch, "refused: dead epoch"), BlocksSent(other, (3,), prefill.memory.block_bytes)]
+    assert prefill.events == [SendEnded(epoch, "refused: dead epoch"), BlocksSent(other, (3,), prefill.memory.block_bytes, at=0.0)]
 
 
 def test_write_to_another_engine_id_is_refused(pair, epoch):

@@ -120,6 +120,7 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         mailbox.wake,
         verify=config.engine.verify_transfers,
         bandwidth=config.engine.transfer_bandwidth,
+        clock=time.monotonic,
     )
     core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
     ready = _ready(engine_id, transport.port, runner, memory.num_blocks, device)

@@ -145,19 +145,28 @@ class FakeTransport:
     """`engine.ports.Transport` over a FakeNetwork.
 
     holding:  keep fences and cancels unanswered until `settle`; late blocks may then still move.
+    clock:    the engine's.
     verify:   answer checksums.
     on_read:  called with a source block when its bytes leave; on_write: with a target block when bytes land in it.
     """
 
     port = 0
 
-    def __init__(self, network: FakeNetwork, memory: KVMemory, engine_id: str, verify: bool = False) -> None:
+    def __init__(
+        self,
+        network: FakeNetwork,
+        memory: KVMemory,
+        engine_id: str,
+        clock: Callable[[], float],
+        verify: bool = False,
+    ) -> None:
         self.holding = False
         self.on_read: Callable[[int], None] = lambda block_id: None
         self.on_write: Callable[[int], None] = lambda block_id: None
         self.forgotten: list[bytes] = []
         self._network = network
         self._memory = memory
+        self._clock = clock
         self.verify = verify
         self._opened: dict[bytes, _Opened] = {}
         self._sending: dict[bytes, _Sending] = {}
@@ -241,7 +250,7 @@ class FakeTransport:
         if not self._network.transports[sending.engine_id]._accept(epoch, target, data):
             self._end(epoch, "refused: dead epoch")
         elif not sending.cancelled:
-            self._events.append(BlocksSent(epoch, (source,), len(data)))
+            self._events.append(BlocksSent(epoch, (source,), len(data), at=self._clock()))
 
     def _accept(self, epoch: bytes, target: int, data: bytes) -> bool:
         opened = self._opened.get(epoch)

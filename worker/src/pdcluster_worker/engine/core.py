@@ -115,7 +115,7 @@ class EngineCore:
         started = self._clock()
         for event in self._transport.poll():
             self._touch()
-            self._on_transfer(event, started)
+            self._on_transfer(event)
         schedule = self._scheduler.schedule()
         self._begin(schedule, started)
         if schedule.items:
@@ -215,10 +215,10 @@ class EngineCore:
 
     # --- transfer events ----------------------------------------------------------------------
 
-    def _on_transfer(self, event: TransferEvent, now: float) -> None:
+    def _on_transfer(self, event: TransferEvent) -> None:
         match event:
             case BlocksSent():
-                if (done := self._sender.sent(event, now)) is not None:
+                if (done := self._sender.sent(event)) is not None:
                     self._outbox.append(done)
                     self._end(self._requests[done.request_id])
             case SendEnded():

@@ -6,7 +6,7 @@ a peer; what happens later comes back through `Transport.poll`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdcluster_worker.engine.batch import Batch
@@ -52,11 +52,15 @@ class KVMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlocksSent:
-    """The peer acknowledged these source blocks of this epoch: they are no longer read."""
+    """The peer acknowledged these source blocks of this epoch: they are no longer read.
+
+    at: the engine's clock when that happened; the engine may hear of it a whole step later.
+    """
 
     epoch: bytes
     block_ids: tuple[int, ...]
     num_bytes: int
+    at: float = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

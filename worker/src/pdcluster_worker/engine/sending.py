@@ -24,11 +24,13 @@ class Send:
 
     first, end:    indices in the block table of the blocks to write, `end` exclusive.
     next_index:    first one not yet queued.
-    held:          source blocks under a reference of this send.
+    held:          source blocks under a reference of this send, and the clock when each was queued,
+                   in that order.
     cancelled:     we stopped it; the end of it is no news to the server.
     first_seconds: the clock at the first write.
     busy_since:    the clock when something began to be under way; None = nothing is.
-    busy_seconds:  how long something was.
+    busy_seconds:  how long something was, by when writes were acknowledged, not by when the
+                   engine heard of it: it hears nothing while the model computes.
     """
 
     request: Request
@@ -36,12 +38,22 @@ class Send:
     first: int
     end: int
     next_index: int
-    held: set[int] = field(default_factory=set)
+    held: dict[int, float] = field(default_factory=dict)
     cancelled: bool = False
     first_seconds: float | None = None
     busy_since: float | None = None
     busy_seconds: float = 0.0
     num_bytes: int = 0
+
+    def acknowledge(self, event: BlocksSent) -> None:
+        """Note what is under way no longer, or was not between that and a later write."""
+        self.num_bytes += event.num_bytes
+        for block_id in event.block_ids:
+            self.held.pop(block_id, None)
+        oldest = next(iter(self.held.values()), None)
+        if self.busy_since is not None and (oldest is None or oldest > event.at):
+            self.busy_seconds += event.at - self.busy_since
+            self.busy_since = oldest
 
 
 class Sender:
@@ -87,24 +99,20 @@ class Sender:
             send.cancelled = True
             self._transport.cancel(target.epoch)
 
-    def sent(self, event: BlocksSent, now: float) -> PrefillDone | None:
+    def sent(self, event: BlocksSent) -> PrefillDone | None:
         """Release acknowledged blocks; the answer when they were the last, after which the epoch is forgotten."""
         self.num_bytes += event.num_bytes
         send = self._by_epoch.get(event.epoch)
         if send is None:
             return None
         self._pool.release(event.block_ids)
-        send.held.difference_update(event.block_ids)
-        send.num_bytes += event.num_bytes
-        if not send.held and send.busy_since is not None:
-            send.busy_seconds += now - send.busy_since
-            send.busy_since = None
+        send.acknowledge(event)
         if send.held or send.next_index < send.end or send.cancelled:
             return None
         assert send.first_seconds is not None, "blocks are acknowledged that were never written"
         checksum = self._transport.checksum(event.epoch)
         self._forget(send)
-        seconds = now - send.first_seconds
+        seconds = event.at - send.first_seconds
         return PrefillDone(send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds)
 
     def ended(self, event: SendEnded) -> Request | None:
@@ -127,7 +135,7 @@ class Sender:
         sources = send.request.block_table[send.next_index : end]
         targets = send.target.block_ids[send.next_index - send.first : end - send.first]
         self._pool.acquire(sources)
-        send.held.update(sources)
+        send.held.update(dict.fromkeys(sources, now))
         send.next_index = end
         if send.first_seconds is None:
             send.first_seconds = now

@@ -61,17 +61,20 @@ class BodyLimit:
             await self._with_body(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read, then run the application; the bytes count as held until the request has ended."""
+        """Read, then run the application.
+
+        The bytes count as held until the request has ended, or the body is refused.
+        """
         body = _Body()
         try:
             error = await self._read(body, receive)
-            if error is not None:
-                body.chunks.clear()
-                await self._refuse(error, scope, receive, send)
-            elif body.is_whole:
+            if error is None and body.is_whole:
                 await self._app(scope, _replay(body.join(), receive), send)
         finally:
+            body.chunks.clear()
             self._num_held_bytes -= body.num_bytes
+        if error is not None:
+            await self._refuse(error, scope, receive, send)
 
     async def _read(self, body: "_Body", receive: Receive) -> RequestError | None:
         """Fill `body` to its end, or until the client leaves; returns why not if it is refused."""

@@ -2,7 +2,8 @@
 
 Where there is no room, a newcomer takes the place of the connection that has
 waited longest for a request, half a header included: closing an idle one is
-what any server may do, and a crowd of silent ones cannot shut the door.  A few
+what any server may do, and a crowd of silent ones cannot shut the door.  So is
+closing one that has its answer and still sends a body (`unread`).  A few
 places more than requests for the API may have are for probes and scrapes; a
 request for the API that would take one of these is answered 503.
 
@@ -32,7 +33,7 @@ class OpenConnections(Generic[ConnectionT]):
 
     most:  connections with an open request
     spare: connections beyond these
-    close: ends a connection that waits for a request
+    close: ends a connection that waits for a request, or has its answer
     """
 
     def __init__(self, most: int, spare: int, close: Callable[[ConnectionT], None]) -> None:
@@ -60,7 +61,7 @@ class OpenConnections(Generic[ConnectionT]):
         return len(self._open) - len(self._idle) <= self._most
 
     def idle(self, connection: ConnectionT) -> None:
-        """Its answer is whole, and it waits for another request."""
+        """Its answer is whole: it waits for another request, or for its end."""
         if connection in self._open:
             self._idle[connection] = None
 

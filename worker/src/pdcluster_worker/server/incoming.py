@@ -7,6 +7,7 @@ with a running answer has no deadline here, however long that streams.
 
 import asyncio
 import logging
+from functools import partial
 from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -15,6 +16,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import openai_errors
 from pdcluster_worker.server.crowd import CROWDED, OpenConnections
 from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.unread import ANSWERED
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +78,10 @@ class Incoming(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A request."""
         self._header_came()
-        if self.crowd is not None and not self.crowd.busy(self):
-            self.scope["state"][CROWDED] = True
+        if self.crowd is not None:
+            self.scope["state"][ANSWERED] = partial(self.crowd.idle, self)
+            if not self.crowd.busy(self):
+                self.scope["state"][CROWDED] = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -4,11 +4,7 @@ None of it is a user's field: the defaults hold for any worker, and what depends
 on the model or on the users (`qos.admission`) is policy.
 """
 
-import resource
 from dataclasses import dataclass
-
-_OTHER_FILES = 256
-"""Files and sockets that the worker opens besides: peers, etcd, the model, the engine process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,3 @@ class HttpLimits:
     def body_deadline(self, num_bytes: int) -> float:
         """Seconds after the header in which the body must end, when so many bytes have come."""
         return self.body_seconds + num_bytes / self.body_bytes_per_second
-
-
-def fitting(max_connections: int) -> int:
-    """As many of them as this process may open files for; at least one."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return max_connections
-    return max(1, min(max_connections, files - _OTHER_FILES))

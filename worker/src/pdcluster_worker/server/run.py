@@ -14,10 +14,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.open_files import fitting
 from pdcluster_worker.server.connection import Connection
 from pdcluster_worker.server.crowd import OpenConnections
 from pdcluster_worker.server.incoming import Incoming
-from pdcluster_worker.server.limits import HttpLimits, fitting
+from pdcluster_worker.server.limits import HttpLimits
 from pdcluster_worker.server.unsent import Unsent
 
 DEFAULT_LIMITS = HttpLimits()

@@ -2,16 +2,21 @@
 
 The client has its whole answer at once, and that the connection ends with it.
 Then what the client still sends is dropped for a while (`limits.HttpLimits`),
-so that it can read the answer before the connection closes.
+so that it can read the answer before the connection closes; sooner where a
+newcomer needs the place (`crowd`).
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.server.limits import HttpLimits
+
+ANSWERED = "pdcluster.answered"
+"""In the scope's state: what to call once the client has its whole answer; absent = nothing."""
 
 
 def announced_bytes(scope: Scope) -> int | None:
@@ -47,10 +52,17 @@ async def answer(
             await send(message)
             return
         await send({**message, "more_body": True})
+        _note_answered(scope)
         await _drop(receive, limits)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     await app(scope, _nothing, send_before_the_body)
+
+
+def _note_answered(scope: Scope) -> None:
+    answered: Callable[[], None] | None = scope.get("state", {}).get(ANSWERED)
+    if answered is not None:
+        answered()
 
 
 async def _nothing() -> Message:

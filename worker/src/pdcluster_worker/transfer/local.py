@@ -6,6 +6,7 @@ wire", one block a delivery, until the test lets the next one arrive or be lost,
 which is how late and lost writes are explored without sockets or threads.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,10 @@ class LocalFabric:
 
 
 class LocalTransport:
-    """`engine.ports.Transport` over a LocalFabric; addresses are ignored, peers are found by engine_id."""
+    """`engine.ports.Transport` over a LocalFabric; addresses are ignored, peers are found by engine_id.
+
+    clock: the engine's.
+    """
 
     port = 0
 
@@ -93,6 +97,8 @@ class LocalTransport:
         engine_id: str,
         wake: Callable[[], None] = lambda: None,
         verify: bool = False,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fabric = fabric
         self._memory = memory
@@ -100,7 +106,7 @@ class LocalTransport:
         self._verify = verify
         self._events = EventQueue(wake)
         self._inbox = Inbox(memory, verify, self._events.put)
-        self.outbox = Outbox(memory.block_bytes, verify, self._events.put)
+        self.outbox = Outbox(memory.block_bytes, verify, self._events.put, clock)
         fabric.attach(engine_id, self)
 
     def open(self, epoch: bytes, block_ids: Sequence[int]) -> None:

@@ -47,12 +47,22 @@ class Frame:
 
 
 class Outbox:
-    """All epochs that one engine sends; safe from any thread, never waits."""
+    """All epochs that one engine sends; safe from any thread, never waits.
 
-    def __init__(self, block_bytes: int, verify: bool, emit: Callable[[BlocksSent | SendEnded], None]) -> None:
+    clock: the engine's, for when a frame was acknowledged.
+    """
+
+    def __init__(
+        self,
+        block_bytes: int,
+        verify: bool,
+        emit: Callable[[BlocksSent | SendEnded], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._block_bytes = block_bytes
         self._verify = verify
         self._emit = emit
+        self._clock = clock
         self._lock = threading.Lock()
         self._sends: dict[bytes, Send] = {}
         self._ready: dict[Peer, deque[Send]] = {}
@@ -105,7 +115,9 @@ class Outbox:
         with self._lock:
             frame.send.num_unacked -= len(frame.sources)
             if frame.send.reason is None:
-                self._emit(BlocksSent(frame.send.epoch, frame.sources, len(frame.sources) * self._block_bytes))
+                num_bytes = len(frame.sources) * self._block_bytes
+                sent = BlocksSent(frame.send.epoch, frame.sources, num_bytes, at=self._clock())
+                self._emit(sent)
 
     def refuse(self, frame: Frame, reason: str) -> None:
         """The peer did not take the frame: its epoch ends."""

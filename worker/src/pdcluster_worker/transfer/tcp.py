@@ -30,7 +30,7 @@ class TcpTransport:
     """`engine.ports.Transport`; listens from construction to `close`.
 
     bandwidth: most bytes per second that all connections together send; 0 = no cap.
-    clock:     monotonic seconds, of the sending side.
+    clock:     monotonic seconds, of the sending side: the engine's.
     limits:    what the KV port bears.
     Raises ConfigError if the port cannot be bound.
     """
@@ -55,7 +55,7 @@ class TcpTransport:
     ) -> None:
         self._events = EventQueue(wake)
         self._inbox = Inbox(memory, verify, self._events.put)
-        self._outbox = Outbox(memory.block_bytes, verify, self._events.put)
+        self._outbox = Outbox(memory.block_bytes, verify, self._events.put, clock)
         settings = LinkSettings(
             bucket=TokenBucket(bandwidth),
             frame_blocks=frame_blocks(memory.block_bytes, bandwidth),

@@ -47,10 +47,12 @@ class Inbound:
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
-    def serve(self) -> None:
+    def serve(self, introduce: Callable[[], str | None]) -> None:
         """Until the peer closes between messages.
 
-        Raises WireError on bytes that are not the protocol, OSError on a lost or silent peer.
+        introduce: called after the right hello; returns why there is no seat for this peer
+        Raises WireError on bytes that are not the protocol, OSError on a lost or silent peer,
+        ConnectionRefusedError on one that was refused.
         """
         sockets.tune(self._sock)
         sockets.limit_send_wait(self._sock, self._limits.ack_seconds)
@@ -60,6 +62,9 @@ class Inbound:
         if not hmac.compare_digest(hello.engine_id.encode(), self._engine_id.encode()):
             self._sock.sendall(wire.encode_reply(wire.Reply(_ANOTHER)))
             raise ConnectionRefusedError("its hello is not for this engine")
+        if (objection := introduce()) is not None:
+            self._sock.sendall(wire.encode_reply(wire.Reply(objection)))
+            raise ConnectionRefusedError(objection)
         self._sock.sendall(wire.encode_reply(wire.Reply()))
         while (header := self._read(wire.decode_header, self._limits.idle_seconds)) is not None:
             refusal = self._receive(header)

@@ -11,6 +11,7 @@ import time
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.open_files import fitting
 from pdcluster_worker.transfer import sockets, wire
 from pdcluster_worker.transfer.address import format_address
 from pdcluster_worker.transfer.inbox import Inbox
@@ -42,9 +43,9 @@ class TcpReceiver:
         self._inbox = inbox
         self._memory = memory
         self._engine_id = engine_id
-        self._limits = limits
+        self._limits = limits.within(fitting(limits.max_connections + limits.max_strangers))
         self._lock = threading.Lock()
-        self._seats = Seats(limits)
+        self._seats = Seats[socket.socket](self._limits, _shut)
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._closing = threading.Event()
         self._spoke_at = 0.0
@@ -84,7 +85,7 @@ class TcpReceiver:
         name = f"kv-from-{peer}"
         thread = threading.Thread(target=self._serve, args=(sock, address), name=name, daemon=True)
         with self._lock:
-            objection = self._seats.take(address[0])
+            objection = self._seats.take(sock, address[0])
             if objection is None:
                 self._connections[sock] = thread
         if objection is not None:
@@ -95,34 +96,44 @@ class TcpReceiver:
             thread.start()
         except RuntimeError as e:  # no more threads: this connection alone fails
             logger.warning("refused a KV connection peer=%s: %s", peer, e)
-            self._forget(sock, address)
+            self._forget(sock)
 
     def _say_refused(self, peer: str, objection: str) -> None:
-        """Log it, but not each of thousands; called by the listening thread alone."""
-        self._num_refused += 1
-        if (now := time.monotonic()) - self._spoke_at >= _QUIET_SECONDS:
-            self._spoke_at = now
-            count = self._num_refused
+        """Log it, but not each of thousands."""
+        with self._lock:
+            self._num_refused += 1
+            count, now = self._num_refused, time.monotonic()
+            speaks = now - self._spoke_at >= _QUIET_SECONDS
+            if speaks:
+                self._spoke_at = now
+        if speaks:
             logger.warning("refused a KV connection peer=%s refused=%d: %s", peer, count, objection)
 
     def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = format_address(*address)
         try:
-            Inbound(sock, self._inbox, self._memory, self._engine_id, self._limits).serve()
+            inbound = Inbound(sock, self._inbox, self._memory, self._engine_id, self._limits)
+            inbound.serve(lambda: self._introduce(sock))
         except wire.WireError as e:
             with self._lock:
                 self.num_bad_connections += 1
             logger.warning("closed a KV connection peer=%s bad_connections=%d: %s", peer, self.num_bad_connections, e)
+        except ConnectionRefusedError as e:  # ours, after a hello
+            self._say_refused(peer, str(e))
         except OSError as e:
             if not self._closing.is_set():
                 logger.info("lost a KV connection peer=%s: %s", peer, sockets.describe(e))
         finally:
-            self._forget(sock, address)
+            self._forget(sock)
 
-    def _forget(self, sock: socket.socket, address: tuple[str, int]) -> None:
+    def _introduce(self, sock: socket.socket) -> str | None:
+        with self._lock:
+            return self._seats.introduce(sock)
+
+    def _forget(self, sock: socket.socket) -> None:
         with self._lock:
             del self._connections[sock]
-            self._seats.leave(address[0])
+            self._seats.leave(sock)
         sock.close()
 
 
