@@ -124,7 +124,7 @@ def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
             answers.append(pool.submit(second.client.post, body(asked[2], "local")))
             for prompt, answer in zip(asked, answers, strict=True):
                 reference.check(prompt, answer_of(answer.result()).tokens)
-            assert second.wait_end() == 1
+            _check_relayed_to_its_end(second, prompts)
         stream.read_all()
         assert stream.done
     assert _status(first, "/ready") == httpx.codes.OK
@@ -151,6 +151,19 @@ async def test_supervisor_starts_a_worker_anew_whose_engine_stands_still(new_clu
     assert "ended with code 1, starts again" in said[0]
     assert LAST_WORDS in said[0]
     assert not psutil.pid_exists(engine.pid)
+
+
+def _check_relayed_to_its_end(worker: WorkerProcess, prompts: Prompts) -> None:
+    """An answer that comes through a worker outlives its engine, which is killed meanwhile."""
+    engine_pid = worker.engine_pid
+    with worker.client.stream(prompts(20), "local", max_tokens=1900) as relayed:
+        relayed.read_tokens(1)
+        worker.terminate()  # its engine is killed at the next look
+        wait_for(lambda: not psutil.pid_exists(engine_pid), SETTLE_SECONDS, "the engine is killed")
+        relayed.read_all()
+        assert relayed.done
+        assert worker.wait_end() == 1
+    assert LAST_WORDS in worker.log_tail(1)
 
 
 def _num_decode_peers(worker: WorkerProcess) -> float:

@@ -146,11 +146,11 @@ async def test_pulse_margin_is_that_of_the_policy_in_force(scene: Scene) -> None
 
 
 async def test_worker_load_tells_progress_and_the_longest_step(worker: Worker, engine: ScriptedEngine) -> None:
-    engine.say(steps_of(("prefill", 2.5), num_steps=3, bytes_sent=64))
+    engine.say(steps_of(("prefill", 1.5), num_steps=3, bytes_sent=64))
     while worker.engine.stats is None:
         await asyncio.sleep(0)
 
-    assert (worker.load().progress, worker.load().longest_step_seconds) == (67, 2.5)
+    assert (worker.load().progress, worker.load().longest_step_seconds) == (67, 1.5)
 
 
 async def test_worker_knows_the_steps_of_the_warm_up(worker: Worker) -> None:

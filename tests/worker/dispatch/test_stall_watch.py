@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pdcluster_worker.dispatch.stall_watch import LAST_CHANCE_SECONDS, Condition, StallWatch, period_seconds
+from pdcluster_worker.dispatch.stall_watch import LAST_CHANCE_SECONDS, Condition, LongestStep, StallWatch, period_seconds
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.messages import Pong, RequestSpec, Sampling, Submit
 from pdcluster_worker.engine.settings import EngineSettings
@@ -18,9 +18,9 @@ IDLE, BUSY = False, True
 class Watched:
     """A watch, its clock, and what it said at each look."""
 
-    def __init__(self, longest_step_seconds: float = 0.0) -> None:
+    def __init__(self, warm_up_seconds: float = 0.0) -> None:
         self.clock = FakeClock()
-        self.watch = StallWatch(self.clock, longest_step_seconds)
+        self.watch = StallWatch(self.clock, warm_up_seconds)
 
     def looks(self, count: int) -> list[Condition]:
         """One a second, unanswered."""
@@ -55,12 +55,64 @@ def test_watch_last_chance_is_bounded_for_a_long_margin() -> None:
 
 
 def test_watch_margin_comes_on_top_of_the_longest_step() -> None:
-    watched = Watched(longest_step_seconds=3.0)
-    watched.watch.on_stats(steps_of(("prefill", 5.0), ("decode", 0.1)))
-    watched.watch.on_stats(steps_of(("decode", 0.2)))
+    watched = Watched(warm_up_seconds=3.0)
+    watched.looks(4)
+    watched.watch.on_stats(steps_of(("prefill", 5.0), ("decode", 0.1), num_steps=2))
+    watched.watch.on_stats(steps_of(("decode", 0.2), num_steps=3))
 
     assert watched.watch.longest_step_seconds == 5.0
     assert watched.looks(10) == [*["well"] * 9, "stalled"]
+
+
+@pytest.mark.parametrize("hears_pong_first", [False, True])
+def test_watch_step_of_a_frozen_container_counts_as_long_as_it_was_watched(hears_pong_first: bool) -> None:
+    """The engine's clock has run on for ten minutes, in which its server process was frozen too."""
+    watched = Watched()
+    watched.looks(1)
+    watched.clock.advance(600.0)
+    watched.looks(1)
+    if hears_pong_first:
+        watched.watch.on_pong(Pong(1, BUSY))
+    watched.watch.on_stats(steps_of(("decode", 600.0), num_steps=1))
+
+    assert watched.watch.longest_step_seconds == 1 + 2 + 2  # looks, those of the freeze, and what lies between two looks
+    assert watched.looks(10) == [*["well"] * 9, "stalled"]
+
+
+def test_watch_stall_that_ended_leaves_the_limit_as_it_was() -> None:
+    watched = Watched()
+    assert watched.looks(7)[-1] == "stalled"
+    watched.watch.on_pong(Pong(1, BUSY))
+    watched.watch.on_stats(steps_of(("decode", 7.0), num_steps=1))
+
+    assert watched.watch.longest_step_seconds == 0.0
+    watched.watch.on_stats(steps_of(("decode", 0.5), num_steps=2))
+    assert watched.watch.longest_step_seconds == 0.5  # what comes after it counts again
+
+
+def test_watch_what_was_watched_before_the_last_statistics_lends_nothing_to_a_later_step() -> None:
+    watched = Watched()
+    watched.looks(3)
+    watched.watch.on_stats(steps_of(("decode", 0.1), num_steps=1))
+    watched.watch.on_stats(steps_of(("decode", 600.0), num_steps=2))
+
+    assert watched.watch.longest_step_seconds == 2.0
+
+
+def test_longest_step_is_forgotten_after_an_hour_but_that_of_the_warm_up_is_not() -> None:
+    clock = FakeClock()
+    longest = LongestStep(clock, 3.0)
+    seen = []
+    for seconds in (9.0, 2.0, 5.0, 4.0):  # one each ten minutes
+        longest.add(seconds)
+        seen.append(longest.seconds)
+        clock.advance(600.0)
+    for _ in range(5):
+        seen.append(longest.seconds)
+        clock.advance(600.0)
+
+    assert seen == [9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 5.0, 5.0, 4.0]
+    assert longest.seconds == 3.0
 
 
 def test_watch_idle_engine_that_answers_is_well_for_ever() -> None:
@@ -120,7 +172,7 @@ def test_period_is_short_against_the_margin(margin: float, period: float) -> Non
 def test_watch_slow_steps_of_a_working_engine_are_no_stall() -> None:
     """Each step takes longer than the margin, as those of the warm-up did; pings are answered between steps alone."""
     step_seconds, clock, said = 11, FakeClock(), []
-    watch = StallWatch(clock, longest_step_seconds=float(step_seconds))
+    watch = StallWatch(clock, warm_up_seconds=float(step_seconds))
     runner = FakeRunner(num_blocks=16, block_size=4)
     transport = FakeTransport(FakeNetwork(), runner, "e", clock)
     core = EngineCore(EngineSettings(4, 16, 8, 4, 64, True, 30.0), runner, transport, clock)

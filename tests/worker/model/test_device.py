@@ -2,11 +2,11 @@
 
 import pytest
 
+from pdcluster_worker.asked_device import Asked
 from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import DeviceError
-from pdcluster_worker.model.device import Asked, Facts, choose, parse_cpu_name, read_facts
+from pdcluster_worker.model.device import Facts, choose, parse_cpu_name, read_facts
 
-ALL = frozenset({"cpu", "cuda"})
 GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
 
 
@@ -15,18 +15,7 @@ GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
     [("auto", "cpu", "cpu"), ("auto", "B200", "cuda"), ("cpu", "cpu", "cpu"), ("cpu", "B200", "cpu"), ("cuda", "B200", "cuda")],
 )
 def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
-    assert choose(Asked(device, gpu, "main"), GPU, ALL) == Device(kind, {"cpu": "Xeon", "cuda": "NVIDIA B200"}[kind])
-
-
-@pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_this_engine_computes_on_no_accelerator_and_says_so(device):
-    with pytest.raises(DeviceError) as refusal:
-        choose(Asked(device, "B200", "big"), GPU)
-
-    assert str(refusal.value) == (
-        f"pool big asks for cuda (engine.device: {device} with gpu: B200), but this engine computes on CPUs only: "
-        "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
-    )
+    assert choose(Asked(device, gpu, "main"), GPU) == Device(kind, {"cpu": "Xeon", "cuda": "NVIDIA B200"}[kind])
 
 
 @pytest.mark.parametrize(
@@ -45,7 +34,7 @@ def test_this_engine_computes_on_no_accelerator_and_says_so(device):
 )
 def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
     with pytest.raises(DeviceError) as refusal:
-        choose(Asked("auto", "B200", "big"), facts, ALL)
+        choose(Asked("auto", "B200", "big"), facts)
 
     assert reason in str(refusal.value)
     assert fix in str(refusal.value)

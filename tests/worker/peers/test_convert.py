@@ -107,6 +107,22 @@ def test_load_survives_the_wire(load: Load) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"longest_step_seconds": float("inf")}, "longest_step_seconds is not a finite number"),
+        ({"longest_step_seconds": float("nan")}, "longest_step_seconds is not a finite number"),
+        ({"longest_step_seconds": -0.5}, "longest_step_seconds is negative"),
+        ({"num_running": -1}, "num_running is negative"),
+        ({"free_blocks": -1}, "free_blocks is negative"),
+    ],
+)
+def test_impossible_load_is_refused(change: dict[str, Any], message: str) -> None:
+    """A step without an end would be endless patience with that peer."""
+    with pytest.raises(ValueError, match=message):
+        convert.load_from_proto(pb.Load(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         ({"request_id": ""}, "request_id is empty"),
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [1, -1]}, "prompt holds a negative"),

@@ -18,6 +18,8 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "strea
 DEADLINE_SECONDS = 10
 LONG = {**BODY, "stream": False, "logprobs": True, "top_logprobs": 20, "max_tokens": 2_000}
 """Its answer is far larger than the kernel's buffers."""
+BEGUN = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+"""A request that is not here whole."""
 NUM_UNTAKEN = 8_000
 """Tokens, and bytes, of an answer that fits into the server's buffer in the kernel and not into that of a `deaf` client."""
 
@@ -110,6 +112,11 @@ def is_whole(answer: bytes) -> bool:
     return bool(end) and f"content-length: {len(body)}".encode() in head.lower()
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     monkeypatch.setattr(server_process, "HTTP_DRAIN_SECONDS", 0.05)
@@ -150,10 +157,53 @@ async def test_a_stream_that_slipped_in_is_waited_for(rig, server, wire, until):
     assert node.finished
 
 
+async def test_an_answer_through_a_worker_whose_engine_was_killed_comes_whole(rig, server, wire, until):
+    rig.backend.hold_after = 3
+    asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.backend.holding.wait()
+        ending = asyncio.create_task(server_process._let_relayed_end(server, asyncio.Future()))
+        await until(lambda: not listens(server.port))
+        await until(lambda: server.num_answering == 1)
+        assert not ending.done()
+        rig.backend.gate.set()
+        answer = await asking
+        await ending
+
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("is_hurried", [True, False])
+async def test_an_answer_through_a_worker_whose_engine_was_killed_holds_it_within_bounds(rig, server, wire, monkeypatch, is_hurried):
+    monkeypatch.setattr(server_process, "RELAYED_SECONDS", 3600.0 if is_hurried else 0.05)
+    rig.backend.hold_after = 3
+    asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
+    hurried = asyncio.Future()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.backend.holding.wait()
+        if is_hurried:
+            hurried.set_result(None)
+        await server_process._let_relayed_end(server, hurried)
+        assert not asking.done()
+        rig.backend.gate.set()
+        await asking
+
+
+async def test_nothing_but_answers_holds_a_worker_whose_engine_was_killed(server):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(BEGUN)
+    await writer.drain()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await server_process._let_relayed_end(server, asyncio.Future())
+        await server.close()
+        assert await reader.read() == b""
+    writer.close()
+
+
 async def test_a_request_that_is_still_on_its_way_here_does_not_hold_the_end(server):
     node = LeavingNode()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{")
+    writer.write(BEGUN)
     await writer.drain()
     async with asyncio.timeout(DEADLINE_SECONDS):
         await server_process._leave(node, server)

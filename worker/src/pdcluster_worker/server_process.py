@@ -5,8 +5,9 @@ weights load), then for `dtype: auto` a question to etcd, then the engine, then
 gRPC, then etcd.  It ends when told by
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
-were wrong, or 3 if it could not have the device that it was asked for); one that
-stands still for good is killed.  A SIGINT after the first signal does not wait; a
+were wrong, or 3 if it could not have the device that it was asked for).  One that
+stands still for good is killed; the answers that peers give through here are
+then waited for (1).  A SIGINT after the first signal does not wait; a
 SIGTERM changes nothing, as a container runtime that starts anew sends it once more
 to a worker that is on the way.  The lease is revoked either way.
 """
@@ -24,6 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker.asked_device import asked_device
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig, load_worker_config
 from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
@@ -52,10 +54,14 @@ _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE
 HTTP_DRAIN_SECONDS = 5.0
 """For what is open beside requests, such as a body that is still on its way here."""
 
+RELAYED_SECONDS = 60.0
+"""At most, after an engine was killed, for the answers that peers give through this worker."""
+
 
 def run(config_path: Path, policy_path: Path | None) -> int:
     """Run one worker until it has drained or its engine has died; returns the exit status.  Raises ConfigError, DeviceError, ModelError."""
     config = load_worker_config(config_path)
+    asked_device(config)  # a worker that cannot compute has no say in the revision's dtype
     files = Files(
         Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
     )
@@ -96,8 +102,11 @@ class ServerProcess:
         http = await self._serve_http(backend)
         try:
             life = asyncio.create_task(self._live(engine, backend, http, stop))
-            ends: set[asyncio.Future[Any]] = {life, engine.exit_status, engine.killed, asyncio.create_task(hurry.wait())}
+            hurried = asyncio.create_task(hurry.wait())
+            ends: set[asyncio.Future[Any]] = {life, engine.exit_status, engine.killed, hurried}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if engine.killed.done():
+                await _let_relayed_end(http, hurried)
             # Whichever ended first, life closes its node on the way out: the lease is revoked.
             life.cancel()
             with contextlib.suppress(asyncio.CancelledError, EngineDiedError):
@@ -174,6 +183,22 @@ class ServerProcess:
 
 async def _kill_when_lost(engine: EngineChild, pulse: Pulse) -> None:
     engine.kill(await pulse.lost())
+
+
+async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> None:
+    """Take no more connections, and wait for open answers, RELAYED_SECONDS at most.
+
+    The engine's own requests have failed: what is open comes from peers.
+    """
+
+    async def end() -> None:
+        http.refuse()
+        while not await http.has_finished(HTTP_DRAIN_SECONDS) and http.num_answering:
+            pass
+
+    ending = asyncio.create_task(end())
+    await asyncio.wait({ending, hurried}, timeout=RELAYED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
 
 
 async def _leave(node: Node, http: HttpServer) -> None:

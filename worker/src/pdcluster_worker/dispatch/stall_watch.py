@@ -1,11 +1,12 @@
 """Decides when an engine stands still: it has work and makes no step, or answers no ping, for too long.
 
-Too long is its longest step so far and a margin: a step cannot be interrupted
+Too long is its longest step of late and a margin: a step cannot be interrupted
 for a ping, and a slow machine has long steps.  Time counts only while it is
 watched: a machine that slept, or a server process that was stopped, adds the
 time of two looks.  Pure: the clock is passed in.  What follows is `dispatch.pulse`'s business.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -16,6 +17,9 @@ Condition = Literal["well", "stalled", "lost"]
 
 LAST_CHANCE_SECONDS = 20.0
 """From stalled to lost at most: long enough for one scrape of every 15 s to see it."""
+
+REMEMBERED_SECONDS = 3600.0
+"""A step longer than those of the warm-up is forgotten after that long."""
 
 _LOOKS_PER_MARGIN = 4
 _LONGEST_PERIOD_SECONDS = 1.0
@@ -48,17 +52,48 @@ class Stillness:
         self._looked = self._clock()
 
 
+class LongestStep:
+    """The longest of the steps of the last REMEMBERED_SECONDS and of the warm-up."""
+
+    def __init__(self, clock: Callable[[], float], warm_up_seconds: float) -> None:
+        self._clock = clock
+        self._warm_up_seconds = warm_up_seconds
+        # (when, seconds): each shorter than the one before, all longer than the warm-up's.
+        self._steps: deque[tuple[float, float]] = deque()
+
+    @property
+    def seconds(self) -> float:
+        """As of now."""
+        forgotten = self._clock() - REMEMBERED_SECONDS
+        while self._steps and self._steps[0][0] <= forgotten:
+            self._steps.popleft()
+        return self._steps[0][1] if self._steps else self._warm_up_seconds
+
+    def add(self, seconds: float) -> None:
+        """Note a step that has ended now."""
+        if seconds <= self._warm_up_seconds:
+            return
+        while self._steps and self._steps[-1][1] <= seconds:
+            self._steps.pop()
+        self._steps.append((self._clock(), seconds))
+
+
 class StallWatch:
-    """One engine, from its being ready.
+    """One engine, from its being ready.  warm_up_seconds: the longest step of its warm-up."""
 
-    longest_step_seconds: of its steps so far, at first that of its warm-up.
-    """
-
-    def __init__(self, clock: Callable[[], float], longest_step_seconds: float) -> None:
-        self.longest_step_seconds = longest_step_seconds
+    def __init__(self, clock: Callable[[], float], warm_up_seconds: float) -> None:
+        self._longest = LongestStep(clock, warm_up_seconds)
         self._still = Stillness(clock)
+        self._most_still_seconds = 0.0  # since the last statistics
+        self._has_stalled = False  # since the last statistics
+        self._period = _LONGEST_PERIOD_SECONDS
         self._num_steps = 0
         self._is_asked = False
+
+    @property
+    def longest_step_seconds(self) -> float:
+        """Of its steps of late, at first that of its warm-up."""
+        return self._longest.seconds
 
     @property
     def still_seconds(self) -> float:
@@ -81,18 +116,29 @@ class StallWatch:
         self._on_steps(pong.num_steps)
 
     def on_stats(self, stats: EngineStats) -> None:
-        """Learn how long its steps take."""
+        """Learn how long its steps take.
+
+        The engine's clock runs on while it is frozen or stopped, so no step counts for more than
+        was watched.  A report after a stall teaches nothing: a stall is no step.
+        """
+        most = self._most_still_seconds + _COUNTED_PERIODS * self._period
         for _, seconds in stats.steps:
-            self.longest_step_seconds = max(self.longest_step_seconds, seconds)
+            if not self._has_stalled:
+                self._longest.add(min(seconds, most))
+        if stats.steps:
+            self._most_still_seconds, self._has_stalled = 0.0, False
         self._on_steps(stats.num_steps)
 
     def look(self, stall_seconds: float) -> Condition:
         """Its condition now, with that margin; to be called every `period_seconds`."""
-        still = self._still.look(period_seconds(stall_seconds))
+        self._period = period_seconds(stall_seconds)
+        still = self._still.look(self._period)
+        self._most_still_seconds = max(self._most_still_seconds, still)
         limit = self.longest_step_seconds + stall_seconds
-        if still > limit + min(stall_seconds, LAST_CHANCE_SECONDS):
-            return "lost"
-        return "stalled" if still > limit else "well"
+        if still <= limit:
+            return "well"
+        self._has_stalled = True
+        return "lost" if still > limit + min(stall_seconds, LAST_CHANCE_SECONDS) else "stalled"
 
     def _on_steps(self, num_steps: int) -> None:
         if num_steps > self._num_steps:

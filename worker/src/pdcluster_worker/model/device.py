@@ -2,52 +2,23 @@
 
 `choose` is pure: from what is asked for and what the machine has to a device,
 or to a refusal that says why and what to change.  An engine never computes on
-another device than the one it was asked for.  `IMPLEMENTED` holds the devices
-that the code of this room can compute on.
+another device than the one it was asked for.  What no engine computes on is
+refused before, by `asked_device`.
 """
 
 import platform
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from pdcluster_worker.config import NO_ACCELERATOR, WorkerConfig
+from pdcluster_worker.asked_device import Asked, asked_device
+from pdcluster_worker.config import WorkerConfig
 from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import DeviceError
 
-Kind = Literal["cpu", "cuda"]
-
-IMPLEMENTED: frozenset[Kind] = frozenset({"cpu"})
-
 _OLD_DRIVER = "too old"
 """Stands in CUDA's own message when the node's driver is older than the libraries need."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the engine file asks for.
-
-    device: `engine.device`
-    gpu:    the pool's type of accelerator
-    """
-
-    device: Literal["auto", "cpu", "cuda"]
-    gpu: str
-    pool: str
-
-    @property
-    def kind(self) -> Kind:
-        """`auto` is cuda where the pool has an accelerator, else cpu."""
-        if self.device == "auto":
-            return "cpu" if self.gpu == NO_ACCELERATOR else "cuda"
-        return self.device
-
-    def __str__(self) -> str:
-        how = f"engine.device: {self.device} with gpu: {self.gpu}"
-        return f"pool {self.pool} asks for {self.kind} ({how})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +37,19 @@ class Facts:
     gpu: str = ""
 
 
-def choose(asked: Asked, facts: Facts, implemented: Collection[Kind] = IMPLEMENTED) -> Device:
+def choose(asked: Asked, facts: Facts) -> Device:
     """The device to compute on.  Raises DeviceError with the reason and the fix."""
     if asked.kind == "cpu":
         return Device("cpu", facts.cpu)
-    refusal = _refusal(facts, implemented)
+    refusal = _refusal(facts)
     if refusal is not None:
         raise DeviceError(f"{asked}, but {refusal}")
     return Device("cuda", facts.gpu)
 
 
 def find_device(config: WorkerConfig) -> Device:
-    """The device of this worker's engine.  Raises DeviceError."""
-    asked = Asked(config.engine.device, config.gpu, config.pool)
+    """The device of this worker's engine.  Raises DeviceError, without a look if it can."""
+    asked = asked_device(config)
     return choose(asked, read_facts(asks_cuda=asked.kind == "cuda"))
 
 
@@ -105,11 +76,8 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
     return None
 
 
-def _refusal(facts: Facts, implemented: Collection[Kind]) -> str | None:
+def _refusal(facts: Facts) -> str | None:
     """Why there is no CUDA, and the fix; None = there is."""
-    if "cuda" not in implemented:
-        fix = "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
-        return f"this engine computes on CPUs only: {fix}"
     if facts.built is None:
         return "torch of this image is built without CUDA: use the worker image's cuda variant"
     if facts.fault is not None and _OLD_DRIVER in facts.fault:

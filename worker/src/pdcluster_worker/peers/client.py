@@ -250,7 +250,8 @@ class Peer:
             await asyncio.sleep(FIRST_BACKOFF_SECONDS)
 
     def _on_report(self, report: pb.WorkerReport) -> None:
-        was_ready, self.load = self.ready, convert.load_from_proto(report.load)
+        load = _parsed(lambda _, load: convert.load_from_proto(load), "", report.load)
+        was_ready, self.load = self.ready, load
         self._tell_readiness(was_ready)
         if report.snapshot:
             self._here.index.snapshot(self.key, report.blocks_stored)

@@ -206,7 +206,10 @@ def load_to_proto(load: Load) -> pb.Load:
 
 
 def load_from_proto(message: pb.Load) -> Load:
-    """A peer's load."""
+    """A peer's load.  Raises ValueError for a negative number and a step without an end."""
+    _require(isfinite(message.longest_step_seconds), "longest_step_seconds is not a finite number")
+    for name in _LOAD_FIELDS:
+        _require(getattr(message, name) >= 0, f"{name} is negative")
     return Load(state=message.state, **{name: getattr(message, name) for name in _LOAD_FIELDS})
 
 

@@ -28,7 +28,7 @@ class Load:
 
     state:                that of its record, or stalled.
     progress:             grows with each step of its engine and each byte of KV that it has sent.
-    longest_step_seconds: of its engine so far.
+    longest_step_seconds: of its engine of late.
     """
 
     num_running: int = 0
