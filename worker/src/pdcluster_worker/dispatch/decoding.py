@@ -68,7 +68,7 @@ class DecodeDispatcher:
     async def _tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         started = False
         hashes = [] if prefill == "local" else self._hashes(spec)
-        if prefill == "remote" or (prefill == "auto" and self._should_offload(spec, hashes)):
+        if prefill == "remote" or (prefill == "auto" and self._offloads(spec, hashes)):
             async with aclosing(self._remote.first_token(mailbox, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:
                     started = True
@@ -76,8 +76,6 @@ class DecodeDispatcher:
                     if generated.token.finish_reason is not None:
                         return
         else:
-            if prefill == "auto" and self._is_long(spec, hashes):
-                self._worker.count_long_prompt(is_remote=False)
             self._worker.engine.send(Submit(spec))
         if started:
             token = await self._first_step(mailbox)
@@ -102,26 +100,22 @@ class DecodeDispatcher:
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
         return token
 
-    def _should_offload(self, spec: RequestSpec, hashes: list[bytes]) -> bool:
-        prefills = self._prefills()
-        if not prefills:
-            return False
+    def _offloads(self, spec: RequestSpec, hashes: list[bytes]) -> bool:
+        """Decide for a remote prefill; a long prompt that stays on a decode worker is counted."""
+        policy, prefills = self._worker.policy.offload, self._prefills()
         num_tokens = len(spec.prompt) + len(spec.output)
-        return should_offload(
-            self._worker.policy.offload,
+        cached_tokens = self._worker.cached_tokens(hashes, num_tokens)
+        if prefills and should_offload(
+            policy,
             prompt_tokens=num_tokens,
-            cached_tokens=self._worker.cached_tokens(hashes, num_tokens),
+            cached_tokens=cached_tokens,
             prefill_queue=self._prefill_queue(prefills),
             decode_active=self._num_decoding,
-        )
-
-    def _is_long(self, spec: RequestSpec, hashes: list[bytes]) -> bool:
-        """Whether the prompt was worth a remote prefill, had there been room; beside a mixed worker there never is."""
-        if self._worker.role != "decode":
-            return False
-        num_tokens = len(spec.prompt) + len(spec.output)
-        uncached = num_tokens - self._worker.cached_tokens(hashes, num_tokens)
-        return is_long_prompt(self._worker.policy.offload, uncached)
+        ):
+            return True
+        if self._worker.role == "decode" and is_long_prompt(policy, num_tokens - cached_tokens):
+            self._worker.count_long_prompt(is_remote=False)
+        return False
 
     def _prefill_queue(self, prefills: list[Peer]) -> int:
         """Requests waiting for a credit over all decode workers plus those queued at prefill workers (docs/architecture.md)."""
