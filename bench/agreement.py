@@ -21,12 +21,13 @@ from agreement_figures import Agreement, Tokens, agreement, agreement_table, unt
 from report import log_entry, setting_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pdcluster_worker.engine.messages import RequestSpec, Sampling
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdcluster_worker.engine.messages import RequestSpec, Sampling  # noqa: E402 - as the two lines below
 from tests.chat_model import FOLDER  # noqa: E402 - the harness of the tests is this bench's too
-from tests.worker.equality.engines import Cluster  # noqa: E402
+from tests.worker.equality.engines import Cluster  # noqa: E402 - found by the path above, too
 
 LOG = ROOT / "docs" / "bench" / "LOG.md"
 GROUP = 18

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.apiserver.control_plane import ControlPlane  # noqa: E402 - the harness of the tests is this bench's too
-from tests.ports import free_port  # noqa: E402
+from tests.ports import free_port  # noqa: E402 - found by the path above, too
 
 NAMESPACE = "bench"
 LOG = ROOT / "docs" / "bench" / "LOG.md"

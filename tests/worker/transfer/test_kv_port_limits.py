@@ -145,7 +145,7 @@ def test_connections_over_the_limit_are_closed_and_the_log_does_not_grow_with_ea
         assert late.is_closed()
 
     lines = [record for record in caplog.records if "refused a KV connection" in record.message]
-    assert 1 <= len(lines) < 20
+    assert 1 <= len(lines) < 20  # at most one a second, and twenty connections take far less than 20 s
     assert "1 are open, the limit" in lines[0].message
 
 
