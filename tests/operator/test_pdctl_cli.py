@@ -27,7 +27,9 @@ STATE = {
 
 @pytest.fixture
 def pdctl() -> Callable[..., Any]:
-    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+    """`pdctl` on a plain terminal of 80 columns: no color parts the words of its output, whatever forces one on."""
+    runner = CliRunner(env={"TERM": "dumb", "COLUMNS": "80"})
+    return lambda *arguments: runner.invoke(app, list(arguments))
 
 
 def test_validate_says_valid(pdctl: Callable[..., Any], document: dict[str, Any], write_document: Callable[..., Path]) -> None:
