@@ -1,0 +1,111 @@
+"""The seam between the decoder and a device: a table of operations.
+
+`reference` is plain torch and the oracle of the others; `cpu` has prepacked
+products and kernels in C; `cuda` has Triton kernels.  The decoder, the plan of a
+step and the runner know this table and nothing of a device.  Tests run the same
+cases over every implementation.
+
+Shapes: T rows of a step (padding included), S sequences of it, W the model's
+width, Hq and Hkv query and KV heads, D the head size, qkv `[T, (Hq + 2 * Hkv) * D]`:
+queries, then keys, then values.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from pdcluster_worker.model.step_plan import StepPlan
+
+Activation = Literal["silu", "gelu_tanh"]
+
+Packed = Any
+"""Weights of one product, in the form that the implementation wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads of every layer.  scaling: factor of the scores."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A root mean square norm.
+
+    weight:       [width] float32; of a family that stores it as an offset, 1 is added already.
+    epsilon:      added to the mean of squares.
+    rounds_first: the normed value is rounded to the model's dtype before it is
+                  multiplied (llama, qwen); otherwise the product alone is (gemma).
+    """
+
+    weight: Tensor
+    epsilon: float
+    rounds_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary embedding of one step's rows: the first 2 * R numbers of a head are rotated in pairs (i, i + R).
+
+    cosine, sine: [T, R] float32, rounded to the model's dtype.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of each query and key head, before the rotation (qwen3).  Their weights are [D]."""
+
+    query: Norm
+    key: Norm
+
+
+class Operations(Protocol):
+    """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
+
+    name: str
+    """For the log and /version, such as "cpu avx512_bf16"."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
+        """Prepare weights [N, K] of one product; the caller may drop `weight` afterwards.
+
+        wide: the product is summed and returned in float32 (logits).
+        """
+        ...
+
+    def linear(self, x: Tensor, packed: Packed) -> Tensor:
+        """x [T, K] times packed weights: [T, N], of x's dtype, or float32 where they are wide."""
+        ...
+
+    def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
+        """Add x to `hidden` in place, both [T, W], and return the normed `hidden` as a new tensor; x None adds nothing."""
+        ...
+
+    def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) * up of gate_up [T, 2 * N], gate first: [T, N].  The activation is rounded before it is multiplied."""
+        ...
+
+    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+        """Norm and rotate queries and keys of qkv in place, then store keys and values at `plan.slots`; slot -1 stores nothing.
+
+        rotation, norms: None leaves that out.
+        """
+        ...
+
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+        """Causal attention of every row over its sequence's stored context: [T, Hq * D]; rows of padding are 0.
+
+        No slot beyond a row's own position is read into its result, whatever is there (NaN too).
+        """
+        ...
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Sum x over the ranks of a tensor-parallel group; x itself where there is one rank."""
+        ...

@@ -1,0 +1,129 @@
+"""The operations in plain torch, on any device: the oracle of the others, and what runs where there are no kernels.
+
+Rounds where transformers' own model code does.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.step_plan import StepPlan
+
+
+class Weights:
+    """Weights of one product: [N, K] and a bias [N] or None."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+
+class Reference:
+    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`."""
+
+    name = "reference"
+
+    def __init__(self, cache: Tensor, shape: AttentionShape) -> None:
+        self._cache = cache
+        self._shape = shape
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
+        """Keep the weights as they are, or as float32."""
+        return Weights(weight.float(), None if bias is None else bias.float()) if wide else Weights(weight, bias)
+
+    def linear(self, x: Tensor, packed: Weights) -> Tensor:
+        """torch's own product."""
+        return functional.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
+
+    def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
+        """See `Operations`."""
+        if x is not None:
+            hidden += x
+        return rms_norm(hidden, norm)
+
+    def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See `Operations`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return (functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")) * up
+
+    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+        """See `Operations`."""
+        heads = qkv.view(len(qkv), -1, self._shape.head_dim)
+        num_heads, num_kv_heads = self._shape.num_heads, self._shape.num_kv_heads
+        query, both = heads[:, :num_heads], heads[:, num_heads:]
+        key, value = both[:, :num_kv_heads], both[:, num_kv_heads:]
+        if norms is not None:
+            query.copy_(rms_norm(query, norms.query))
+            key.copy_(rms_norm(key, norms.key))
+        if rotation is not None:
+            _rotate(heads[:, : num_heads + num_kv_heads], rotation)
+        slots = plan.slots[: plan.num_tokens].to(qkv.device)
+        blocks, offsets = slots // self._block_size, slots % self._block_size
+        # Advanced indices apart from one another put the rows first: [rows, Hkv, D].
+        self._cache[blocks, :, layer, 0, offsets] = key[: plan.num_tokens]
+        self._cache[blocks, :, layer, 1, offsets] = value[: plan.num_tokens]
+
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+        """See `Operations`: sequence by sequence."""
+        shape = self._shape
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        out = qkv.new_zeros(len(qkv), shape.num_heads, shape.head_dim)
+        sequences = torch.stack((plan.firsts, plan.lengths, plan.contexts, plan.seats), dim=1).tolist()
+        for first, length, context, seat in sequences:
+            query = heads[first : first + length, : shape.num_heads]
+            key, value = self._stored(plan.tables[seat], context, layer)
+            out[first : first + length] = self._attend_one(query, key, value)
+        return out.flatten(1)
+
+    def _stored(self, table: Tensor, context: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Copies of one sequence's keys and values, each [Hkv, context, D]."""
+        size = self._block_size
+        blocks = table[: -(-context // size)].to(self._cache.device)
+        stored = self._cache[:, :, layer].index_select(0, blocks)
+        key, value = stored.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :context]
+        return key, value
+
+    def _attend_one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The last rows of one sequence.  query: [L, Hq, D]; returns that shape."""
+        length, context = len(query), key.shape[1]
+        mask = None
+        if length > 1:
+            mask = torch.ones(length, context, dtype=torch.bool, device=query.device)
+            mask = mask.tril(context - length)
+        out = functional.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0),
+            key.unsqueeze(0),
+            value.unsqueeze(0),
+            attn_mask=mask,
+            scale=self._shape.scaling,
+            enable_gqa=self._shape.num_heads != self._shape.num_kv_heads,
+        )
+        return out[0].transpose(0, 1)
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """One rank."""
+        return x
+
+    @property
+    def _block_size(self) -> int:
+        return self._cache.shape[4]
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """Norm over the last dimension, of x's dtype."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon)
+    if norm.rounds_first:
+        return norm.weight.to(x.dtype) * normed.to(x.dtype)
+    return (normed * norm.weight).to(x.dtype)
+
+
+def _rotate(heads: Tensor, rotation: Rotation) -> None:
+    """Rotate [T, H, D] in place; each product is rounded, then their sum."""
+    cosine, sine = (part.to(heads.dtype).unsqueeze(1) for part in (rotation.cosine, rotation.sine))
+    half = cosine.shape[-1]
+    left, right = heads[..., :half].clone(), heads[..., half : 2 * half].clone()
+    heads[..., :half] = left * cosine + -right * sine
+    heads[..., half : 2 * half] = right * cosine + left * sine

@@ -1,0 +1,165 @@
+"""From a batch to the plan of one step: all scheduled tokens of all requests in one flat row, padded to a warmed size.
+
+A request with one scheduled token is a decode, whatever the token is; others are
+prefill chunks.  The plan is made once and read by every layer.  Its arrays are
+kept from step to step, and so is each request's row of the block tables, so that
+nothing here grows with the length of a context.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdcluster_worker.engine.batch import Batch, Scheduled
+
+NO_SLOT = -1
+"""The slot of a row of padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step.  Its tensors are views of kept arrays on the CPU and hold until the next plan is made.
+
+    num_tokens:  scheduled tokens; the flat row is padded to T >= num_tokens rows.
+    num_decodes: sequences with one row; they come first among the sequences.
+    longest:     tokens of the longest context.
+    token_ids, positions: [T] int64; 0 in padding.
+    slots:       [T] int64, block_id * block_size + offset; NO_SLOT in padding.
+    firsts:      [S] int32, each sequence's first row.
+    lengths:     [S] int32, its rows.
+    contexts:    [S] int32, its tokens up to and with its last row.
+    seats:       [S] int32, its row of `tables`.
+    tables:      [seats, blocks] int32 block ids; what is beyond a context is stale and must not be read.
+    sample_at:   [R] int64, rows whose logits are wanted, in the order of the batch.
+    """
+
+    num_tokens: int
+    num_decodes: int
+    longest: int
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    firsts: Tensor
+    lengths: Tensor
+    contexts: Tensor
+    seats: Tensor
+    tables: Tensor
+    sample_at: Tensor
+
+
+def padded_rows(num_tokens: int) -> int:
+    """Rows of the flat row for that many tokens.
+
+    A product's code is made for its number of rows when that is first met, which
+    takes milliseconds; these few sizes are warmed at start.
+    """
+    if num_tokens <= 16:
+        return 1 << (num_tokens - 1).bit_length()
+    step = 16 if num_tokens <= 128 else 32 if num_tokens <= 512 else 128
+    return -(-num_tokens // step) * step
+
+
+def row_sizes(max_tokens: int) -> list[int]:
+    """Every value of `padded_rows` up to `max_tokens` tokens, ascending."""
+    return sorted({padded_rows(num_tokens) for num_tokens in range(1, max_tokens + 1)})
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A request's row of the block tables.  table: the list that its first `num_copied` ids were copied from."""
+
+    row: int
+    table: list[int]
+    num_copied: int = 0
+
+
+class StepPlanner:
+    """Makes plans; keeps their arrays and the block tables of the requests that it has seen last."""
+
+    def __init__(self, *, block_size: int, max_sequences: int, max_tokens: int, max_blocks: int) -> None:
+        """max_sequences, max_tokens: of one batch.  max_blocks: of one request."""
+        self._size = block_size
+        rows = padded_rows(max_tokens)
+        self._rows = np.zeros((3, rows), np.int64)
+        self._sequences = np.zeros((4, max_sequences), np.int32)
+        self._tables = np.zeros((max_sequences, max_blocks), np.int32)
+        self._seats: dict[str, _Seat] = {}
+        self._free = list(range(max_sequences))
+
+    def plan(self, batch: Batch) -> StepPlan:
+        """Plan one step.  The order of the rows is the batch's."""
+        items = batch.items
+        token_ids, positions, slots = self._rows
+        seats = self._seat(items)
+        firsts: list[int] = []
+        row = 0
+        for item, seat in zip(items, seats, strict=True):
+            start, end = item.start, item.end
+            firsts.append(row)
+            last = row + end - start
+            if last == row + 1:
+                token_ids[row], positions[row] = item.request.tokens[start], start
+                slots[row] = item.request.block_table[start // self._size] * self._size + start % self._size
+            else:
+                token_ids[row:last] = item.request.tokens[start:end]
+                positions[row:last] = np.arange(start, end)
+                places = positions[row:last]
+                slots[row:last] = self._tables[seat, places // self._size].astype(np.int64) * self._size + places % self._size
+            row = last
+        padded = padded_rows(row)
+        token_ids[row:padded], positions[row:padded], slots[row:padded] = 0, 0, NO_SLOT
+        return self._finish(items, seats, firsts, row, padded)
+
+    def forget(self, request_id: str) -> None:
+        """Free the request's row; unknown ids are a no-op."""
+        seat = self._seats.pop(request_id, None)
+        if seat is not None:
+            self._free.append(seat.row)
+
+    def _finish(self, items: Sequence[Scheduled], seats: list[int], firsts: list[int], num_tokens: int, padded: int) -> StepPlan:
+        order = sorted(range(len(items)), key=lambda index: items[index].num_tokens > 1)
+        lengths, contexts = [item.num_tokens for item in items], [item.end for item in items]
+        count = len(items)
+        for array, values in zip(self._sequences, (firsts, lengths, contexts, seats), strict=True):
+            array[:count] = [values[index] for index in order]
+        sample_at = [first + item.num_tokens - 1 for item, first in zip(items, firsts, strict=True) if item.samples]
+        token_ids, positions, slots = (torch.from_numpy(array[:padded]) for array in self._rows)
+        sequences = [torch.from_numpy(array[:count]) for array in self._sequences]
+        return StepPlan(
+            num_tokens,
+            lengths.count(1),
+            max(contexts),
+            token_ids,
+            positions,
+            slots,
+            *sequences,
+            torch.from_numpy(self._tables),
+            torch.tensor(sample_at, dtype=torch.long),
+        )
+
+    def _seat(self, items: Sequence[Scheduled]) -> list[int]:
+        """Rows of the block tables, brought up to date: an engine's block table grows at its end or is another list."""
+        rows: list[int] = []
+        for item in items:
+            request = item.request
+            seat = self._seats.get(request.request_id)
+            if seat is None:
+                seat = self._seats[request.request_id] = _Seat(self._free_row(items), request.block_table)
+            elif seat.table is not request.block_table:
+                seat.table, seat.num_copied = request.block_table, 0
+            needed = -(-item.end // self._size)
+            if seat.num_copied < needed:
+                self._tables[seat.row, seat.num_copied : needed] = request.block_table[seat.num_copied : needed]
+                seat.num_copied = needed
+            rows.append(seat.row)
+        return rows
+
+    def _free_row(self, items: Sequence[Scheduled]) -> int:
+        if not self._free:
+            scheduled = {item.request.request_id for item in items}
+            for request_id in [request_id for request_id in self._seats if request_id not in scheduled]:
+                self.forget(request_id)
+        return self._free.pop()
