@@ -1,7 +1,9 @@
 """Make a tiny random model folder with a working tokenizer: `make_tiny_model.py KIND DIR [SEED]`.
 
-KIND is llama (grouped KV heads), qwen3 (query and key norms), mistral (sliding
-window off, one KV head) or llama-mha (as many KV heads as query heads).  The
+KIND is llama (grouped KV heads), llama-mha (as many KV heads as query heads),
+mistral (sliding window off, one KV head), qwen2 (biases), qwen3 (query and key
+norms), smollm3 (layers without positions), gemma (offset norms, scaled
+embedding, tied head) or olmo2 (none of our decoder's: norms come after).  The
 same kind and seed give the same weights.  Weights are drawn wide, so that
 greedy answers wander over the vocabulary and near ties are rare.  Nothing is
 downloaded; the tokenizer is a byte-level BPE trained on one sentence.
@@ -43,15 +45,20 @@ def make_config(kind: str) -> Any:
     """The config of this kind."""
     import transformers
 
-    if kind == "llama":
-        return transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
-    if kind == "llama-mha":
-        return transformers.LlamaConfig(**SIZES, num_key_value_heads=4)
-    if kind == "qwen3":
-        return transformers.Qwen3Config(**SIZES, num_key_value_heads=2)
-    if kind == "mistral":
-        return transformers.MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=None)
-    raise ValueError(f"unknown kind {kind}: choose llama, llama-mha, qwen3 or mistral")
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {
+        "llama": ("LlamaConfig", {}),
+        "llama-mha": ("LlamaConfig", {"num_key_value_heads": 4}),
+        "mistral": ("MistralConfig", {"num_key_value_heads": 1, "sliding_window": None}),
+        "qwen2": ("Qwen2Config", {}),
+        "qwen3": ("Qwen3Config", {}),
+        "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
+        "gemma": ("GemmaConfig", {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
+        "olmo2": ("Olmo2Config", {}),
+    }
+    if kind not in kinds:
+        raise ValueError(f"unknown kind {kind}: choose one of {', '.join(kinds)}")
+    name, options = kinds[kind]
+    return getattr(transformers, name)(**{**SIZES, "num_key_value_heads": 2, **options})
 
 
 def make_tokenizer() -> Any:
@@ -88,6 +95,9 @@ def make_tiny_model(kind: str, folder: Path, seed: int = 0) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(make_config(kind), dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:  # made as 0 or 1, which would hide that they are left out
+                parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder

@@ -7,6 +7,7 @@ import itertools
 import time
 from pathlib import Path
 
+from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.messages import (
     EngineOutput,
@@ -25,7 +26,7 @@ from pdcluster_worker.engine.messages import (
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import DType, load_model
-from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.runner import make_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 BLOCK_SIZE = 16
@@ -57,7 +58,7 @@ class Engine:
                 max_sequences=32,
                 max_model_len=loaded.info.max_model_len,
             ),
-            Runner(loaded, cache),
+            make_runner(loaded, cache, EngineConfig(max_batched_tokens=max(32, max_batched_tokens), max_sequences=32)),
             LocalTransport(fabric, cache, name, verify=True),
             time.monotonic,
         )

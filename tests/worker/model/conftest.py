@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import load_model
-from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.runner import make_runner
 from tests.chat_model import chat_model
 from tests.make_tiny_model import make_tiny_model
 
@@ -73,8 +74,8 @@ class Driver:
     def __init__(self, folder: Path, num_blocks: int = 256, dtype: str = "float32", threads: int = 1) -> None:
         loaded = load_model(folder, dtype, block_size=16, threads=threads)
         self.cache = KVCache(loaded.info.geometry, num_blocks)
+        self.runner = make_runner(loaded, self.cache, EngineConfig(max_batched_tokens=2048, max_sequences=64))
         self.cache.tensor.fill_(float("nan"))
-        self.runner = Runner(loaded, self.cache)
         # Scattered, so that nothing works by blocks happening to be neighbours.
         self._free = random.Random(7).sample(range(num_blocks), num_blocks)
 

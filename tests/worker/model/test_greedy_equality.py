@@ -6,7 +6,7 @@ import pytest
 
 from tests.equality import assert_same_tokens
 
-KINDS = ["llama", "llama-mha", "qwen3", "mistral"]
+KINDS = ["llama", "llama-mha", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "olmo2"]
 NUM_OUTPUT = 12
 
 
@@ -83,7 +83,7 @@ def test_preempted_and_recomputed_equals_generate(folder, make_driver, check):
     request = driver.request("a", random_prompt(9, 45))
     driver.finish([request], 10)
     request.num_computed_tokens = 0
-    request.block_table.clear()
+    request.block_table = []
     driver.allocate(request)
     driver.finish([request], NUM_OUTPUT, chunk=16)
     check(driver, request)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.probe import Probe, probe
 
 QUERY, KEY = torch.ones(1, 4, 2, 8), torch.ones(1, 2, 2, 8)
@@ -27,8 +28,8 @@ class OneLayer:
 
 
 def test_geometry_is_what_the_layers_use():
-    shape = probe(OneLayer(num_layers=3), num_layers=3, max_model_len=10)
-    assert (shape.num_kv_heads, shape.head_dim, shape.dtype) == (2, 8, torch.float32)
+    shape = probe(OneLayer(num_layers=3, scaling=0.3), num_layers=3, max_model_len=10)
+    assert (shape.attention, shape.dtype) == (AttentionShape(4, 2, 8, 0.3), torch.float32)
 
 
 def test_model_that_mixes_unrelated_tokens_is_refused():

@@ -33,7 +33,7 @@ def test_seeded_sampling_is_the_same_in_chunks_in_company_and_after_preemption(t
     driver.finish([request, *others], 9, chunk=16)
     driver.runner.forget("a")
     request.num_computed_tokens = 0
-    request.block_table.clear()
+    request.block_table = []
     driver.allocate(request)
     driver.finish([request, *others], 20, chunk=33)
     assert driver.output(request) == alone.output(expected)
@@ -60,7 +60,7 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(tiny_folder, m
     driver = make_driver(folder)
     poison = 300
     with torch.no_grad():
-        driver.runner._module.get_input_embeddings().weight[poison] = float("nan")
+        driver.runner._forward._weights.embedding[poison] = float("nan")
     good = driver.request("good", [t for t in random_prompt(1, 40) if t != poison])
     bad = driver.request("bad", [5, poison, 6])
     with pytest.raises(ValueError, match="request bad"):
@@ -107,12 +107,11 @@ def test_waiting_threads_sleep_unless_told_otherwise(given, policy):
     assert result.stdout.split() == [policy, "False"]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 64, 5000])
-def test_warm_up_leaves_answers_as_they_were(num_tokens, tiny_folder, make_driver, reference):
-    """More tokens than the cache or the context hold are cut; a cache of few blocks is enough."""
+def test_warm_up_leaves_answers_as_they_were(tiny_folder, make_driver, reference):
+    """A batch of more tokens than the cache holds is cut; a cache of few blocks is enough."""
     folder = tiny_folder("llama")
     driver = make_driver(folder, num_blocks=8)
-    driver.runner.warm_up(num_tokens)
+    driver.runner.warm_up()
     request = driver.request("r", [5, 6, 7])
     (sample,) = driver.step((request, 3))
 

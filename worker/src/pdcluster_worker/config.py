@@ -60,6 +60,7 @@ class EngineConfig(_Section, frozen=True):
     threads:             CPU threads of the model; 0 = from the cgroup limit.
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
+    batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -74,6 +75,7 @@ class EngineConfig(_Section, frozen=True):
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each

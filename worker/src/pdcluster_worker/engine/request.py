@@ -25,7 +25,8 @@ class Request:
     tokens:               prompt and output together; `num_prompt_tokens` divides them.
     num_computed_tokens:  tokens whose KV is in `block_table`.
     num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
-    block_table:          block ids in order; slot of position p is block_table[p // block_size] * block_size + p % block_size.
+    block_table:          block ids in order, grown at its end or replaced by another list;
+                          slot of position p is block_table[p // block_size] * block_size + p % block_size.
     block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
     cache_salt:           where that chain starts, see `RequestSpec`.
     """

@@ -4,18 +4,12 @@ A block is one contiguous run of bytes, which is what a transport moves
 (`engine.ports.KVMemory`), and so is the part of it that belongs to some of the
 heads.  Memory is taken from the system page by page as blocks are first
 written.  Which request owns which block is the engine's business.
-
-Attention sees rows: a KV row is one block's keys (or values) of one head and
-layer, `block_size * head_dim` numbers; a slot row is one token's part of it.
-Row numbers are those of layer 0's keys; `read` and `write` shift to a layer.
 """
 
 import logging
 import mmap
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
@@ -43,7 +37,7 @@ def blocks_that_fit(geometry: KVGeometry, memory_bytes: int) -> int:
 
 
 class KVCache:
-    """The memory, its bytes for a transport and its rows for attention."""
+    """The memory as a tensor, and its bytes for a transport."""
 
     def __init__(self, geometry: KVGeometry, num_blocks: int) -> None:
         if num_blocks < 2:
@@ -55,8 +49,6 @@ class KVCache:
         self.tensor = torch.frombuffer(self._bytes, dtype=DTYPES[geometry.dtype]).view(
             num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim
         )
-        self._kv_rows = self.tensor.view(-1, geometry.block_size * geometry.head_dim)
-        self._slot_rows = self.tensor.view(-1, geometry.head_dim)
         logger.info("reserved kv cache blocks=%d block_bytes=%d tokens=%d", num_blocks, self.block_bytes, num_blocks * geometry.block_size)
 
     def block(self, block_id: int) -> memoryview:
@@ -64,36 +56,6 @@ class KVCache:
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         return memoryview(self._bytes)[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
-
-    def clear(self, block_ids: Sequence[int]) -> None:
-        """Zero these blocks: what an earlier owner left must not be read, not even under a mask (0 * NaN is NaN)."""
-        for block_id in block_ids:
-            self.tensor[block_id].zero_()
-
-    def read_rows(self, block_ids: Tensor) -> Tensor:
-        """KV rows of sequences.  block_ids: [B, N]; returns [B * Hkv * N], so `read` gives each head's tokens in order."""
-        heads = torch.arange(self.geometry.num_kv_heads).view(1, -1, 1)
-        rows = (block_ids.unsqueeze(1) * self.geometry.num_kv_heads + heads) * (2 * self.geometry.num_layers)
-        return rows.flatten()
-
-    def write_rows(self, slots: Tensor) -> Tensor:
-        """Slot rows of tokens.  slots: [T], block_id * block_size + offset; returns [Hkv * T], head by head."""
-        size = self.geometry.block_size
-        blocks, offsets = slots // size, slots % size
-        heads = torch.arange(self.geometry.num_kv_heads).unsqueeze(1)
-        rows = (blocks * self.geometry.num_kv_heads + heads) * (2 * self.geometry.num_layers * size) + offsets
-        return rows.flatten()
-
-    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of a layer's keys and values, each [len(rows), block_size * head_dim]."""
-        first = 2 * layer
-        return self._kv_rows[first:].index_select(0, rows), self._kv_rows[first + 1 :].index_select(0, rows)
-
-    def write(self, layer: int, rows: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store a layer's keys and values, each [Hkv, T, D], at the slot rows of `write_rows`."""
-        size, head_dim = self.geometry.block_size, self.geometry.head_dim
-        for index, part in ((2 * layer, key), (2 * layer + 1, value)):
-            self._slot_rows[index * size :].index_copy_(0, rows, part.reshape(-1, head_dim))
 
 
 def _reserve(num_bytes: int) -> mmap.mmap:

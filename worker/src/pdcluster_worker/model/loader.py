@@ -19,6 +19,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model import attention
 from pdcluster_worker.model.cpu_limit import available_threads
 from pdcluster_worker.model.fingerprint import fingerprint
+from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.probe import probe
 from pdcluster_worker.model.support import Config, check_attention, check_kind, read_config
 
@@ -43,9 +44,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A transformers causal language model in eval mode, and its description."""
+    """A transformers causal language model in eval mode, the heads of its layers, and its description."""
 
     module: Any
+    attention: AttentionShape
     info: ModelInfo
 
 
@@ -74,15 +76,15 @@ def load_model(
     module = _read_weights(path, kind)
     shape = probe(module, config["num_hidden_layers"], limit)
     geometry = KVGeometry(
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        num_kv_heads=shape.attention.num_kv_heads,
+        head_dim=shape.attention.head_dim,
         num_layers=config["num_hidden_layers"],
         block_size=block_size,
         dtype=_name(shape.dtype),
     )
     seconds = time.monotonic() - started
     logger.info("loaded model path=%s dtype=%s threads=%d seconds=%.1f", path, _name(kind), torch.get_num_threads(), seconds)
-    return LoadedModel(module, ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"]))
+    return LoadedModel(module, shape.attention, ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"]))
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.ops.operations import AttentionShape
 
 UNDERSTOOD_OPTIONS = {"scaling", "sliding_window", "attention_mask", "dropout", "position_ids", "is_causal", "use_cache", "cache_position"}
 MAX_RELATIVE_DIFFERENCE = 0.01
@@ -21,10 +22,9 @@ MAX_RELATIVE_DIFFERENCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Keys and values of one layer, as the cache must hold them."""
+    """Attention of one layer, and its keys and values as the cache must hold them."""
 
-    num_kv_heads: int
-    head_dim: int
+    attention: AttentionShape
     dtype: torch.dtype
 
 
@@ -46,7 +46,9 @@ class Probe:
                 "keys and values must have one head size and divide the query heads"
             )
         self._check_options(layer, module, options)
-        self.layers[layer] = LayerShape(key.shape[1], key.shape[3], key.dtype)
+        scaling = options.get("scaling")
+        scaling = key.shape[3] ** -0.5 if scaling is None else float(scaling)
+        self.layers[layer] = LayerShape(AttentionShape(query.shape[1], key.shape[1], key.shape[3], scaling), key.dtype)
         repeats = query.shape[1] // key.shape[1]
         return (query + (key + value).repeat_interleave(repeats, dim=1)).transpose(1, 2).contiguous()
 
@@ -73,7 +75,7 @@ def probe(model: Any, num_layers: int, max_model_len: int) -> LayerShape:
         raise ModelError(f"{len(first.layers)} of {num_layers} layers use our attention function: the others are not ordinary attention")
     shapes = set(first.layers.values())
     if len(shapes) != 1:
-        raise ModelError(f"layers differ in KV heads, head size or dtype ({', '.join(map(str, shapes))}): one KV geometry is needed")
+        raise ModelError(f"layers differ in heads, head size, scaling or dtype ({', '.join(map(str, shapes))}): one KV geometry is needed")
     difference = (after - before).norm() / after.norm()
     if not difference <= MAX_RELATIVE_DIFFERENCE:
         raise ModelError("the model cannot be batched: a token's result depends on unrelated tokens of its step, or not on its position")

@@ -10,31 +10,45 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pdcluster_worker.config import EngineConfig, ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.model.attention import PagedAttention
-from pdcluster_worker.model.inputs import StepInputs, build_inputs
+from pdcluster_worker.model.assembly import assemble
+from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.kv_cache import KVCache, blocks_that_fit
 from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.sampler import Sampler
+from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
 
 logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """A loaded model over its KV cache.  longest_warm_up_seconds: of the steps of `warm_up`."""
+    """A loaded model over its KV cache.
 
-    def __init__(self, model: LoadedModel, cache: KVCache) -> None:
-        self.info = model.info
-        self._module = model.module
-        self._cache = cache
-        self._sampler = Sampler(model.info.vocab_size)
+    longest_warm_up_seconds: of the steps of `warm_up`.
+    """
+
+    def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache, *, max_sequences: int, max_tokens: int) -> None:
+        """max_sequences, max_tokens: of one batch."""
+        self.info = info
         self.longest_warm_up_seconds = 0.0
+        self._forward = forward
+        self._cache = cache
+        self._max_tokens = max_tokens
+        max_blocks = -(-info.max_model_len // cache.geometry.block_size)
+        self._planner = StepPlanner(
+            block_size=cache.geometry.block_size, max_sequences=max_sequences, max_tokens=max_tokens, max_blocks=max_blocks
+        )
+        self._sampler = Sampler(info.vocab_size)
+
+    @property
+    def code(self) -> str:
+        """Whose code computes the layers; see `Forward`."""
+        return self._forward.code
 
     def execute(self, batch: Batch) -> list[Sample | None]:
         """Compute the batch; see `engine.ports.ModelRunner`.
@@ -44,26 +58,29 @@ class Runner:
         """
         if not batch.items:
             return []
-        inputs = build_inputs(batch, self._cache)
+        plan = self._planner.plan(batch)
         with torch.inference_mode():
-            self._cache.clear(inputs.opened)
-            logits = self._forward(inputs)
+            logits = self._forward.logits(plan)
             sampled = [item.request for item in batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
         return [next(samples) if item.samples else None for item in batch.items]
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for this request; unknown ids are a no-op."""
+        self._planner.forget(request_id)
         self._sampler.forget(request_id)
 
-    def warm_up(self, num_tokens: int) -> None:
-        """Run a prefill of about `num_tokens` and a decode step, before any block has an owner.
+    def warm_up(self) -> None:
+        """Meet every size of the flat row, then run a prefill of a whole batch and a decode step, before any block has an owner.
 
-        The first steps of a process take seconds: kernels are made for the shapes that they meet, weights are paged in.
+        The first steps of a process take seconds: code is made for the shapes that they meet, weights are paged in.
         """
+        with torch.inference_mode():
+            for num_rows in row_sizes(self._max_tokens):
+                self._forward.warm_up(num_rows)
         size = self._cache.geometry.block_size
-        num_blocks = min(self._cache.num_blocks, num_tokens // size + 1)
-        prompt = [0] * max(1, min(num_tokens, num_blocks * size - 1, self.info.max_model_len - 1))
+        num_blocks = min(self._cache.num_blocks, self._max_tokens // size + 1)
+        prompt = [0] * max(1, min(self._max_tokens, num_blocks * size - 1, self.info.max_model_len - 1))
         request = Request("warm-up", prompt, len(prompt), Sampling(max_tokens=2, seed=0), block_table=list(range(num_blocks)))
         for _ in range(2):
             start = time.monotonic()
@@ -74,18 +91,11 @@ class Runner:
             self.longest_warm_up_seconds = max(self.longest_warm_up_seconds, time.monotonic() - start)
         self.forget(request.request_id)
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
-        """Logits of the places that sample, [R, vocab_size] in float32."""
-        # logits_to_keep leaves scaling and capping of logits to the model's own code.
-        out = self._module(
-            input_ids=inputs.token_ids,
-            position_ids=inputs.positions,
-            use_cache=False,
-            logits_to_keep=inputs.sample_at,
-            attend=PagedAttention(inputs, self._cache),
-        )
-        logits: Tensor = out.logits[0].float()
-        return logits
+
+def make_runner(loaded: LoadedModel, cache: KVCache, engine: EngineConfig) -> Runner:
+    """A runner of this model, over this cache.  The model's own weights are dropped where they are packed."""
+    forward = assemble(loaded, cache, invariant=engine.batch_invariant)
+    return Runner(loaded.info, forward, cache, max_sequences=engine.max_sequences, max_tokens=engine.max_batched_tokens)
 
 
 def open_runner(model: ModelConfig, engine: EngineConfig) -> tuple[Runner, KVCache, ModelInfo]:
@@ -97,9 +107,11 @@ def open_runner(model: ModelConfig, engine: EngineConfig) -> tuple[Runner, KVCac
         max_model_len=engine.max_model_len,
         threads=engine.threads,
     )
-    cache = KVCache(loaded.info.geometry, engine.num_blocks or blocks_that_fit(loaded.info.geometry, engine.kv_cache_memory))
-    runner = Runner(loaded, cache)
+    info = loaded.info
+    cache = KVCache(info.geometry, engine.num_blocks or blocks_that_fit(info.geometry, engine.kv_cache_memory))
+    runner = make_runner(loaded, cache, engine)
+    del loaded  # and with it the weights that are packed now
     start = time.monotonic()
-    runner.warm_up(engine.max_batched_tokens)
+    runner.warm_up()
     logger.info("warmed up seconds=%.1f", time.monotonic() - start)
-    return runner, cache, loaded.info
+    return runner, cache, info

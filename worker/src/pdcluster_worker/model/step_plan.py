@@ -120,24 +120,27 @@ class StepPlanner:
             self._free.append(seat.row)
 
     def _finish(self, items: Sequence[Scheduled], seats: list[int], firsts: list[int], num_tokens: int, padded: int) -> StepPlan:
+        # Decodes first; the sort keeps the batch's order among them.
         order = sorted(range(len(items)), key=lambda index: items[index].num_tokens > 1)
         lengths, contexts = [item.num_tokens for item in items], [item.end for item in items]
-        count = len(items)
         for array, values in zip(self._sequences, (firsts, lengths, contexts, seats), strict=True):
-            array[:count] = [values[index] for index in order]
+            array[: len(items)] = [values[index] for index in order]
         sample_at = [first + item.num_tokens - 1 for item, first in zip(items, firsts, strict=True) if item.samples]
-        token_ids, positions, slots = (torch.from_numpy(array[:padded]) for array in self._rows)
-        sequences = [torch.from_numpy(array[:count]) for array in self._sequences]
+        rows = torch.from_numpy(self._rows[:, :padded])
+        sequences = torch.from_numpy(self._sequences[:, : len(items)])
         return StepPlan(
-            num_tokens,
-            lengths.count(1),
-            max(contexts),
-            token_ids,
-            positions,
-            slots,
-            *sequences,
-            torch.from_numpy(self._tables),
-            torch.tensor(sample_at, dtype=torch.long),
+            num_tokens=num_tokens,
+            num_decodes=lengths.count(1),
+            longest=max(contexts),
+            token_ids=rows[0],
+            positions=rows[1],
+            slots=rows[2],
+            firsts=sequences[0],
+            lengths=sequences[1],
+            contexts=sequences[2],
+            seats=sequences[3],
+            tables=torch.from_numpy(self._tables),
+            sample_at=torch.tensor(sample_at, dtype=torch.long),
         )
 
     def _seat(self, items: Sequence[Scheduled]) -> list[int]:

@@ -1,0 +1,106 @@
+"""Which code runs a model: our decoder where it computes what transformers' module computes, else that module."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model import families
+from pdcluster_worker.model.assembly import assemble
+from pdcluster_worker.model.families import Family, NotOursError
+from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.loader import load_model
+from tests.equality import assert_same_tokens
+
+
+@pytest.fixture
+def assembled(tiny_folder):
+    def assembled(kind, dtype="float32", num_blocks=8, block_size=16):
+        loaded = load_model(tiny_folder(kind), dtype, block_size=block_size, threads=1)
+        return assemble(loaded, KVCache(loaded.info.geometry, num_blocks), invariant=False)
+
+    return assembled
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-mha", "mistral", "qwen2", "qwen3", "smollm3", "gemma"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_our_decoder_runs_the_families_that_it_knows(kind, dtype, assembled):
+    assert assembled(kind, dtype).code == "decoder"
+
+
+def test_other_types_run_by_transformers_code_and_the_log_says_so(assembled, caplog):
+    with caplog.at_level(logging.INFO):
+        assert assembled("olmo2").code == "transformers"
+    assert "model type olmo2 is not one of llama" in caplog.text
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(2, 1), (2, 16), (3, 4)])
+def test_a_small_cache_is_enough_for_the_proof(num_blocks, block_size, assembled):
+    assert assembled("llama", num_blocks=num_blocks, block_size=block_size).code == "decoder"
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("gemma", Family()), ("smollm3", Family()), ("llama", Family(offset_norms=True))])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_decoder_that_computes_something_else_is_not_used(kind, wrong, dtype, tiny_folder, make_driver, reference, monkeypatch, caplog):
+    monkeypatch.setattr(families, "FAMILIES", {kind: wrong})
+    driver = make_driver(tiny_folder(kind), dtype=dtype)
+    assert driver.runner.code == "transformers"
+    assert "our decoder's logits differ from transformers' by" in caplog.text
+    if dtype == "float32":
+        request = driver.request("a", [5, 6, 7, 8])
+        driver.finish([request], 8)
+        expected, gaps = reference(tiny_folder(kind)).greedy([5, 6, 7, 8], 8)
+        assert_same_tokens(gaps, expected, driver.output(request))
+
+
+def layer(**parts):
+    made = nn.Module()
+    made.self_attn = nn.Module()
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        setattr(made.self_attn, name, nn.Linear(2, 2))
+    for name in ("mlp", "input_layernorm", "post_attention_layernorm"):
+        setattr(made, name, nn.Identity())
+    for name, part in parts.items():
+        setattr(made.self_attn if name.endswith("_proj") or name == "gate" else made, name, part)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (layer(extra_norm=nn.Identity()), "parts extra_norm"),
+        (layer(gate=nn.Identity()), "attention has parts gate"),
+        (layer(q_proj=nn.Bilinear(2, 2, 2)), "not plain linear layers"),
+    ],
+)
+def test_a_layer_with_parts_of_its_own_is_not_ours(made, reason):
+    module = SimpleNamespace(config=SimpleNamespace(model_type="llama", hidden_act="silu"), model=SimpleNamespace(layers=[made]))
+    with pytest.raises(NotOursError, match=reason):
+        families.read_weights(module, 8, SimpleNamespace())
+
+
+def test_another_activation_is_not_ours():
+    module = SimpleNamespace(config=SimpleNamespace(model_type="llama", hidden_act="relu"))
+    with pytest.raises(NotOursError, match="hidden_act relu is not one of silu"):
+        families.read_weights(module, 8, SimpleNamespace())
+
+
+def test_the_originals_are_dropped_once_they_are_packed(tiny_folder):
+    loaded = load_model(tiny_folder("olmo2"), "float32", block_size=16, threads=1)
+    assemble(loaded, KVCache(loaded.info.geometry, 8), invariant=False)
+    assert not any(type(part) is nn.Linear for part in loaded.module.modules())
+
+
+def test_batch_invariance_without_kernels_is_refused(tiny_folder, monkeypatch):
+    monkeypatch.setenv("PDCLUSTER_KERNELS", "off")
+    loaded = load_model(tiny_folder("llama"), "float32", block_size=16, threads=1)
+    with pytest.raises(ModelError, match=r"engine\.batchInvariant needs the compiled kernels"):
+        assemble(loaded, KVCache(loaded.info.geometry, 8), invariant=True)
+
+
+def test_logits_are_float32_whatever_the_dtype(assembled):
+    forward = assembled("llama", "bfloat16")
+    assert forward._weights.head.weight.dtype == torch.float32

@@ -1,0 +1,47 @@
+"""Joins a loaded model, its KV cache and a device's operations to what the runner runs."""
+
+import logging
+
+from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.families import NotOursError, read_weights
+from pdcluster_worker.model.forward import Forward
+from pdcluster_worker.model.generic import Generic, pack_linears
+from pdcluster_worker.model.kv_cache import DTYPES, KVCache
+from pdcluster_worker.model.loader import LoadedModel
+from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model.ops.operations import Operations
+from pdcluster_worker.model.ops.reference import Reference
+from pdcluster_worker.model.proof import MAX_DIFFERENCE, difference
+
+logger = logging.getLogger(__name__)
+
+
+def assemble(loaded: LoadedModel, cache: KVCache, *, invariant: bool) -> Forward:
+    """The model's forward pass: by our decoder where it is known and passes its proof, else by transformers' code.
+
+    invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that cannot be had.
+    """
+    operations = make_operations(cache.tensor, loaded.attention, invariant=invariant)
+    try:
+        forward: Forward = _proven_decoder(loaded, cache, operations)
+    except NotOursError as e:
+        logger.info("the model runs by transformers' code, which is slower: %s", e)
+        pack_linears(loaded.module, operations)
+        forward = Generic(loaded.module, operations)
+    logger.info("computes with operations=%s code=%s", operations.name, forward.code)
+    return forward
+
+
+def _proven_decoder(loaded: LoadedModel, cache: KVCache, operations: Operations) -> Decoder:
+    """Our decoder over the model's weights.  Raises NotOursError when it is not for this model or computes something else."""
+    weights = read_weights(loaded.module, loaded.info.max_model_len, operations)
+    decoder = Decoder(operations, weights, loaded.attention.num_heads * loaded.attention.head_dim)
+    theirs = Generic(loaded.module, Reference(cache.tensor, loaded.attention))
+    found = difference(
+        decoder, theirs, block_size=cache.geometry.block_size, num_blocks=cache.num_blocks, vocab_size=loaded.info.vocab_size
+    )
+    if not found <= MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
+        logger.warning("our decoder's logits differ from transformers' by %.3g of their size: not used", found)
+        raise NotOursError("our decoder computes something else")
+    logger.info("our decoder's logits differ from transformers' by %.2g of their size", found)
+    return decoder

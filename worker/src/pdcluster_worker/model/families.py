@@ -1,0 +1,132 @@
+"""The model types that our decoder runs, and the way from transformers' module to its weights.
+
+A family is a handful of traits; biases, sizes, the rotary embedding's kind and
+tied heads are read from the module itself.  A module that does not have the
+expected parts is left to transformers' own code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdcluster_worker.model.decoder import DecoderWeights, Layer
+from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed
+
+
+class NotOursError(Exception):
+    """Our decoder does not run this model; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Traits of a model type.
+
+    offset_norms:   norms store their weight less 1 and round once (gemma).
+    head_norms:     each query and key head is normed (qwen3).
+    may_not_rotate: some layers have no positions (smollm3).
+    """
+
+    offset_norms: bool = False
+    head_norms: bool = False
+    may_not_rotate: bool = False
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(),
+    "qwen3": Family(head_norms=True),
+    "smollm3": Family(may_not_rotate=True),
+    "gemma": Family(offset_norms=True),
+}
+
+ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+def read_weights(module: Any, max_model_len: int, operations: Operations) -> DecoderWeights:
+    """Pack the module's weights.  Raises NotOursError for a type or form that our decoder does not have."""
+    config = module.config
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise NotOursError(f"model type {config.model_type} is not one of {', '.join(FAMILIES)}")
+    activation = ACTIVATIONS.get(str(getattr(config, "hidden_act", "")))
+    if activation is None:
+        raise NotOursError(f"hidden_act {getattr(config, 'hidden_act', None)} is not one of {', '.join(ACTIVATIONS)}")
+    model = module.model
+    for layer in model.layers:
+        _check_parts(layer, family)
+    cosine, sine = _rotary(model, max_model_len)
+    scale = getattr(model.embed_tokens, "scalar_embed_scale", None)
+    dtype = model.embed_tokens.weight.dtype
+    return DecoderWeights(
+        embedding=model.embed_tokens.weight.detach().clone(),
+        embedding_scale=None if scale is None else torch.tensor(scale).to(dtype),
+        cosine=cosine,
+        sine=sine,
+        layers=[_layer(layer, family, operations) for layer in model.layers],
+        norm=_norm(model.norm, family),
+        head=operations.pack(module.lm_head.weight.detach(), _bias([module.lm_head]), wide=True),
+        activation=activation,
+    )
+
+
+def _check_parts(layer: Any, family: Family) -> None:
+    """Refuse a layer with a part that would be left out."""
+    parts = {name for name, _ in layer.named_children()}
+    if parts != LAYER_PARTS:
+        raise NotOursError(f"its layers have parts {', '.join(sorted(parts ^ LAYER_PARTS))} besides or without the usual ones")
+    products = {"q_proj", "k_proj", "v_proj", "o_proj", *(("q_norm", "k_norm") if family.head_norms else ())}
+    inside = {name for name, _ in layer.self_attn.named_children()}
+    if inside != products:
+        raise NotOursError(f"its attention has parts {', '.join(sorted(inside ^ products))} besides or without the usual ones")
+    if any(not isinstance(part, nn.Linear) for part in (*(getattr(layer.self_attn, n) for n in products if n.endswith("proj")),)):
+        raise NotOursError("its products are not plain linear layers")
+
+
+def _layer(layer: Any, family: Family, operations: Operations) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    head_norms = HeadNorms(_norm(attention.q_norm, family), _norm(attention.k_norm, family)) if family.head_norms else None
+    return Layer(
+        attention_norm=_norm(layer.input_layernorm, family),
+        qkv=_pack(operations, attention.q_proj, attention.k_proj, attention.v_proj),
+        head_norms=head_norms,
+        out=_pack(operations, attention.o_proj),
+        mlp_norm=_norm(layer.post_attention_layernorm, family),
+        gate_up=_pack(operations, mlp.gate_proj, mlp.up_proj),
+        down=_pack(operations, mlp.down_proj),
+        rotates=bool(getattr(attention, "use_rope", True)) if family.may_not_rotate else True,
+    )
+
+
+def _pack(operations: Operations, *products: Any) -> Packed:
+    """Weights of products of one input, one after another."""
+    weights = [product.weight.detach() for product in products]
+    return operations.pack(torch.cat(weights) if len(weights) > 1 else weights[0], _bias(products))
+
+
+def _bias(products: Any) -> Tensor | None:
+    biases = [product.bias for product in products]
+    if all(bias is None for bias in biases):
+        return None
+    rows = [product.weight.new_zeros(len(product.weight)) if product.bias is None else product.bias.detach() for product in products]
+    return torch.cat(rows)
+
+
+def _norm(norm: Any, family: Family) -> Norm:
+    epsilon = getattr(norm, "variance_epsilon", None)
+    epsilon = norm.eps if epsilon is None else epsilon
+    weight = norm.weight.detach().float().clone()
+    return Norm(1.0 + weight, epsilon, rounds_first=False) if family.offset_norms else Norm(weight, epsilon)
+
+
+def _rotary(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position, by the module's own code, so that each kind of scaling is its."""
+    like = model.embed_tokens.weight[:1].unsqueeze(0)
+    cosine, sine = model.rotary_emb(like, torch.arange(max_model_len).unsqueeze(0))
+    half = cosine.shape[-1] // 2
+    return cosine[0, :, :half].float().contiguous(), sine[0, :, :half].float().contiguous()

@@ -1,0 +1,79 @@
+"""transformers' own module over our operations: for every model type that our decoder does not have.
+
+Its layers call our attention function, its linear layers are packed ones; all
+else is the module's code.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdcluster_worker.model.ops.operations import Operations
+from pdcluster_worker.model.step_plan import StepPlan
+
+
+class Generic:
+    """See `model.forward.Forward`."""
+
+    code = "transformers"
+
+    def __init__(self, module: Any, operations: Operations) -> None:
+        self._module = module
+        self._operations = operations
+
+    def logits(self, plan: StepPlan) -> Tensor:
+        """See `Forward`."""
+        # logits_to_keep leaves scaling and capping of logits to the model's own code.
+        out = self._module(
+            input_ids=plan.token_ids.unsqueeze(0),
+            position_ids=plan.positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=plan.sample_at,
+            attend=PlannedAttention(plan, self._operations),
+        )
+        logits: Tensor = out.logits[0].float()
+        return logits
+
+    def warm_up(self, num_rows: int) -> None:
+        """See `Forward`: the module's products are met by its first steps."""
+
+
+class PlannedAttention:
+    """The attention of one step (`model.attention.Attend`): stores the step's keys and values, then attends over the cache."""
+
+    def __init__(self, plan: StepPlan, operations: Operations) -> None:
+        self._plan = plan
+        self._operations = operations
+
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+        """One layer.  Its options were found harmless when the model was loaded."""
+        qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1).flatten(1).contiguous()
+        self._operations.rope_store(qkv, self._plan, module.layer_idx, None, None)
+        out = self._operations.attend(qkv, self._plan, module.layer_idx)
+        return out.view(1, len(out), query.shape[1], query.shape[3])
+
+
+class PackedLinear(nn.Module):
+    """A linear layer by our operations; its weights are packed, the original may be dropped."""
+
+    def __init__(self, linear: nn.Linear, operations: Operations, *, wide: bool) -> None:
+        super().__init__()
+        bias = None if linear.bias is None else linear.bias.detach()
+        self._packed = operations.pack(linear.weight.detach(), bias, wide=wide)
+        self._operations = operations
+        self._width = linear.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product of the last dimension."""
+        rows = x.reshape(-1, x.shape[-1])
+        return self._operations.linear(rows, self._packed).view(*x.shape[:-1], self._width)
+
+
+def pack_linears(module: Any, operations: Operations) -> None:
+    """Replace the module's linear layers by packed ones, the head by one whose logits are float32."""
+    head = module.get_output_embeddings()
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear(child, operations, wide=child is head))
