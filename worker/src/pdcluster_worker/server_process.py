@@ -15,6 +15,7 @@ to a worker that is on the way.  The lease is revoked either way.
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Coroutine
@@ -43,6 +44,7 @@ from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.waiting import wait_environment
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ class ServerProcess:
 
     async def run(self) -> int:
         """Serve; see the module."""
-        engine = EngineChild(self._config_path)
+        engine = EngineChild(self._config_path, wait_environment(self._config.engine.threads, os.environ))
         backend = WorkerBackend(self._config.model.name, engine.client)
         stop, hurry = _signals()
         http = await self._serve_http(backend)

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import zmq
@@ -28,8 +30,10 @@ class EngineChild:
     exit_status: of the process, when it has ended; killed: done when `kill` was called.
     """
 
-    def __init__(self, config_path: Path) -> None:
+    def __init__(self, config_path: Path, environment: Mapping[str, str]) -> None:
+        """environment: of the process, over this one's."""
         self._config_path = config_path
+        self._environment = {**os.environ, **environment}
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")  # 0700: the socket is ours alone
         self._context = zmq.asyncio.Context(io_threads=1)
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.PAIR)
@@ -46,7 +50,7 @@ class EngineChild:
         self._socket.bind(self._address)
         arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype)
         command = (sys.executable, "-m", "pdcluster_worker", *arguments)
-        self._process = await asyncio.create_subprocess_exec(*command)
+        self._process = await asyncio.create_subprocess_exec(*command, env=self._environment)
         self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
 
     def kill(self, reason: str) -> None:

@@ -39,10 +39,14 @@ class Device(msgspec.Struct, frozen=True):
 
     kind: cpu or cuda
     name: of the processor or the accelerator, as it names itself
+    operations: what the model is computed by, such as "cpu avx512_bf16"; empty until it has loaded
+    model_code: whose code computes the layers, decoder or transformers; empty likewise
     """
 
     kind: str
     name: str
+    operations: str = ""
+    model_code: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -55,6 +55,7 @@ class Decoder:
 
     def __init__(self, operations: Operations, weights: DecoderWeights, query_width: int) -> None:
         """query_width: query heads times head size."""
+        self.operations = operations.name
         self._operations = operations
         self._weights = weights
         self._query_width = query_width

@@ -13,6 +13,9 @@ class Forward(Protocol):
     code: str
     """Whose code computes the layers, for the log and /version: "decoder" or "transformers"."""
 
+    operations: str
+    """Name of the operations that it computes by."""
+
     def logits(self, plan: StepPlan) -> Tensor:
         """Compute one step and store its keys and values.  Returns [R, vocab_size] float32, a row for each of `plan.sample_at`."""
         ...

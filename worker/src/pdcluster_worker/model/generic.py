@@ -19,6 +19,7 @@ class Generic:
     code = "transformers"
 
     def __init__(self, module: Any, operations: Operations) -> None:
+        self.operations = operations.name
         self._module = module
         self._operations = operations
 

@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 class Runner:
     """A loaded model over its KV cache.
 
-    longest_warm_up_seconds: of the steps of `warm_up`.
+    forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
     """
 
     def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache, *, max_sequences: int, max_tokens: int) -> None:
         """max_sequences, max_tokens: of one batch."""
         self.info = info
         self.longest_warm_up_seconds = 0.0
-        self._forward = forward
+        self.forward = forward
         self._cache = cache
         self._max_tokens = max_tokens
         max_blocks = -(-info.max_model_len // cache.geometry.block_size)
@@ -44,11 +44,6 @@ class Runner:
             block_size=cache.geometry.block_size, max_sequences=max_sequences, max_tokens=max_tokens, max_blocks=max_blocks
         )
         self._sampler = Sampler(info.vocab_size)
-
-    @property
-    def code(self) -> str:
-        """Whose code computes the layers; see `Forward`."""
-        return self._forward.code
 
     def execute(self, batch: Batch) -> list[Sample | None]:
         """Compute the batch; see `engine.ports.ModelRunner`.
@@ -60,7 +55,7 @@ class Runner:
             return []
         plan = self._planner.plan(batch)
         with torch.inference_mode():
-            logits = self._forward.logits(plan)
+            logits = self.forward.logits(plan)
             sampled = [item.request for item in batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
         return [next(samples) if item.samples else None for item in batch.items]
@@ -77,7 +72,7 @@ class Runner:
         """
         with torch.inference_mode():
             for num_rows in row_sizes(self._max_tokens):
-                self._forward.warm_up(num_rows)
+                self.forward.warm_up(num_rows)
         size = self._cache.geometry.block_size
         num_blocks = min(self._cache.num_blocks, self._max_tokens // size + 1)
         prompt = [0] * max(1, min(self._max_tokens, num_blocks * size - 1, self.info.max_model_len - 1))
