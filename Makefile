@@ -3,6 +3,7 @@ PYTHON := .venv/bin/python
 CACHE  := $(HOME)/.cache/pdcluster
 MODEL  := $(CACHE)/smollm2-135m-instruct
 KUBERNETES := $(CACHE)/kubernetes
+KERNELS := $(wildcard worker/src/pdcluster_worker/model/ops/kernels/*.[ch])
 # Of two cores, one would often wait with fewer: tests of processes mostly wait for them.
 PROCESSES ?= 3
 
@@ -14,7 +15,7 @@ help: ## show this list
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
-.venv/.ready: scripts/setup.sh scripts/proto.sh constraints.txt requirements-dev.txt operator/pyproject.toml worker/pyproject.toml worker/proto/pdcluster_worker/proto/worker.proto
+.venv/.ready: scripts/setup.sh scripts/proto.sh constraints.txt requirements-dev.txt operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS) worker/proto/pdcluster_worker/proto/worker.proto
 	@scripts/setup.sh
 	@touch $@
 

@@ -103,4 +103,5 @@ def test_batch_invariance_without_kernels_is_refused(tiny_folder, monkeypatch):
 
 def test_logits_are_float32_whatever_the_dtype(assembled):
     forward = assembled("llama", "bfloat16")
-    assert forward._weights.head.weight.dtype == torch.float32
+    hidden = forward._weights.embedding[:2]
+    assert forward._operations.linear(hidden, forward._weights.head).dtype == torch.float32

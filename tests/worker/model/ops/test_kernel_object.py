@@ -1,0 +1,76 @@
+"""Which kernels a process gets: the best that the CPU runs, the one that is asked for, or none and a reason."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.ops import choose, kernel_object
+from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, NoKernels, cpu_flags, load_kernels
+from pdcluster_worker.model.ops.operations import AttentionShape
+
+FOLDER = Path(kernel_object.__file__).parent / "kernels"
+CACHE = torch.zeros(1, 1, 1, 2, 16, 16)
+SHAPE = AttentionShape(1, 1, 16, 1.0)
+
+
+def test_the_best_level_that_the_cpu_runs_is_chosen():
+    expected = next(level for level, needed in LEVELS.items() if needed <= cpu_flags() and (FOLDER / f"{level}.so").exists())
+    found = load_kernels("", cpu_flags())
+    assert isinstance(found, Kernels)
+    assert found.level == expected
+
+
+def test_a_cpu_without_a_levels_flags_gets_a_lower_one():
+    found = load_kernels("", cpu_flags() - {"amx_tile", "avx512_bf16", "avx512f", "avx2"})
+    assert isinstance(found, Kernels)
+    assert found.level == "plain"
+
+
+def test_an_asked_level_that_the_cpu_lacks_is_refused_with_what_is_missing():
+    found = load_kernels("amx", cpu_flags() - {"amx_tile"})
+    assert found == NoKernels("PDCLUSTER_KERNELS is amx, but this CPU has no amx_tile")
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [("off", "PDCLUSTER_KERNELS is off"), ("sse9", "PDCLUSTER_KERNELS is 'sse9', not off or one of amx")],
+)
+def test_kernels_can_be_turned_off_and_unknown_levels_are_named(asked, reason):
+    found = load_kernels(asked, cpu_flags())
+    assert isinstance(found, NoKernels)
+    assert reason in found.reason
+
+
+def test_without_objects_there_is_a_reason(tmp_path):
+    found = load_kernels("", cpu_flags(), tmp_path)
+    assert isinstance(found, NoKernels)
+    assert "no C compiler was found" in found.reason
+
+
+def test_an_object_that_cannot_be_loaded_is_passed_over(tmp_path):
+    (tmp_path / "amx.so").write_bytes(b"not an object")
+    (tmp_path / "plain.so").write_bytes(b"nor this one")
+    found = load_kernels("", cpu_flags(), tmp_path)
+    assert isinstance(found, NoKernels)
+    assert "plain.so cannot be loaded" in found.reason
+    shutil.copy(FOLDER / "avx2.so", tmp_path) if (FOLDER / "avx2.so").exists() else pytest.skip("no object of avx2")
+    assert isinstance(load_kernels.__wrapped__("", cpu_flags(), tmp_path), Kernels)
+
+
+def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(monkeypatch, caplog):
+    assert make_operations(CACHE, SHAPE, invariant=False).name.startswith("cpu ")
+    assert make_operations(CACHE, SHAPE, invariant=True).name.startswith("cpu ")
+    monkeypatch.setattr(choose, "kernels_found", lambda: NoKernels("the test took them away"))
+    assert make_operations(CACHE, SHAPE, invariant=False).name == "reference"
+    assert "the test took them away" in caplog.text
+    with pytest.raises(ModelError, match="batchInvariant needs the compiled kernels: the test took them away"):
+        make_operations(CACHE, SHAPE, invariant=True)
+
+
+def test_a_dtype_without_kernels_gets_plain_torch(caplog):
+    assert make_operations(CACHE.half(), SHAPE, invariant=False).name == "reference"
+    assert "none for torch.float16" in caplog.text

@@ -1,0 +1,108 @@
+"""Builds the kernels with the worker: one shared object for each level of instructions, in wheels and in editable installs.
+
+The compiler is that of `ziglang`, which comes as a build requirement, so a machine
+needs none of its own; else CC, cc or gcc.  Without any the installation goes on and
+the worker computes with plain torch operations.  Levels are those of
+pdcluster_worker/model/ops/kernel_object.py.
+"""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+SOURCES = Path("src/pdcluster_worker/model/ops/kernels")
+PACKAGE = "pdcluster_worker.model.ops.kernels"
+FLAGS = ["-std=gnu11", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-shared"]
+X86_64_LEVELS = {
+    "amx": "-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16",
+    "avx512_bf16": "-march=x86-64-v4 -mavx512bf16",
+    "avx512": "-march=x86-64-v4",
+    "avx2": "-march=x86-64-v3",
+    "plain": "-march=x86-64-v2",
+}
+GLIBC = "2.28"  # the oldest that torch's wheels run on
+
+
+def levels() -> dict[str, list[str]]:
+    """Levels of this machine's kind and their flags for the compiler."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return {level: flags.split() for level, flags in X86_64_LEVELS.items()}
+    return {"plain": []}
+
+
+def compiler() -> list[str] | None:
+    """The command of the compiler, or None."""
+    if os.environ.get("CC"):
+        return os.environ["CC"].split()
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}"]
+    found = shutil.which("cc") or shutil.which("gcc")
+    return [found] if found else None
+
+
+class BuildKernels(build_ext):
+    """Compiles each extension, a level, by one call of the compiler."""
+
+    def build_extensions(self) -> None:
+        """Compile all levels side by side; one that fails is left out."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for extension, error in zip(self.extensions, pool.map(self._attempt, self.extensions), strict=True):
+                if error:
+                    print(f"warning: no kernels of level {extension.name.rpartition('.')[2]}: {error}", file=sys.stderr)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """A plain shared object, whose name has no version of Python."""
+        return str(Path(*fullname.split("."))) + ".so"
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        """No module of Python: it has no init function."""
+        return []
+
+    def _attempt(self, extension: Extension) -> str | None:
+        try:
+            self._compile(extension)
+        except (CompileError, OSError) as e:
+            return str(e)
+        return None
+
+    def _compile(self, extension: Extension) -> None:
+        command = compiler()
+        if command is None:
+            raise CompileError("there is no C compiler: neither ziglang nor CC, cc or gcc")
+        target = Path(self.get_ext_fullpath(extension.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        flags = [
+            flag.replace("-v", "_v").replace("x86-64", "x86_64") if "ziglang" in command else flag for flag in extension.extra_compile_args
+        ]
+        # Renamed into place: a worker that runs keeps the object that it has mapped.
+        part = target.with_suffix(".part")
+        ended = subprocess.run(
+            [*command, *FLAGS, *flags, "-o", str(part), str(SOURCES / "kernels.c"), "-lm"], capture_output=True, text=True
+        )
+        if ended.returncode:
+            raise CompileError(ended.stderr[-2000:])
+        part.replace(target)
+
+
+setup(
+    ext_modules=[
+        Extension(
+            f"{PACKAGE}.{level}",
+            sources=[str(SOURCES / "kernels.c")],
+            depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
+            extra_compile_args=flags,
+            optional=True,
+        )
+        for level, flags in levels().items()
+    ],
+    cmdclass={"build_ext": BuildKernels},
+)

@@ -1,0 +1,136 @@
+"""The operations on a CPU: kernels in C over the same threads as torch's.
+
+A row's result depends neither on the other rows of a step, nor on how a prompt was
+cut into chunks, nor on threads: not a bit of it.  Every tensor is contiguous, as the
+decoder makes them.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdcluster_worker.model.ops.huge_pages import HugePages
+from pdcluster_worker.model.ops.kernel_arguments import (
+    KINDS,
+    NormArguments,
+    PlanArguments,
+    RotationArguments,
+    WeightsArguments,
+    declare,
+    head_norm_arguments,
+    model_arguments,
+    norm_fields,
+    plan_arguments,
+    rotation_arguments,
+)
+from pdcluster_worker.model.ops.kernel_object import Kernels
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.step_plan import StepPlan
+
+_STEP_BYTES = 64
+"""Rows of x are read in pieces of this many bytes."""
+
+
+class PackedWeights:
+    """Weights of one product, packed.  arguments: their address; the tensors are kept because it points at them."""
+
+    __slots__ = ("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "tiles")
+
+    def __init__(self, tiles: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool) -> None:
+        self.tiles = tiles
+        self.columns, self.depth = weight.shape
+        self.missing = -self.depth % (_STEP_BYTES // weight.dtype.itemsize)
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.dtype = torch.float32 if wide else weight.dtype
+        bias_address = None if self.bias is None else self.bias.data_ptr()
+        sizes = self.columns, self.depth + self.missing, int(wide)
+        self.arguments = WeightsArguments(tiles.data_ptr(), bias_address, KINDS[weight.dtype], *sizes)
+        self.address = ctypes.addressof(self.arguments)
+
+
+class CpuOperations:
+    """See `Operations`.  cache: contiguous `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32."""
+
+    def __init__(self, cache: Tensor, shape: AttentionShape, kernels: Kernels) -> None:
+        if not cache.is_contiguous():
+            raise ValueError("the KV cache is not contiguous")
+        self.name = f"cpu {kernels.level}"
+        self._library = library = kernels.library
+        declare(library)
+        self._add_rms_norm, self._gate_mul = library.add_rms_norm, library.gate_mul
+        self._rope_store, self._attend, self._product = library.rope_store, library.attend, library.product
+        self._cache = cache
+        self._kind = KINDS[cache.dtype]
+        self._model = model_arguments(cache, shape)
+        self._model_at = ctypes.addressof(self._model)
+        self._width = shape.num_heads * shape.head_dim
+        self._pages = HugePages()
+        self._plan: StepPlan | None = None
+        self._plan_arguments = PlanArguments()
+        self._rotation: Rotation | None = None
+        self._rotation_arguments = RotationArguments()
+        self._head_norms: dict[int, tuple[HeadNorms, ctypes.Array[NormArguments]]] = {}
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> PackedWeights:
+        """Copy the weights into panels of 32 columns; also where they are mapped from a file."""
+        weight = weight.contiguous()
+        columns, depth = weight.shape
+        kind = KINDS[weight.dtype]
+        tiles = self._pages.take(self._library.packed_bytes(kind, columns, depth))
+        self._library.pack(kind, weight.data_ptr(), tiles.data_ptr(), columns, depth)
+        return PackedWeights(tiles, weight, bias, wide=wide)
+
+    def linear(self, x: Tensor, packed: PackedWeights) -> Tensor:
+        """See `Operations`."""
+        if packed.missing:
+            x = functional.pad(x, (0, packed.missing))
+        rows = x.shape[0]
+        out = torch.empty((rows, packed.columns), dtype=packed.dtype)
+        self._product(packed.address, x.data_ptr(), out.data_ptr(), rows)
+        return out
+
+    def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
+        """See `Operations`."""
+        out = torch.empty_like(hidden)
+        added = None if x is None else x.data_ptr()
+        self._add_rms_norm(self._kind, added, hidden.data_ptr(), out.data_ptr(), *hidden.shape, *norm_fields(norm))
+        return out
+
+    def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See `Operations`."""
+        rows, both = gate_up.shape
+        out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
+        self._gate_mul(self._kind, gate_up.data_ptr(), out.data_ptr(), rows, both // 2, activation == "silu")
+        return out
+
+    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+        """See `Operations`."""
+        plan_at = self._address_of(plan)
+        if rotation is not self._rotation or rotation is None:
+            self._rotation, self._rotation_arguments = rotation, rotation_arguments(rotation)
+        norms_at = None if norms is None else self._norms_address(norms)
+        self._rope_store(self._model_at, plan_at, qkv.data_ptr(), layer, ctypes.addressof(self._rotation_arguments), norms_at)
+
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+        """See `Operations`.  Raises MemoryError where there is no memory for the step's parts."""
+        out = torch.empty((qkv.shape[0], self._width), dtype=qkv.dtype)
+        if self._attend(self._model_at, self._address_of(plan), qkv.data_ptr(), out.data_ptr(), layer):
+            raise MemoryError("no memory for the attention of this step: lower max_batched_tokens or the context length")
+        return out
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """One rank."""
+        return x
+
+    def _address_of(self, plan: StepPlan) -> int:
+        if plan is not self._plan:
+            self._plan, self._plan_arguments = plan, plan_arguments(plan)
+        return ctypes.addressof(self._plan_arguments)
+
+    def _norms_address(self, norms: HeadNorms) -> int:
+        known = self._head_norms.get(id(norms))
+        if known is None:
+            known = self._head_norms[id(norms)] = norms, head_norm_arguments(norms)
+        return ctypes.addressof(known[1])

@@ -1,0 +1,32 @@
+"""Memory for weights that are read in every step: large maps, in huge pages where the kernel gives them."""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+_MAP_BYTES = 64 << 20
+_LINE_BYTES = 64
+
+
+class HugePages:
+    """Hands out pieces of large maps, because a map smaller than a huge page has none."""
+
+    def __init__(self) -> None:
+        self._map = torch.empty(0, dtype=torch.uint8)
+        self._used_bytes = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8 at a cache line's start; given back when no piece of its map is in use."""
+        if self._used_bytes + num_bytes > len(self._map):
+            self._map, self._used_bytes = _new_map(max(num_bytes, _MAP_BYTES)), 0
+        piece = self._map[self._used_bytes : self._used_bytes + num_bytes]
+        self._used_bytes += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        return piece
+
+
+def _new_map(num_bytes: int) -> Tensor:
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,102 @@
+"""What the kernels are given: the structures of kernels/model.h and product.h, and the types of their functions."""
+
+import ctypes
+from ctypes import c_float, c_int64, c_void_p
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.step_plan import StepPlan
+
+KINDS = {torch.bfloat16: 0, torch.float32: 1}
+"""Numbers of the dtypes that kernels know."""
+
+
+class ModelArguments(ctypes.Structure):
+    """model_of."""
+
+    _fields_: ClassVar = [
+        ("cache", c_void_p),
+        *((name, c_int64) for name in ("kind", "heads", "kv_heads", "dim", "layers", "block_size")),
+        ("scaling", c_float),
+    ]
+
+
+class PlanArguments(ctypes.Structure):
+    """plan_of."""
+
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("slots", "firsts", "lengths", "contexts", "seats", "tables")),
+        *((name, c_int64) for name in ("rows", "num_tokens", "num_sequences", "num_decodes", "table_width")),
+    ]
+
+
+class RotationArguments(ctypes.Structure):
+    """rotation_of."""
+
+    _fields_: ClassVar = [("cosine", c_void_p), ("sine", c_void_p), ("half", c_int64)]
+
+
+class NormArguments(ctypes.Structure):
+    """norm_of."""
+
+    _fields_: ClassVar = [("weight", c_void_p), ("epsilon", c_float), ("rounds_first", c_int64)]
+
+
+class WeightsArguments(ctypes.Structure):
+    """weights_of."""
+
+    _fields_: ClassVar = [
+        ("tiles", c_void_p),
+        ("bias", c_void_p),
+        *((name, c_int64) for name in ("kind", "columns", "depth", "is_wide")),
+    ]
+
+
+def model_arguments(cache: Tensor, shape: AttentionShape) -> ModelArguments:
+    """cache: contiguous `[blocks, Hkv, layers, 2, block_size, D]`."""
+    _, kv_heads, layers, _, block_size, dim = cache.shape
+    return ModelArguments(cache.data_ptr(), KINDS[cache.dtype], shape.num_heads, kv_heads, dim, layers, block_size, shape.scaling)
+
+
+def plan_arguments(plan: StepPlan) -> PlanArguments:
+    """Addresses of the plan's arrays, which must outlive the result."""
+    arrays = (plan.slots, plan.firsts, plan.lengths, plan.contexts, plan.seats, plan.tables)
+    sizes = len(plan.slots), plan.num_tokens, len(plan.firsts), plan.num_decodes, plan.tables.shape[1]
+    return PlanArguments(*(array.data_ptr() for array in arrays), *sizes)
+
+
+def rotation_arguments(rotation: Rotation | None) -> RotationArguments:
+    """No rotation is one without addresses."""
+    if rotation is None:
+        return RotationArguments(None, None, 0)
+    return RotationArguments(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), rotation.cosine.shape[1])
+
+
+def head_norm_arguments(norms: HeadNorms) -> ctypes.Array[NormArguments]:
+    """Of queries, then of keys."""
+    return (NormArguments * 2)(*(NormArguments(*norm_fields(norm)) for norm in (norms.query, norms.key)))
+
+
+def norm_fields(norm: Norm) -> tuple[int, float, int]:
+    """Weight's address, epsilon and the place of the rounding."""
+    return norm.weight.data_ptr(), norm.epsilon, int(norm.rounds_first)
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Give the kernels' functions their types; ctypes would pass 32 bits of an address without them."""
+    arguments: dict[str, list[type]] = {
+        "add_rms_norm": [c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int64],
+        "gate_mul": [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64],
+        "rope_store": [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
+        "attend": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64],
+        "product": [c_void_p, c_void_p, c_void_p, c_int64],
+        "packed_bytes": [c_int64, c_int64, c_int64],
+        "pack": [c_int64, c_void_p, c_void_p, c_int64, c_int64],
+    }
+    for name, types in arguments.items():
+        function = getattr(library, name)
+        function.argtypes = types
+        function.restype = c_int64 if name in ("attend", "packed_bytes") else None

@@ -1,0 +1,115 @@
+"""Finds the kernels that were built for this CPU: one shared object for each level of instructions, the best that fits.
+
+It knows nothing of tensors.  Without an object, or with one that the CPU cannot run,
+there is a reason instead, and the plain torch operations are used.
+"""
+
+import ctypes
+import functools
+import os
+import platform
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+KERNELS_VARIABLE = "PDCLUSTER_KERNELS"
+"""Environment variable: "off", or the name of a level to use instead of the best one."""
+
+LEVELS: dict[str, frozenset[str]] = {
+    "amx": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"}),
+    "avx512_bf16": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}),
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+    "avx2": frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}),
+    "plain": frozenset(),
+}
+"""Levels, best first, and the CPU flags that each needs; worker/setup.py builds an object for each."""
+
+_FOLDER = Path(__file__).parent / "kernels"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A loaded object.  level: its name in `LEVELS`."""
+
+    level: str
+    library: ctypes.CDLL
+
+
+@dataclass(frozen=True, slots=True)
+class NoKernels:
+    """Why there are no kernels, as a sentence for the log and /version."""
+
+    reason: str
+
+
+def kernels_found() -> Kernels | NoKernels:
+    """The kernels of this process, loaded once, or why there are none."""
+    return load_kernels(os.environ.get(KERNELS_VARIABLE, ""), cpu_flags())
+
+
+@functools.cache
+def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels | NoKernels:
+    """Load what `asked` (a level, "off", or "" for the best) means on a CPU with these flags."""
+    if asked == "off":
+        return NoKernels(f"{KERNELS_VARIABLE} is off")
+    if asked and asked not in LEVELS:
+        return NoKernels(f"{KERNELS_VARIABLE} is {asked!r}, not off or one of {', '.join(LEVELS)}")
+    if asked and (missing := LEVELS[asked] - flags):
+        return NoKernels(f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}")
+    reason = f"no kernels were built for {platform.machine()}: no C compiler was found when the worker was installed"
+    for level in [asked] if asked else [level for level, needed in LEVELS.items() if needed <= flags]:
+        path = folder / f"{level}.so"
+        if path.exists():
+            loaded = _load(path, level)
+            if isinstance(loaded, Kernels):
+                return loaded
+            reason = loaded.reason
+    return NoKernels(reason)
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """What Linux says that the CPU can do; nothing on a machine that is no x86-64."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    lines = (line.partition(":") for line in text.splitlines())
+    return frozenset(next((value for name, _, value in lines if name.strip() == "flags"), "").split())
+
+
+def _load(path: Path, level: str) -> Kernels | NoKernels:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as e:
+        return NoKernels(f"kernels {path.name} cannot be loaded: {e}")
+    error = library.start(*_thread_functions())
+    if error:
+        return NoKernels(f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error {error})")
+    return Kernels(level, library)
+
+
+def _thread_functions() -> list[ctypes.c_void_p]:
+    """Addresses of the functions of torch's libgomp, or nothing: then kernels run on one thread."""
+    names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
+    for place in _gomp_places():
+        try:
+            gomp = ctypes.CDLL(place)
+            return [ctypes.cast(getattr(gomp, name), ctypes.c_void_p) for name in names]
+        except (OSError, AttributeError):
+            continue
+    return [ctypes.c_void_p(None)] * len(names)
+
+
+def _gomp_places() -> list[str]:
+    """The libgomp that torch has loaded; never another, whose threads would be others."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        maps = ""
+    found = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}
+    folder = Path(torch.__file__).parent / "lib"
+    ours = [str(path) for path in sorted(folder.glob("libgomp*")) if str(path) in found]
+    return ours or sorted(found)

@@ -1,0 +1,24 @@
+/* All kernels of one level of instructions.  Built once for each level of worker/setup.py; ops/kernel_object.py chooses at load. */
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "attention.h"
+#include "product.h"
+#include "rows.h"
+
+/* Take libgomp's functions (NULL: one thread) and make the CPU ready; returns 0, or an error of the kernel. */
+int64_t start(void *parallel, void *barrier, void *number, void *count, void *most) {
+    pool.parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))parallel;
+    pool.barrier = (void (*)(void))barrier;
+    pool.number = (int (*)(void))number;
+    pool.count = (int (*)(void))count;
+    pool.most = (int (*)(void))most;
+#if defined(__AMX_BF16__)
+    const long ask_for_feature = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    return syscall(SYS_arch_prctl, ask_for_feature, tile_data);
+#else
+    return 0;
+#endif
+}

@@ -1,0 +1,110 @@
+/* Products with packed weights: out = x * weights + bias. */
+#ifndef PRODUCT_H
+#define PRODUCT_H
+
+#include "multiply.h"
+#include "threads.h"
+
+#define PAIR 32       /* columns that are packed side by side */
+#define ROW_BLOCK 256 /* rows of x that stay in a core's cache while weights pass by */
+
+/* Weights [columns, depth] as [pairs][steps][2 panels][TILE]; bias: [columns] float32 or NULL. */
+typedef struct {
+    const char *tiles;
+    const float *bias;
+    int64_t t, columns, depth, is_wide;
+} weights_of;
+
+typedef struct {
+    const weights_of *weights;
+    const char *x;
+    char *out;
+    int64_t rows;
+} product_work;
+
+static INLINE int64_t steps_of(const kind t, int64_t depth) { return (depth * bytes_of(t) + 63) / 64; }
+
+static INLINE void finish_rows(const kind out_kind, const weights_of *w, const float *sums, char *out, int64_t rows, int64_t column) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t at = column; at < column + PAIR && at < w->columns; at += LANES) {
+            v16 sum = load(F32, sums, row * PAIR + at - column, LANES);
+            if (w->bias) sum += load(F32, w->bias, at, w->columns - at);
+            store(out_kind, out, row * w->columns + at, w->columns - at, sum);
+        }
+}
+
+static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
+    const weights_of *of = w->weights;
+    const kind out_kind = of->is_wide ? F32 : t;
+    const int64_t steps = steps_of(t, of->depth), x_stride = of->depth * bytes_of(t), out_stride = of->columns * bytes_of(out_kind);
+    float sums[PAIR * PAIR] __attribute__((aligned(64)));
+    tile_rows tiles = {0};
+    for (int64_t block = row; block < last_row; block += ROW_BLOCK)
+        for (int64_t p = pair; p < last_pair; p++) {
+            const panels_of b = {of->tiles + p * steps * 2 * TILE, 2, 2 * TILE, steps};
+            for (int64_t r = block; r < least(block + ROW_BLOCK, last_row); r += PAIR) {
+                const int64_t rows = least(least(PAIR, block + ROW_BLOCK - r), last_row - r);
+                multiply(t, &tiles, w->x + r * x_stride, x_stride, rows, b, sums, PAIR, last_row - row <= PAIR);
+                if (of->is_wide) finish_rows(F32, of, sums, w->out + r * out_stride, rows, p * PAIR);
+                else finish_rows(t, of, sums, w->out + r * out_stride, rows, p * PAIR);
+            }
+        }
+    end_tiles(&tiles);
+}
+
+static void product_region(void *data) {
+    product_work *w = data;
+    const place me = my_place();
+    const int64_t pairs = (w->weights->columns + PAIR - 1) / PAIR;
+    /* Few columns and many rows: some threads take other rows. */
+    int64_t bands = 1;
+    while (bands * 2 <= me.count && me.count % (bands * 2) == 0 && pairs * bands < 4 * me.count && w->rows >= 128 * bands) bands *= 2;
+    int64_t pair, last_pair, row, last_row;
+    share((place){me.number / bands, me.count / bands}, pairs, &pair, &last_pair);
+    share((place){me.number % bands, bands}, (w->rows + PAIR - 1) / PAIR, &row, &last_row);
+    last_row = least(last_row * PAIR, w->rows);
+    if (w->weights->t == F32) product_pairs(F32, w, pair, last_pair, row * PAIR, last_row);
+    else product_pairs(BF16, w, pair, last_pair, row * PAIR, last_row);
+}
+
+/* out [rows, columns] of x's kind, or float32 where the weights are wide. x: [rows, depth], whole steps of 64 bytes deep. */
+void product(const weights_of *weights, const void *x, void *out, int64_t rows) {
+    product_work w = {weights, x, out, rows};
+    run(product_region, &w, rows * weights->columns * weights->depth > 1 << 21 || weights->columns * weights->depth > 1 << 17);
+}
+
+typedef struct {
+    kind t;
+    const char *weight;
+    char *tiles;
+    int64_t columns, depth;
+} pack_work;
+
+static void pack_region(void *data) {
+    pack_work *w = data;
+    const int64_t steps = steps_of(w->t, w->depth), stride = w->depth * bytes_of(w->t);
+    int64_t pair, last;
+    share(my_place(), (w->columns + PAIR - 1) / PAIR, &pair, &last);
+    for (; pair < last; pair++)
+        for (int p = 0; p < 2; p++) {
+            const char *rows[LANES];
+            for (int i = 0; i < LANES; i++) {
+                const int64_t column = pair * PAIR + p * LANES + i;
+                rows[i] = column < w->columns ? w->weight + column * stride : NULL;
+            }
+            pack_panel(rows, stride, w->tiles + (pair * steps * 2 + p) * TILE, 2 * TILE);
+        }
+}
+
+/* Bytes that weights [columns, depth] take when they are packed. */
+int64_t packed_bytes(int64_t t, int64_t columns, int64_t depth) {
+    return (columns + PAIR - 1) / PAIR * steps_of((kind)t, depth) * 2 * TILE;
+}
+
+/* Pack weights [columns, depth], row by row, into `tiles`. */
+void pack(int64_t t, const void *weight, void *tiles, int64_t columns, int64_t depth) {
+    pack_work w = {(kind)t, weight, tiles, columns, depth};
+    run(pack_region, &w, columns * depth > LARGE);
+}
+
+#endif
