@@ -62,14 +62,14 @@ class FakeRunner:
         self._bytes = memoryview(bytearray(num_blocks * self.block_bytes))
         self._slots = self._bytes.cast("q")
 
-    def execute(self, batch: Batch) -> list[Sample | None]:
+    def execute(self, batch: Batch) -> list[Sample | Exception | None]:
         """See ports.ModelRunner."""
         self.on_execute()
         self.executed.append([(item.request.request_id, item.num_tokens) for item in batch.items])
         for item in batch.items:
             if (error := self.failing.get(item.request.request_id)) is not None:
                 raise error
-        samples: list[Sample | None] = []
+        samples: list[Sample | Exception | None] = []
         for item in batch.items:
             tokens, block_table = item.request.tokens, item.request.block_table
             assert item.num_tokens > 0, "a model computes at least one token"

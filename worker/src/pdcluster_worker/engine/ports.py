@@ -7,7 +7,7 @@ a peer; what happens later comes back through `Transport.poll`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pdcluster_worker.engine.batch import Batch
 
@@ -21,14 +21,25 @@ class Sample:
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
+class SampleError(ValueError):
+    """No token can be chosen for one request; the others of its batch are not concerned.
+
+    reason: in a word, for a metric's label.
+    """
+
+    def __init__(self, message: str, reason: Literal["not_finite", "no_token_left", "unknown_token"]) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class ModelRunner(Protocol):
     """Runs one step of the model over the paged KV cache that it owns."""
 
-    def execute(self, batch: Batch) -> list[Sample | None]:
+    def execute(self, batch: Batch) -> list[Sample | Exception | None]:
         """Compute the scheduled tokens and write their KV; one entry per item of the batch, in order.
 
         An entry is a Sample when the item reaches the end of its known tokens
-        (`item.samples`), else None.  Running the same items again gives the same
+        (`item.samples`), else None; or why this item alone failed.  Running the same items again gives the same
         result (writes are idempotent), so a failed batch may be retried in parts.
         Raises whatever the model raises; the core isolates the request at fault.
         """

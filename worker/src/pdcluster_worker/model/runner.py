@@ -45,11 +45,11 @@ class Runner:
         )
         self._sampler = Sampler(info.vocab_size)
 
-    def execute(self, batch: Batch) -> list[Sample | None]:
+    def execute(self, batch: Batch) -> list[Sample | Exception | None]:
         """Compute the batch; see `engine.ports.ModelRunner`.
 
-        Raises ValueError when one request's logits are not finite or its sampling
-        names tokens that do not exist, and whatever else the model raises.
+        A request whose logits are not finite, or whose sampling leaves no token, fails alone.
+        Raises whatever the model raises.
         """
         if not batch.items:
             return []
@@ -80,7 +80,7 @@ class Runner:
         for _ in range(2):
             start = time.monotonic()
             (sample,) = self.execute(Batch((Scheduled(request, request.num_tokens - request.num_computed_tokens),)))
-            assert sample is not None
+            assert isinstance(sample, Sample), sample
             request.num_computed_tokens = request.num_tokens
             request.tokens.append(sample.token_id)
             self.longest_warm_up_seconds = max(self.longest_warm_up_seconds, time.monotonic() - start)
