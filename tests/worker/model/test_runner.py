@@ -118,3 +118,10 @@ def test_warm_up_leaves_answers_as_they_were(num_tokens, tiny_folder, make_drive
 
     expected, _ = reference(folder).greedy([5, 6, 7], 1)
     assert [sample.token_id] == expected
+
+
+def test_the_runner_says_where_the_time_of_its_last_step_went(tiny_folder, make_driver):
+    driver = make_driver(tiny_folder("llama"))
+    driver.finish([driver.request("a", random_prompt(1, 50))], 2)
+    seconds = driver.runner.seconds
+    assert min(seconds.inputs, seconds.forward, seconds.sample) > 0.0

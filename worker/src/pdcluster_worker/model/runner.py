@@ -15,7 +15,7 @@ from torch import Tensor
 from pdcluster_worker.config import EngineConfig, ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.messages import Sampling
-from pdcluster_worker.engine.ports import Sample
+from pdcluster_worker.engine.ports import Sample, StepSeconds
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.model.attention import PagedAttention
 from pdcluster_worker.model.inputs import StepInputs, build_inputs
@@ -33,6 +33,7 @@ class Runner:
         self.info = model.info
         self._module = model.module
         self._cache = cache
+        self.seconds = StepSeconds()
         self._sampler = Sampler(model.info.vocab_size)
         self.longest_warm_up_seconds = 0.0
 
@@ -44,12 +45,16 @@ class Runner:
         """
         if not batch.items:
             return []
+        started = time.monotonic()
         inputs = build_inputs(batch, self._cache)
         with torch.inference_mode():
             self._cache.clear(inputs.opened)
+            built = time.monotonic()
             logits = self._forward(inputs)
+            computed = time.monotonic()
             sampled = [item.request for item in batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
+        self.seconds = StepSeconds(built - started, computed - built, time.monotonic() - computed)
         return [next(samples) if item.samples else None for item in batch.items]
 
     def forget(self, request_id: str) -> None:
