@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pdcluster_worker.engine.execution import RAISED
 from pdcluster_worker.engine.messages import FinishReason
 from pdcluster_worker.engine.ports import ROW_FAILURES
+from pdcluster_worker.histogram import TokenHistogram
 
 _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
@@ -42,7 +43,9 @@ class Metrics:
         self.time_per_output_token_seconds = self._histogram(
             "time_per_output_token_seconds", "per request: (end - first token) / (output tokens - 1)"
         )
-        self.inter_token_latency_seconds = self._histogram("inter_token_latency_seconds", "each gap between two tokens")
+        self.inter_token_latency_seconds = TokenHistogram(
+            "pdcluster_inter_token_latency_seconds", "each gap between two tokens", self.registry, _SECONDS
+        )
         self.e2e_request_latency_seconds = self._histogram("e2e_request_latency_seconds", "arrival of the request to its last token")
         self.engine_step_seconds = self._histogram("engine_step_seconds", "one engine step", "kind")
         self.kv_transfer_seconds = self._histogram("kv_transfer_seconds", "first write to last acknowledgement of one request's KV")
