@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pdcluster_worker.config import EngineConfig, ModelConfig
-from pdcluster_worker.engine.ports import Sample, SampleError
-from pdcluster_worker.errors import ModelError
+from pdcluster_worker.engine.ports import Sample
+from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.model.runner import open_runner
 from tests.equality import assert_same_tokens
 
@@ -63,8 +63,8 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(tiny_folder, m
     bad = driver.request("bad", [5, poison, 6])
     sample, error = driver.step((good, good.num_tokens), (bad, 3))
     assert isinstance(sample, Sample)
-    assert isinstance(error, SampleError)
-    assert error.reason == "not_finite"
+    assert isinstance(error, RequestError)
+    assert error.code == "not_finite"
     assert "request bad" in str(error)
     heir = driver.request("heir", [9, 10, 11, 12, 13])
     heir.block_table[:] = bad.block_table
@@ -109,3 +109,10 @@ def test_warm_up_leaves_answers_as_they_were(tiny_folder, make_driver, reference
 
     expected, _ = reference(folder).greedy([5, 6, 7], 1)
     assert [sample.token_id] == expected
+
+
+def test_the_runner_says_where_the_time_of_its_last_step_went(tiny_folder, make_driver):
+    driver = make_driver(tiny_folder("llama"))
+    driver.finish([driver.request("a", random_prompt(1, 50))], 2)
+    seconds = driver.runner.seconds
+    assert min(seconds.inputs, seconds.forward, seconds.sample) > 0.0

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.engine.ports import Sample, SampleError
+from pdcluster_worker.engine.ports import Sample
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.randomness import _mix, uniform, uniforms
 from pdcluster_worker.model.sampler import Sampler
 from tests.worker.model.sampling_cases import make_request, random_logits
@@ -88,8 +89,8 @@ def test_min_tokens_bans_every_end_until_it_is_reached():
 def test_min_tokens_with_nothing_left_fails_for_that_request():
     request = make_request([0], min_tokens=5, stop_token_ids=[0, 1, 2], temperature=1.0)
     error = sample_one(torch.zeros(3), request)
-    assert isinstance(error, SampleError)
-    assert (error.reason, str(error)) == ("no_token_left", "request r: no token is left to choose from: lower min_tokens")
+    assert isinstance(error, RequestError)
+    assert (error.code, str(error)) == ("no_token_left", "request r: no token is left to choose from: lower min_tokens")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -106,8 +107,8 @@ def test_bias_outside_the_vocabulary_is_an_error_of_its_row(token_id):
     requests = [make_request(name="a"), make_request(name="b", logit_bias={3: 9.0, token_id: 1.0}), make_request(name="c")]
     first, error, third = Sampler(VOCAB).sample(torch.zeros(3, VOCAB), requests)
     assert (first, third) == (Sample(0), Sample(0))
-    assert isinstance(error, SampleError)
-    assert error.reason == "unknown_token"
+    assert isinstance(error, RequestError)
+    assert error.code == "unknown_token_ids"
     assert str(error) == f"request b: logit_bias names token {token_id}, but token ids are 0 to 23"
 
 
@@ -172,21 +173,21 @@ def test_a_row_that_is_not_finite_fails_alone_and_names_its_request(bad, options
     logits[1, 3] = bad
     first, error, third = Sampler(VOCAB).sample(logits, requests)
     assert [first, third] == [expected[0], expected[2]]
-    assert isinstance(error, SampleError)
-    assert (error.reason, str(error)) == ("not_finite", "request second: the model's logits are not finite after 2 tokens")
+    assert isinstance(error, RequestError)
+    assert (error.code, str(error)) == ("not_finite", "request second: the model's logits are not finite after 2 tokens")
 
 
 def test_a_ban_does_not_hide_a_logit_that_is_not_finite():
     logits = torch.zeros(1, VOCAB)
     logits[0, 3] = float("nan")
     (error,) = Sampler(VOCAB).sample(logits, [make_request(min_tokens=9, eos_token_ids=[3])])
-    assert error.reason == "not_finite"
+    assert error.code == "not_finite"
 
 
 @pytest.mark.parametrize("options", [{}, {"min_tokens": 9, "eos_token_ids": [3]}])
 def test_a_row_without_any_logit_is_the_models_failure(options):
     (error,) = Sampler(VOCAB).sample(torch.full((1, VOCAB), -math.inf), [make_request(**options)])
-    assert error.reason == "not_finite"
+    assert error.code == "not_finite"
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1e-9}, {"temperature": 1.0, "top_k": 1}])

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
+from pdcluster_worker.dispatch.pair_socket import PairSocket
 from pdcluster_worker.engine.messages import Stop
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,9 @@ class EngineChild:
         self._config_path = config_path
         self._environment = {**os.environ, **environment}
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")  # 0700: the socket is ours alone
-        self._context = zmq.asyncio.Context(io_threads=1)
-        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
+        self._context = zmq.Context(io_threads=1)
         self._address = f"ipc://{self._folder.name}/engine"
+        self._socket = PairSocket(self._context, self._address)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[object]] = []
         self.client = EngineClient(self._socket)
@@ -47,7 +46,7 @@ class EngineChild:
 
     async def start(self, dtype: str) -> None:
         """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
-        self._socket.bind(self._address)
+        self._socket.bind()
         arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype)
         command = (sys.executable, "-m", "pdcluster_worker", *arguments)
         self._process = await asyncio.create_subprocess_exec(*command, env=self._environment)
@@ -77,7 +76,7 @@ class EngineChild:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close(linger=0)
+        self._socket.close()
         self._context.term()
         self._folder.cleanup()
 

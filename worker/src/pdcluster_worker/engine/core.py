@@ -25,8 +25,9 @@ from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, Scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepWork
+from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepTimes, StepWork
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
+from pdcluster_worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +278,8 @@ class EngineCore:
         if tokens:
             self._outbox.append(messages.Tokens(tokens))
         self._changed = True
-        self._counters.count_step(work, self._clock() - started, now - model_started, len(tokens))
+        times = StepTimes(self._clock() - started, now - model_started, self._executor.seconds)
+        self._counters.count_step(work, times, len(tokens))
 
     def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
         request.tokens.append(sample.token_id)
@@ -306,7 +308,8 @@ class EngineCore:
             self._sender.write_full(request, request.target, now)
 
     def _fail(self, request: Request, error: Exception) -> None:
-        self._outbox.append(RequestFailed(request.request_id, f"the model failed on this request: {type(error).__name__}: {error}"))
+        why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+        self._outbox.append(RequestFailed(request.request_id, f"the model failed on this request: {why}"))
         self._end(request)
 
     # --- ends ---------------------------------------------------------------------------------
@@ -364,4 +367,5 @@ class EngineCore:
             bytes_received=receiver.num_bytes,
             num_transfers=self._sender.num_transfers + receiver.num_transfers,
             num_inputs=self._num_inputs,
+            failed_rows=dict(self._executor.num_failed),
         )

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdcluster_worker.engine.messages import Sampling
-from pdcluster_worker.engine.ports import SampleError
+from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.edits import Edits, Penalties
 
 FIRST_ROOM = 256
@@ -93,9 +94,9 @@ class PenaltyState:
         """Drop the request's counts; unknown ids are a no-op."""
         self._counts.pop(request_id, None)
 
-    def edits(self, requests: Sequence[Request]) -> tuple[Edits, dict[int, SampleError]]:
+    def edits(self, requests: Sequence[Request]) -> tuple[Edits, dict[int, RequestError]]:
         """What the requests change in their rows, and why some rows cannot have what they ask for."""
-        edits, errors = Edits.nothing(self._vocab_size), dict[int, SampleError]()
+        edits, errors = Edits.nothing(self._vocab_size), dict[int, RequestError]()
         for row, request in enumerate(requests):
             if is_plain(request):
                 continue
@@ -114,7 +115,7 @@ class PenaltyState:
         edits.biases.extend((row, *pair) for pair in sampling.logit_bias.items())
         edits.bans.extend((row, token_id) for token_id in banned_tokens(request))
 
-    def _unknown_token(self, request: Request) -> SampleError | None:
+    def _unknown_token(self, request: Request) -> RequestError | None:
         named: list[tuple[str, Iterable[int]]] = [
             ("logit_bias", request.sampling.logit_bias),
             ("stop_token_ids", banned_tokens(request)),
@@ -123,7 +124,7 @@ class PenaltyState:
             for token_id in token_ids:
                 if not 0 <= token_id < self._vocab_size:
                     message = f"request {request.request_id}: {name} names token {token_id}, but token ids are 0 to {self._vocab_size - 1}"
-                    return SampleError(message, "unknown_token")
+                    return failed_row("unknown_token_ids", message)
         return None
 
 

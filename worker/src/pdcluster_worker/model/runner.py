@@ -14,7 +14,7 @@ import torch
 from pdcluster_worker.config import EngineConfig, ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.messages import Sampling
-from pdcluster_worker.engine.ports import Sample
+from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.forward import Forward
@@ -30,11 +30,13 @@ class Runner:
     """A loaded model over its KV cache.
 
     forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
+    seconds: see `engine.ports.ModelRunner`.
     """
 
     def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache, *, max_sequences: int, max_tokens: int) -> None:
         """max_sequences, max_tokens: of one batch."""
         self.info = info
+        self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
         self._cache = cache
@@ -45,7 +47,7 @@ class Runner:
         )
         self._sampler = Sampler(info.vocab_size)
 
-    def execute(self, batch: Batch) -> list[Sample | Exception | None]:
+    def execute(self, batch: Batch) -> list[RowOutcome]:
         """Compute the batch; see `engine.ports.ModelRunner`.
 
         A request whose logits are not finite, or whose sampling leaves no token, fails alone.
@@ -53,11 +55,15 @@ class Runner:
         """
         if not batch.items:
             return []
+        started = time.monotonic()
         plan = self._planner.plan(batch)
         with torch.inference_mode():
+            planned = time.monotonic()
             logits = self.forward.logits(plan)
+            computed = time.monotonic()
             sampled = [item.request for item in batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
+        self.seconds = StepSeconds(planned - started, computed - planned, time.monotonic() - computed)
         return [next(samples) if item.samples else None for item in batch.items]
 
     def forget(self, request_id: str) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcluster_worker.engine.ports import Sample, SampleError
+from pdcluster_worker.engine.ports import Sample, failed_row
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.logprobs import Rank, Wanted, logprobs, rank_tokens
 from pdcluster_worker.model.penalties import PenaltyState
 from pdcluster_worker.model.picking import NOT_FINITE, PICKED, Picks, pick_tokens
@@ -43,7 +44,7 @@ class Sampler:
         self._penalties = PenaltyState(vocab_size)
         self._choosing = choosing
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[Sample | SampleError]:
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[Sample | RequestError]:
         """One outcome a row: a token, or why the request at this row has none.
 
         logits: [len(requests), vocab_size] float32, contiguous; changed meanwhile, the same afterwards.
@@ -62,21 +63,21 @@ class Sampler:
         """Drop what is kept for this request; unknown ids are a no-op."""
         self._penalties.forget(request_id)
 
-    def _error(self, logits: Tensor, request: Request, status: int) -> SampleError:
+    def _error(self, logits: Tensor, request: Request, status: int) -> RequestError:
         name = f"request {request.request_id}"
         # Logits that were all -inf as the model made them are the model's failure, not a ban's.
         if status == NOT_FINITE or bool(logits.amax() == float("-inf")):
             text = f"{name}: the model's logits are not finite after {request.num_tokens} tokens"
-            return SampleError(text, "not_finite")
+            return failed_row("not_finite", text)
         text = f"{name}: no token is left to choose from: lower min_tokens"
-        return SampleError(text, "no_token_left")
+        return failed_row("no_token_left", text)
 
     def _samples(
         self,
         logits: Tensor,
         requests: Sequence[Request],
         token_ids: NDArray[np.int64],
-        errors: dict[int, SampleError],
+        errors: dict[int, RequestError],
     ) -> dict[int, Sample]:
         ids = token_ids.tolist()
         good = [row for row in range(len(requests)) if row not in errors]
