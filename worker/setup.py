@@ -86,7 +86,7 @@ class BuildKernels(build_ext):
         # Renamed into place: a worker that runs keeps the object that it has mapped.
         part = target.with_suffix(".part")
         ended = subprocess.run(
-            [*command, *FLAGS, *flags, "-o", str(part), str(SOURCES / "kernels.c"), "-lm"], capture_output=True, text=True
+            [*command, *FLAGS, *flags, "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], capture_output=True, text=True
         )
         if ended.returncode:
             raise CompileError(ended.stderr[-2000:])
@@ -97,7 +97,7 @@ setup(
     ext_modules=[
         Extension(
             f"{PACKAGE}.{level}",
-            sources=[str(SOURCES / "kernels.c")],
+            sources=[str(path) for path in sorted(SOURCES.glob("*.c"))],
             depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
             extra_compile_args=flags,
             optional=True,

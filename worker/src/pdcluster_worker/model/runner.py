@@ -45,7 +45,7 @@ class Runner:
         self._planner = StepPlanner(
             block_size=cache.geometry.block_size, max_sequences=max_sequences, max_tokens=max_tokens, max_blocks=max_blocks
         )
-        self._sampler = Sampler(info.vocab_size)
+        self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
 
     def execute(self, batch: Batch) -> list[RowOutcome]:
         """Compute the batch; see `engine.ports.ModelRunner`.
