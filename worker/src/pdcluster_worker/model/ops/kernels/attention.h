@@ -24,13 +24,33 @@ typedef struct {
     int64_t part_bytes, state_bytes, thread_bytes;           /* of a packed part, of a tile's state, of a thread's own memory */
 } sizes_of;
 
+/* One part of one KV head of a decode.  record: where its tiles' states go. */
+typedef struct {
+    int32_t s, head, part, record;
+} item;
+
 /* What a tile has gathered so far: [WIDE] greatest score (in powers of 2), [WIDE] sum, [padded][WIDE] values. */
 typedef struct {
     float *top, *total, *values;
 } state_of;
 
+/* The keys of one part: `count` of them, from position `first` of a sequence. */
+typedef struct {
+    const int32_t *table;
+    int64_t head, first, count;
+} part_of;
+
+/* Asks for the blocks of a part, then of the next one, well before they are packed. */
+typedef struct {
+    const int32_t *table;
+    int64_t head, blocks, left; /* blocks to come; bytes of this one to come */
+    const char *at;
+    part_of next; /* none where its count is 0 */
+} stream;
+
 /* A thread's own memory. */
 typedef struct {
+    stream ahead;
     char *part, *queries, *weights; /* packed keys and values; packed queries; packed weights of a part */
     float *scores;
     state_of now, sum;
@@ -45,15 +65,11 @@ typedef struct {
     int64_t layer, num_decodes; /* sequences that are computed part by part */
     sizes_of size;
     char *desks, *records, *packed;
+    item *items; /* of decodes */
+    int64_t num_items;
     uint8_t *is_bad;
     _Atomic int64_t next[4];
 } attend_work;
-
-/* The keys of one part: `count` of them, from position `first` of a sequence. */
-typedef struct {
-    const int32_t *table;
-    int64_t head, first, count;
-} part_of;
 
 /* A tile: lanes `lane` to `lane + lanes` of the rows of sequence s, KV head `head`. */
 typedef struct {
@@ -98,24 +114,53 @@ static INLINE const char *key_at(const attend_work *w, const part_of *p, int64_t
     return unit(m, p->table[position / m->block_size], p->head, w->layer) + position % m->block_size * m->dim * bytes_of((kind)m->t);
 }
 
-static INLINE void prefetch_part(const attend_work *w, const part_of *p, int64_t at, int64_t count) {
-    const int64_t size = w->m->block_size, bytes = w->m->dim * bytes_of((kind)w->m->t), values = size * bytes;
-    for (int64_t end = least(at + count, p->count); at < end;) {
-        const int64_t run = least(size - (p->first + at) % size, end - at);
-        const char *key = key_at(w, p, at);
-        for (int64_t line = 0; line < run * bytes; line += 64) {
-            __builtin_prefetch(key + line);
-            __builtin_prefetch(key + values + line);
+/* Walks over a part's keys without a division at each. */
+typedef struct {
+    const attend_work *w;
+    const part_of *p;
+    const char *key;
+    int64_t block, left; /* left: keys of this block from here on */
+} walk;
+
+static INLINE walk walk_from(const attend_work *w, const part_of *p) {
+    const int64_t size = w->m->block_size;
+    return (walk){w, p, key_at(w, p, 0), p->first / size, size - p->first % size};
+}
+
+static INLINE void next_block(walk *k) {
+    k->block++;
+    k->left = k->w->m->block_size;
+    k->key = unit(k->w->m, k->p->table[k->block], k->p->head, k->w->layer);
+}
+
+static INLINE void aim(const attend_work *w, stream *f, part_of p) {
+    const int64_t size = w->m->block_size;
+    f->table = p.table + p.first / size;
+    f->blocks = (p.first % size + p.count + size - 1) / size;
+    f->head = p.head;
+    f->left = 0;
+    f->next.count = 0;
+}
+
+/* Ask for some more lines, each block from its start to its end, as the CPU's own prefetching likes it. */
+static INLINE void fetch(const attend_work *w, stream *f, int64_t lines) {
+    for (; lines > 0; lines--, f->at += 64, f->left -= 64) {
+        if (f->left <= 0) {
+            if (f->blocks == 0 && f->next.count) aim(w, f, f->next);
+            if (f->blocks == 0) return;
+            f->at = unit(w->m, *f->table++, f->head, w->layer);
+            f->left = 2 * w->m->block_size * w->m->dim * bytes_of((kind)w->m->t);
+            f->blocks--;
         }
-        at += run;
+        __builtin_prefetch(f->at, 0, 2);
     }
 }
 
 /* 16 lanes of V^T words: bfloat16 words are pairs of tokens.  Tokens without a row are 0. */
-static INLINE w16 value_word(const kind t, const char *const *rows, int i, int64_t dim, int64_t left) {
-    if (t == F32) return rows[i] ? (w16)load(F32, rows[i], dim, left) : (w16){0};
-    const w16 even = rows[2 * i] ? (w16)load(BF16, rows[2 * i], dim, left) >> 16 : (w16){0};
-    return rows[2 * i + 1] ? even | (w16)load(BF16, rows[2 * i + 1], dim, left) : even;
+static INLINE w16 value_word(const kind t, const int is_full, const char *const *rows, int i, int64_t dim, int64_t left) {
+    if (t == F32) return is_full || rows[i] ? (w16)load(F32, rows[i], dim, left) : (w16){0};
+    const w16 even = is_full || rows[2 * i] ? (w16)load(BF16, rows[2 * i], dim, left) >> 16 : (w16){0};
+    return is_full || rows[2 * i + 1] ? even | (w16)load(BF16, rows[2 * i + 1], dim, left) : even;
 }
 
 static INLINE w16 not_finite(const kind t, w16 word) {
@@ -123,38 +168,53 @@ static INLINE w16 not_finite(const kind t, w16 word) {
     return t == F32 ? high : high | (w16)((word & 0x7F80u) == 0x7F80u);
 }
 
-/* Copy a part's keys [PART][depth] and turn its values [padded][PART]; returns whether a value is not finite. */
-static INLINE int pack_part(const kind t, const attend_work *w, const part_of *p, char *packed) {
-    const model_of *m = w->m;
+/* Turn the values of one step's keys, rows[i] NULL beyond the last, into columns from `turned` on. */
+static INLINE void turn_values(const kind t, const int is_full, const int is_whole, const char *const *rows, int64_t dims, char *turned, w16 *bad) {
+    for (int64_t dim = 0; dim < dims; dim += LANES) {
+        w16 words[LANES];
+        for (int i = 0; i < LANES; i++) words[i] = value_word(t, is_full, rows, i, dim, is_whole ? LANES : dims - dim);
+        if (bad)
+            for (int i = 0; i < LANES; i++) *bad |= not_finite(t, words[i]);
+        transpose(words);
+        for (int64_t i = 0; i < LANES; i++) memcpy(turned + (dim + i) * PART * bytes_of(t), &words[i], 64);
+    }
+}
+
+static INLINE void copy_key(const int is_whole, const char *key, int64_t bytes, char *to) {
+    for (int64_t line = 0; line < bytes; line += 64) {
+        w16 x = {0};
+        if (is_whole || bytes - line >= 64) memcpy(&x, key + line, 64);
+        else memcpy(&x, key + line, bytes - line);
+        memcpy(to + line, &x, 64);
+    }
+}
+
+static INLINE void pack_keys(const kind t, const int is_whole, const attend_work *w, stream *f, const part_of *p, char *packed, w16 *bad) {
     const sizes_of *z = &w->size;
-    const int64_t bytes = m->dim * bytes_of(t), values = m->block_size * bytes, step = 64 / bytes_of(t);
-    char *turned = packed + PART * z->depth;
-    w16 bad = {0};
-    prefetch_part(w, p, 0, 64);
+    const int64_t dims = w->m->dim, bytes = dims * bytes_of(t), values = w->m->block_size * bytes, step = 64 / bytes_of(t);
+    walk here = walk_from(w, p);
     for (int64_t at = 0; at < p->count; at += step) {
         const char *rows[32] = {NULL};
-        prefetch_part(w, p, at + 64, step);
-        for (int64_t i = 0; i < least(step, p->count - at); i++) {
-            const char *key = key_at(w, p, at + i);
-            char *to = packed + (at + i) * z->depth;
-            for (int64_t line = 0; line < bytes; line += 64) {
-                w16 x = {0};
-                if (bytes - line >= 64) memcpy(&x, key + line, 64);
-                else memcpy(&x, key + line, bytes - line);
-                memcpy(to + line, &x, 64);
-            }
-            rows[i] = key + values;
+        const int64_t count = least(step, p->count - at);
+        fetch(w, f, step * 2 * bytes / 64);
+        for (int64_t i = 0; i < count; i++) {
+            if (here.left == 0) next_block(&here);
+            copy_key(is_whole, here.key, bytes, packed + (at + i) * z->depth);
+            rows[i] = here.key + values;
+            here.left--;
+            here.key += bytes;
         }
-        for (int64_t dim = 0; dim < m->dim; dim += LANES) {
-            w16 words[LANES];
-            for (int i = 0; i < LANES; i++) {
-                words[i] = value_word(t, rows, i, dim, m->dim - dim);
-                bad |= not_finite(t, words[i]);
-            }
-            transpose(words);
-            for (int64_t i = 0; i < LANES; i++) memcpy(turned + ((dim + i) * PART + at) * bytes_of(t), &words[i], 64);
-        }
+        char *turned = packed + PART * z->depth + at * bytes_of(t);
+        if (is_whole && count == step) turn_values(t, 1, 1, rows, dims, turned, bad);
+        else turn_values(t, 0, 0, rows, dims, turned, bad);
     }
+}
+
+/* Copy a part's keys [PART][depth] and turn its values [padded][PART]; returns whether a value is not finite, if asked. */
+static INLINE int pack_part(const kind t, const int is_asked, const attend_work *w, stream *f, const part_of *p, char *packed) {
+    w16 bad = {0};
+    if (w->m->dim * bytes_of(t) % 64 == 0) pack_keys(t, 1, w, f, p, packed, is_asked ? &bad : NULL);
+    else pack_keys(t, 0, w, f, p, packed, is_asked ? &bad : NULL);
     uint32_t lanes[LANES], any = 0;
     memcpy(lanes, &bad, 64);
     for (int i = 0; i < LANES; i++) any |= lanes[i];
@@ -191,38 +251,59 @@ static INLINE void put_weights(const kind t, char *to, v16 even, v16 odd) {
         memcpy(to + 64, &odd, 64);
         return;
     }
+#if defined(__AVX512BF16__)
+    static const uint16_t turns[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_loadu_si512(turns), both));
+#else
     const w16 word = (__builtin_convertvector(narrow(odd), w16) << 16) | __builtin_convertvector(narrow(even), w16);
     memcpy(to, &word, 64);
+#endif
 }
 
-/* Softmax of one panel's scores [count][WIDE], which lie `masked` from that key on: its greatest score, sum and packed weights. */
-static INLINE void softmax(const kind t, const attend_work *w, desk *d, int64_t panel, int64_t count, i16 seen, int64_t seen_by_all) {
-    const v16 factor = all(w->m->scaling * 1.44269504f), nothing = all(-INFINITY);
-    float *scores = d->scores + panel * LANES;
-    v16 top = nothing, total = {0};
-    for (int64_t key = 0; key < count; key++) {
-        v16 score = load(F32, scores, key * WIDE, LANES) * factor;
-        if (key >= seen_by_all) score = select16((i16)all(0) + (int32_t)key < seen, score, nothing);
+/* The greatest of one panel's scores [count][WIDE]; those that a lane does not see become -inf. */
+static INLINE v16 greatest(float *scores, int64_t count, i16 seen, int64_t seen_by_all) {
+    const v16 nothing = all(-INFINITY);
+    v16 top = nothing, other = nothing;
+    int64_t key = 0;
+    for (; key + 2 <= seen_by_all; key += 2) {
+        top = greater(load(F32, scores, key * WIDE, LANES), top);
+        other = greater(load(F32, scores, (key + 1) * WIDE, LANES), other);
+    }
+    for (; key < count; key++) {
+        const v16 score = select16((i16)all(0) + (int32_t)key < seen, load(F32, scores, key * WIDE, LANES), nothing);
         store(F32, scores, key * WIDE, LANES, score);
         top = greater(score, top);
     }
-    const v16 base = select16(top == nothing, all(0), top);
-    for (int64_t key = 0; key < count; key += 2) {
-        const v16 even = exp2_of(load(F32, scores, key * WIDE, LANES) - base), odd = exp2_of(load(F32, scores, (key + 1) * WIDE, LANES) - base);
-        total += even;
-        total += odd;
-        put_weights(t, d->weights + panel * TILE + (t == F32 ? key / 16 * 2 * TILE + key % 16 * 64 : key / 32 * 2 * TILE + key % 32 * 32), even,
-                    odd);
-    }
+    return greater(other, top);
+}
+
+/* Softmax of one panel's scores [count][WIDE]: its greatest score in powers of 2, its sum and its packed weights. */
+static INLINE void softmax(const kind t, const int fetches, const attend_work *w, desk *d, int64_t panel, int64_t count, i16 seen, int64_t seen_by_all) {
+    float *scores = d->scores + panel * LANES;
+    char *weights = d->weights + panel * TILE;
+    const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest(scores, count, seen, seen_by_all);
+    const v16 top = greatest_score * factor, less = select16(top == all(-INFINITY), all(0), -top);
+    v16 total = {0}, other = {0};
+    const int64_t step = 64 / bytes_of(t), word = 64 * bytes_of(t) / 4;
+    for (int64_t first = 0; first < count; first += step, weights += 2 * TILE)
+        for (int64_t i = 0; i < step; i += 2) {
+            const float *pair = scores + (first + i) * WIDE;
+            if (fetches) fetch(w, &d->ahead, 4);
+            const v16 even = exp2_of(t, fused(load(F32, pair, 0, LANES), factor, less)), odd = exp2_of(t, fused(load(F32, pair, WIDE, LANES), factor, less));
+            total += even;
+            other += odd;
+            put_weights(t, weights + i * word, even, odd);
+        }
     store(F32, d->now.top, panel * LANES, LANES, top);
-    store(F32, d->now.total, panel * LANES, LANES, total);
+    store(F32, d->now.total, panel * LANES, LANES, total + other);
 }
 
 /* Add to `into` what `from` has gathered of later keys. */
 static INLINE void merge(const sizes_of *z, state_of into, state_of from, int64_t panels) {
     for (int64_t lane = 0; lane < panels * LANES; lane += LANES) {
         const v16 old = load(F32, into.top, lane, LANES), late = load(F32, from.top, lane, LANES), top = greater(old, late);
-        const v16 base = select16(top == all(-INFINITY), all(0), top), keep = exp2_of(old - base), add = exp2_of(late - base);
+        const v16 base = select16(top == all(-INFINITY), all(0), top), keep = exp2_of(F32, old - base), add = exp2_of(F32, late - base);
         store(F32, into.top, lane, LANES, top);
         store(F32, into.total, lane, LANES, fused(load(F32, into.total, lane, LANES), keep, load(F32, from.total, lane, LANES) * add));
         for (int64_t i = lane; i < z->padded * WIDE; i += WIDE)
@@ -231,7 +312,7 @@ static INLINE void merge(const sizes_of *z, state_of into, state_of from, int64_
 }
 
 /* The state `d->now` of a tile after one packed part.  base: position of the part's first key; count: keys that a lane may see. */
-static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile_of tile, const char *packed, part_of p) {
+static INLINE void attend_part(const kind t, const int fetches, const attend_work *w, desk *d, tile_of tile, const char *packed, part_of p) {
     const sizes_of *z = &w->size;
     const int64_t panels = tile.lanes > LANES ? 2 : 1, step = 64 / bytes_of(t), count = round_up(p.count, step);
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
@@ -242,7 +323,7 @@ static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile
         i16 seen = seen_by(w, tile, panel) - (int32_t)p.first;
         const i16 most = (i16)all(0) + (int32_t)p.count;
         seen = (i16)select16(seen < most, (v16)seen, (v16)most);
-        softmax(t, w, d, panel, count, seen, all_see);
+        softmax(t, fetches, w, d, panel, count, seen, all_see);
     }
     multiply(t, &d->tiles, packed + PART * z->depth, PART * bytes_of(t), z->padded, weights, d->now.values, WIDE, 0);
 }
@@ -302,14 +383,17 @@ static char *kept(int64_t bytes) {
  * Returns 0, or 1 where memory is out. */
 int64_t attend(const model_of *model, const plan_of *plan, const void *qkv, void *out, int64_t layer) {
     attend_work w = {.m = model, .plan = plan, .qkv = qkv, .out = out, .layer = layer, .num_decodes = plan->num_decodes, .size = sizes(model)};
-    const int64_t threads = most_threads(), records = decode_records(&w), packed = chunk_parts(&w);
-    const int64_t desks = threads * w.size.thread_bytes, record_bytes = round_up(records * w.size.state_bytes, 64);
-    char *memory = kept(desks + record_bytes + packed * (w.size.part_bytes + 64));
+    int64_t records;
+    w.num_items = list_items(&w, NULL, &records);
+    const int64_t packed = chunk_parts(&w), desks = most_threads() * w.size.thread_bytes, record_bytes = records * w.size.state_bytes;
+    char *memory = kept(desks + record_bytes + packed * (w.size.part_bytes + 64) + w.num_items * sizeof(item));
     if (!memory) return 1;
     w.desks = memory;
     w.records = memory + desks;
     w.packed = w.records + record_bytes;
-    w.is_bad = (uint8_t *)(w.packed + packed * w.size.part_bytes);
+    w.items = (item *)(w.packed + packed * w.size.part_bytes);
+    w.is_bad = (uint8_t *)(w.items + w.num_items);
+    list_items(&w, w.items, &records);
     run(attend_region, &w, 1);
     return 0;
 }

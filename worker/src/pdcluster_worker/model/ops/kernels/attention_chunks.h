@@ -63,7 +63,7 @@ static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of ti
         const part_of p = {table_of(w, tile.s), tile.head, part * PART, least(PART, seen - part * PART)};
         desk mine = *d;
         if (part == 0) mine.now = d->sum;
-        attend_part(t, w, &mine, tile, packed + part * w->size.part_bytes, p);
+        attend_part(t, 0, w, &mine, tile, packed + part * w->size.part_bytes, p);
         if (is_bad[part]) add_bad(t, w, &mine, tile, p);
         if (part > 0) merge(&w->size, d->sum, d->now, panels);
         d->tiles = mine.tiles;
@@ -71,10 +71,14 @@ static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of ti
     finish_tile(t, w, tile, d->sum);
 }
 
-static INLINE void pack_unit(const kind t, attend_work *w, int64_t s, int64_t head, int64_t part, int64_t at) {
+static INLINE void pack_unit(const kind t, attend_work *w, stream *f, int64_t s, int64_t head, int64_t part, int64_t at) {
     const part_of p = {table_of(w, s), head, part * PART, least(PART, w->plan->contexts[s] - part * PART)};
     char *packed = w->packed + at * w->size.part_bytes;
-    w->is_bad[at] = (uint8_t)pack_part(t, w, &p, packed);
+    aim(w, f, p);
+    fetch(w, f, 128);
+    /* Every row sees what is before the chunk. */
+    if (p.first + p.count <= w->plan->contexts[s] - w->plan->lengths[s] + 1) w->is_bad[at] = (uint8_t)pack_part(t, 0, w, f, &p, packed);
+    else w->is_bad[at] = (uint8_t)pack_part(t, 1, w, f, &p, packed);
     if (w->is_bad[at]) clear_bad(t, w, packed);
 }
 
@@ -84,7 +88,7 @@ static INLINE void attend_round(const kind t, attend_work *w, desk *d, place me,
     int64_t mine = atomic_fetch_add(&w->next[2], 1), seen = 0;
     for (int64_t u = unit; u < end; u++) {
         const int64_t s = w->num_decodes + u / heads, parts = parts_of(w->plan->contexts[s]);
-        for (; mine < seen + parts; mine = atomic_fetch_add(&w->next[2], 1)) pack_unit(t, w, s, u % heads, mine - seen, mine);
+        for (; mine < seen + parts; mine = atomic_fetch_add(&w->next[2], 1)) pack_unit(t, w, &d->ahead, s, u % heads, mine - seen, mine);
         seen += parts;
     }
     wait_for_all(me);

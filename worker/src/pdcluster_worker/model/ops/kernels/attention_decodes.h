@@ -10,26 +10,38 @@ static INLINE tile_of tile_at(const attend_work *w, int64_t s, int64_t head, int
 
 static INLINE const int32_t *table_of(const attend_work *w, int64_t s) { return w->plan->tables + w->plan->seats[s] * w->plan->table_width; }
 
-/* Records [sequence][head][part][tile] of sequences that are computed part by part. */
-static int64_t decode_records(const attend_work *w) {
-    int64_t records = 0;
-    for (int64_t s = 0; s < w->num_decodes; s++) records += w->m->kv_heads * parts_of(w->plan->contexts[s]) * tiles_of(w, s);
-    return records;
+/* Parts of the decodes, which come first among the sequences; returns their number, and that of their tiles. */
+static int64_t list_items(const attend_work *w, item *items, int64_t *records) {
+    int64_t count = 0;
+    *records = 0;
+    for (int64_t s = 0; s < w->num_decodes; s++)
+        for (int64_t head = 0; head < w->m->kv_heads; head++)
+            for (int64_t part = 0; part * PART < w->plan->contexts[s]; part++, count++) {
+                if (items) items[count] = (item){(int32_t)s, (int32_t)head, (int32_t)part, (int32_t)*records};
+                *records += tiles_of(w, s);
+            }
+    return count;
 }
 
-static INLINE void decode_part(const kind t, attend_work *w, desk *d, int64_t s, int64_t head, int64_t part, char *record) {
-    const int64_t first = part * PART, tiles = tiles_of(w, s);
-    const part_of p = {table_of(w, s), head, first, least(PART, w->plan->contexts[s] - first)};
-    const int is_only = w->plan->contexts[s] <= PART;
-    pack_part(t, w, &p, d->part);
-    for (int64_t i = 0; i < tiles; i++) {
-        const tile_of tile = tile_at(w, s, head, i);
-        desk mine = *d;
-        if (!is_only) mine.now = state_at(record + i * w->size.state_bytes);
-        pack_queries(w, tile, mine.queries);
-        attend_part(t, w, &mine, tile, d->part, p);
-        if (is_only) finish_tile(t, w, tile, mine.now);
-        d->tiles = mine.tiles;
+static INLINE part_of part_at(const attend_work *w, item i) {
+    const int64_t first = i.part * PART;
+    return (part_of){table_of(w, i.s), i.head, first, least(PART, w->plan->contexts[i.s] - first)};
+}
+
+static INLINE char *record_of(const attend_work *w, item i) { return w->records + i.record * w->size.state_bytes; }
+
+static INLINE void decode_part(const kind t, attend_work *w, desk *d, item i) {
+    const part_of p = part_at(w, i);
+    const int is_only = w->plan->contexts[i.s] <= PART;
+    pack_part(t, 0, w, &d->ahead, &p, d->part);
+    for (int64_t index = 0; index < tiles_of(w, i.s); index++) {
+        const tile_of tile = tile_at(w, i.s, i.head, index);
+        const state_of own = d->now;
+        if (!is_only) d->now = state_at(record_of(w, i) + index * w->size.state_bytes);
+        pack_queries(w, tile, d->queries);
+        attend_part(t, 1, w, d, tile, d->part, p);
+        if (is_only) finish_tile(t, w, tile, d->now);
+        d->now = own;
     }
 }
 
@@ -45,27 +57,23 @@ static INLINE void merge_parts(const kind t, attend_work *w, int64_t s, int64_t 
 }
 
 static INLINE void attend_decodes(const kind t, attend_work *w, desk *d, place me) {
-    const int64_t heads = w->m->kv_heads;
-    int64_t mine = atomic_fetch_add(&w->next[0], 1), seen = 0, is_long = 0, record = 0;
-    for (int64_t s = 0; s < w->num_decodes; s++) {
-        const int64_t parts = parts_of(w->plan->contexts[s]), tiles = tiles_of(w, s);
-        for (; mine < seen + heads * parts; mine = atomic_fetch_add(&w->next[0], 1)) {
-            const int64_t index = mine - seen;
-            decode_part(t, w, d, s, index / parts, index % parts, w->records + (record + index * tiles) * w->size.state_bytes);
-        }
-        seen += heads * parts;
-        record += heads * parts * tiles;
-        is_long |= parts > 1;
+    int64_t now = atomic_fetch_add(&w->next[0], 1);
+    if (now < w->num_items) {
+        aim(w, &d->ahead, part_at(w, w->items[now]));
+        fetch(w, &d->ahead, 128);
     }
-    if (!is_long) return;
+    while (now < w->num_items) {
+        const int64_t next = atomic_fetch_add(&w->next[0], 1);
+        if (next < w->num_items) d->ahead.next = part_at(w, w->items[next]);
+        decode_part(t, w, d, w->items[now]);
+        now = next;
+    }
     wait_for_all(me);
-    mine = atomic_fetch_add(&w->next[1], 1), seen = 0, record = 0;
-    for (int64_t s = 0; s < w->num_decodes; s++) {
-        const int64_t each = parts_of(w->plan->contexts[s]) * tiles_of(w, s);
-        for (; mine < seen + heads; mine = atomic_fetch_add(&w->next[1], 1))
-            if (w->plan->contexts[s] > PART) merge_parts(t, w, s, mine - seen, w->records + (record + (mine - seen) * each) * w->size.state_bytes);
-        seen += heads;
-        record += heads * each;
+    int64_t first, last;
+    share(me, w->num_items, &first, &last);
+    for (int64_t at = first; at < last; at++) {
+        const item i = w->items[at];
+        if (i.part == 0 && w->plan->contexts[i.s] > PART) merge_parts(t, w, i.s, i.head, record_of(w, i));
     }
 }
 

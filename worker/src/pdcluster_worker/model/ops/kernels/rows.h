@@ -65,10 +65,10 @@ typedef struct {
     int64_t rows, width, is_silu;
 } gate_work;
 
-static INLINE v16 activation(const int is_silu, v16 x) {
+static INLINE v16 activation(const kind t, const int is_silu, v16 x) {
     /* gelu by tanh is x * sigmoid(2 * u), which has no difference of near numbers. */
     const v16 u = is_silu ? x : all(1.5957691216f) * fused(x * x * x, all(0.044715f), x);
-    return x / (all(1.0f) + exp_of(-u));
+    return ratio(t, x, all(1.0f) + exp_of(t, -u));
 }
 
 static INLINE void gate_rows(const kind t, const int is_silu, gate_work *w) {
@@ -79,7 +79,7 @@ static INLINE void gate_rows(const kind t, const int is_silu, gate_work *w) {
         char *out = (char *)w->out + row * w->width * bytes_of(t);
         for (int64_t i = 0; i < w->width; i += LANES) {
             const int64_t n = w->width - i;
-            store(t, out, i, n, rounded(t, activation(is_silu, load(t, gate, i, n))) * load(t, up, i, n));
+            store(t, out, i, n, rounded(t, activation(t, is_silu, load(t, gate, i, n))) * load(t, up, i, n));
         }
     }
 }

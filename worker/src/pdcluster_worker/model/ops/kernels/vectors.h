@@ -35,7 +35,13 @@ static INLINE v16 all(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x
 static INLINE v16 select16(i16 mask, v16 a, v16 b) { return (v16)(((i16)a & mask) | ((i16)b & ~mask)); }
 
 /* b where a is NaN. */
-static INLINE v16 greater(v16 a, v16 b) { return select16(a > b, a, b); }
+static INLINE v16 greater(v16 a, v16 b) {
+#if defined(__AVX512F__)
+    return (v16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return select16(a > b, a, b);
+#endif
+}
 
 static INLINE v16 fused(v16 a, v16 b, v16 c) { /* a * b + c */
 #if defined(__AVX512F__)
@@ -103,15 +109,20 @@ static INLINE float sum_of(v16 x) { /* in one order on every machine */
     return part[0];
 }
 
-/* 2 ** (whole + r) for |r| <= 0.5; beyond the range of floats inf and 0. */
-static INLINE v16 power(v16 whole, v16 r) {
+/* 2 ** r for |r| <= 1, relative error 1e-7, or 1e-6 where bfloat16 is what becomes of it. */
+static INLINE v16 power(const kind t, v16 r) {
     v16 p = all(1.535336188e-4f);
-    p = fused(p, r, all(1.339887440e-3f));
+    if (t == F32) p = fused(p, r, all(1.339887440e-3f));
+    else p = all(1.339887440e-3f);
     p = fused(p, r, all(9.618437357e-3f));
     p = fused(p, r, all(5.550332471e-2f));
     p = fused(p, r, all(2.402264791e-1f));
     p = fused(p, r, all(6.931472028e-1f));
-    p = fused(p, r, all(1.0f));
+    return fused(p, r, all(1.0f));
+}
+
+/* p * 2 ** whole; beyond the range of floats inf and 0. */
+static INLINE v16 scaled(v16 p, v16 whole) {
 #if defined(__AVX512F__)
     return (v16)_mm512_scalef_ps((__m512)p, (__m512)whole);
 #else
@@ -121,24 +132,46 @@ static INLINE v16 power(v16 whole, v16 r) {
 #endif
 }
 
+static INLINE v16 clamped(v16 x, float low, float high) { /* NaN stays NaN */
+    x = select16(x < all(low), all(low), x);
+    return select16(x > all(high), all(high), x);
+}
+
 #define WHOLE 12582912.0f /* 1.5 * 2**23: a sum with it is rounded to a whole number */
 
 /* 2 ** x; NaN stays NaN. */
-static INLINE v16 exp2_of(v16 x) {
-    x = select16(x < all(-151.0f), all(-151.0f), x);
-    x = select16(x > all(129.0f), all(129.0f), x);
+static INLINE v16 exp2_of(const kind t, v16 x) {
+#if defined(__AVX512DQ__)
+    const v16 r = (v16)_mm512_reduce_ps((__m512)x, 8); /* x less the nearest whole number; 0 for inf */
+    return scaled(power(t, r), (v16)_mm512_sub_ps((__m512)x, (__m512)r));
+#else
+    x = clamped(x, -151.0f, 129.0f);
     const v16 whole = (x + all(WHOLE)) - all(WHOLE);
-    return power(whole, x - whole);
+    return scaled(power(t, x - whole), whole);
+#endif
 }
 
-/* e ** x, relative error about 2e-7; NaN stays NaN. */
-static INLINE v16 exp_of(v16 x) {
-    x = select16(x < all(-104.5f), all(-104.5f), x);
-    x = select16(x > all(89.0f), all(89.0f), x);
+/* e ** x; NaN stays NaN. */
+static INLINE v16 exp_of(const kind t, v16 x) {
+    if (t == BF16) return exp2_of(t, x * all(1.44269504f));
+    x = clamped(x, -104.5f, 89.0f);
     const v16 whole = fused(x, all(1.44269504f), all(WHOLE)) - all(WHOLE);
     v16 r = fused(whole, all(-0.693359375f), x);
     r = fused(whole, all(2.12194440e-4f), r);
-    return power(whole, r * all(1.44269504f));
+    return scaled(power(t, r * all(1.44269504f)), whole);
+}
+
+/* x / y for y >= 1; where bfloat16 is what becomes of it, by an approximate reciprocal and one step of Newton. */
+static INLINE v16 ratio(const kind t, v16 x, v16 y) {
+#if defined(__AVX512F__)
+    if (t == BF16) {
+        const v16 guess = (v16)_mm512_rcp14_ps((__m512)y);
+        const v16 better = fused(guess, fused(-y, guess, all(1.0f)), guess);
+        /* At the end of the range the step would be inf * 0. */
+        return x * select16(y > all(1e37f), guess, better);
+    }
+#endif
+    return x / y;
 }
 
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
