@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from agreement_figures import Agreement, Tokens, agreement, agreement_table, until_end
-from report import log_entry, setting_lines
+from setting import log_entry, setting_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pdcluster_worker.engine.messages import RequestSpec, Sampling

@@ -1,0 +1,118 @@
+"""The bench itself: a system that fails loses no other's figures; what is asked for is checked first."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import run as run_module
+from cluster import with_engine
+from footprint import Footprint
+from run import Bench
+from stats import EngineCounters
+from system import Address, Start
+from workload import Workload
+
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.bench.load import Ask, Counted, OnChunk
+
+WORKLOADS = (Workload("A", 4, 2, 2, concurrency=2), Workload("client", 4, 2, 2, concurrency=2, by="vllm"))
+
+
+class Echo:
+    """A system that answers at once; without HTTP."""
+
+    start_seconds = 1.0
+    address: Address | None = None
+
+    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+        for _ in range(ask.num_output_tokens):
+            on_chunk()
+        return Counted(ask.num_output_tokens)
+
+    def conditions(self) -> list[str]:
+        return ["echo: nothing"]
+
+    async def engine_counters(self) -> dict[str, EngineCounters]:
+        return {}
+
+    async def footprints(self, seconds: float) -> list[Footprint]:
+        return []
+
+
+class Stage(Bench):
+    """A bench whose systems are echoes; those named `broken` do not start, `once` only in the first round."""
+
+    vocab_size = 300
+    order: list[str]
+
+    def start(self, name: str) -> Start:
+        @asynccontextmanager
+        async def system() -> AsyncIterator[Echo]:
+            self.order.append(name)
+            if name == "broken" or (name == "once" and self.order.count("once") > 1):
+                raise StartError("it did not start", exit_code=1)
+            yield Echo()
+
+        return system
+
+
+def stage(*systems: str, rounds: int = 2) -> Stage:
+    made = Stage(systems, WORKLOADS, rounds, "seed", Path("/models/small"), {})
+    object.__setattr__(made, "order", [])
+    return made
+
+
+async def test_a_system_that_fails_is_reported_and_the_others_are_measured() -> None:
+    bench = stage("mixed", "broken", "once")
+
+    results = await run_module._run(bench)
+
+    assert len(results.rounds("A", "mixed")) == 2
+    assert len(results.rounds("A", "once")) == 1
+    assert results.troubles[0] == "round 1, broken: StartError: it did not start"
+    assert len(results.troubles) == 3
+
+
+async def test_systems_take_turns_in_an_order_that_turns() -> None:
+    bench = stage("mixed", "vllm", "hf", rounds=3)
+    await run_module._run(bench)
+
+    assert bench.order == ["mixed", "vllm", "hf", "vllm", "hf", "mixed", "hf", "mixed", "vllm"]
+
+
+async def test_a_system_without_http_is_left_out_of_the_other_client() -> None:
+    results = await run_module._run(stage("hf", rounds=1))
+
+    assert not results.rounds("client", "hf")
+
+
+async def test_a_bench_without_a_figure_is_an_error_that_says_why() -> None:
+    with pytest.raises(StartError, match="broken: StartError: it did not start"):
+        await run_module._run(stage("broken"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "0"], "--rounds: must be at least 1"),
+        (["--quick", "--log"], "--log: keeps figures"),
+        (["--set", "maxBatchedTokens"], "is no FIELD=VALUE"),
+        (["--workload", "C"], "invalid choice"),
+    ],
+)
+def test_wrong_option_is_refused(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    with pytest.raises(SystemExit):
+        run_module._options()
+    assert message in capsys.readouterr().err
+
+
+def test_fields_of_the_engine_replace_those_of_the_file() -> None:
+    text = "spec:\n  engine: {maxModelLen: 4096, maxBatchedTokens: 256}\n"
+
+    assert "maxBatchedTokens: 512" in with_engine(text, {"maxBatchedTokens": 512})
+    assert "maxModelLen: 4096" in with_engine(text, {"maxBatchedTokens": 512})
