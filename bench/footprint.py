@@ -47,6 +47,17 @@ async def idle_footprints(watched: Sequence[Watched], seconds: float) -> list[Fo
     ]
 
 
+def others_cpu_seconds() -> float:
+    """Processor time of this machine that did not go to this process and its descendants, since it started.
+
+    Stolen time is in it.  A difference of two readings tells whether a measurement had the machine to itself.
+    """
+    times = psutil.cpu_times()
+    busy = times.user + times.nice + times.system + times.softirq + times.irq + times.steal
+    own = psutil.Process().cpu_times()
+    return float(busy - _cpu_seconds(psutil.Process()) - own.children_user - own.children_system)
+
+
 def _cpu_seconds(server: psutil.Process) -> float:
     times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
     return sum(time.user + time.system for time in times)

@@ -34,20 +34,21 @@ GOODPUT = "goodput good/s"
 GOALS: Sequence[Goal] = (
     Goal("A", "output tokens/s", "mixed", "vllm", 1.25),
     Goal("A", "TTFT mean ms", "mixed", "vllm", 0.8, is_most=True),
-    Goal("A t=1", "output tokens/s", "mixed", "vllm"),
+    Goal("sampled", "output tokens/s", "mixed", "vllm"),
     Goal("client", "output tokens/s", "mixed", "vllm"),
     Goal("client", "TTFT mean ms", "mixed", "vllm"),
     Goal("single", STREAM_RATE, "mixed", "vllm", 1.25),
-    Goal("B 0.5/s", GOODPUT, "mixed", "vllm"),
-    Goal("B 1.0/s", GOODPUT, "mixed", "vllm", 1.2),
-    Goal("B 1.5/s", GOODPUT, "mixed", "vllm", 1.2),
-    Goal("B 2.0/s", GOODPUT, "mixed", "vllm"),
+    Goal("B-0.5", GOODPUT, "mixed", "vllm"),
+    Goal("B-1.0", GOODPUT, "mixed", "vllm", 1.2),
+    Goal("B-1.5", GOODPUT, "mixed", "vllm", 1.2),
+    Goal("B-2.0", GOODPUT, "mixed", "vllm"),
     Goal("offline", "output tokens/s", "mixed", "vllm"),
-    *(Goal(mix, GOODPUT, "mixed", "vllm") for mix in ("mix 1.5/s", "mix 2.0/s")),
+    Goal("mix", GOODPUT, "mixed", "vllm"),
+    Goal("mix", "TTFT mean ms", "mixed", "vllm"),
     Goal("chat", "output tokens/s", "mixed", "vllm"),
     Goal("chat", "TTFT mean ms", "mixed", "vllm"),
     Goal("A", "output tokens/s", "mixed", "hf"),
-    *(Goal(f"B {rate}/s", metric, "1p1d", "mixed") for rate in ("0.5", "1.0", "1.5", "2.0") for metric in (GOODPUT, "TPOT p99 ms")),
+    *(Goal(f"B-{rate}", metric, "1p1d", "mixed") for rate in ("0.5", "1.0", "1.5", "2.0") for metric in (GOODPUT, "TPOT p99 ms")),
 )
 
 

@@ -83,7 +83,8 @@ def _health(results: Results, workload: Workload) -> str:
             f"- {name}: sent {sum(len(run.answers) for run in runs)}, failed {len(failures)}, prefilled remotely {remote:.0f}; "
             f"generator: start delay p99 {1e3 * percentile(delays, 99):.1f} ms, worst {1e3 * max(delays):.1f} ms, "
             f"CPU {cell([100 * run.client_cpu_seconds / run.duration_seconds for run in runs])} % of a core, "
-            f"chunks per token {cell([chunks_per_token(run) for run in runs])}"
+            f"chunks per token {cell([chunks_per_token(run) for run in runs])}; "
+            f"other processes {cell([100 * one.others_cpu_seconds / one.run.duration_seconds for one in measured])} % of a core"
         )
         lines += [f"  - failed: {failure}" for failure in sorted(set(failures))]
     return "\n".join(lines)

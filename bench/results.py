@@ -13,9 +13,14 @@ from pdcluster_operator.bench.answers import Run
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One workload on one system in one round.  engines: what each worker's engine counted meanwhile."""
+    """One workload on one system in one round.
+
+    others_cpu_seconds: processor time that went to processes outside the bench meanwhile
+    engines:            what each worker's engine counted meanwhile
+    """
 
     run: Run
+    others_cpu_seconds: float
     engines: Mapping[str, EngineCounters]
 
 

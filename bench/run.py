@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 from cluster import running_cluster
+from footprint import others_cpu_seconds
 from hugging_face import running_generate
 from report import render
 from results import Measurement, Results
@@ -47,6 +48,7 @@ ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "bench" / "LOG.md"
 FILES = {"mixed": ROOT / "examples" / "mixed.yaml", "1p1d": ROOT / "examples" / "chat.yaml"}
 SYSTEMS = (*FILES, "vllm", "hf")
+NAMES = tuple(dict.fromkeys([*GROUPS, *(workload.name for workload in FULL)]))
 IDLE_SECONDS = 10.0
 SHOWN = ("TTFT p50 ms", "TPOT p50 ms", "output tokens/s", "goodput good/s")  # in progress lines; the report has all
 STARTED_SECONDS = time.monotonic()
@@ -104,7 +106,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="ours, vLLM and Hugging Face generate() side by side")
-    parser.add_argument("--workload", nargs="+", choices=(*GROUPS, "all"), default=["all"], metavar="NAME", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument(
+        "--workload", nargs="+", choices=NAMES, default=GROUPS, metavar="NAME", help=f"of {', '.join(NAMES)}; B is all of B-*"
+    )
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help=f"of {', '.join(SYSTEMS)}")
     parser.add_argument("--rounds", type=int, default=3, help="of every workload on every system (default: 3)")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of spec.engine, in place of our files' values")
@@ -126,8 +130,8 @@ def _bench_of(options: argparse.Namespace) -> Bench:
     model = cached_model(load(FILES["mixed"]).spec.model)  # where `pdctl up` finds the model of both files
     if not (model / "config.json").is_file():
         raise StartError(f"no model in {model}: run `make model`", exit_code=2)
-    groups = GROUPS if "all" in options.workload else options.workload
-    workloads = [workload for workload in (QUICK if options.quick else FULL) if workload.group in groups]
+    sizes = QUICK if options.quick else FULL
+    workloads = [workload for workload in sizes if {workload.name, workload.group} & set(options.workload)]
     systems = [name for name in SYSTEMS if name in options.only]
     if "vllm" in systems or any(workload.by == "vllm" for workload in workloads):
         check_installed()
@@ -187,12 +191,14 @@ def _outcome(run: Run) -> str:
 
 async def _measure(bench: Bench, system: System, workload: Workload, seed: str) -> Measurement:
     before = await system.engine_counters()
+    others = others_cpu_seconds()
     if workload.by == "vllm" and system.address is not None:
         run = await run_client(system.address, workload, bench.served, seed)
     else:
         run = await run_load(system, workload.asks(seed, bench.vocab_size), workload.pace(seed))
+    others = max(0.0, others_cpu_seconds() - others)
     after = await system.engine_counters()
-    return Measurement(run, {worker: counters.since(before[worker]) for worker, counters in after.items()})
+    return Measurement(run, others, {worker: counters.since(before[worker]) for worker, counters in after.items()})
 
 
 def _say(text: str) -> None:

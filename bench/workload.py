@@ -25,7 +25,7 @@ CHAT_TURNS = 3
 class Workload:
     """One load.
 
-    name:        its first word is the group that `--workload` chooses
+    name:        of itself; what stands before a dash names a group, which `--workload` chooses too
     concurrency: so many at a time; None for an open loop.
     rate:        open loop with Poisson arrivals, so many a second; None for a closed loop.
     shape:       same: prompts of one length; mix: every fourth prompt is long;
@@ -45,8 +45,8 @@ class Workload:
 
     @property
     def group(self) -> str:
-        """What `--workload` calls it."""
-        return self.name.split()[0]
+        """The workloads that differ in their rate only are one group."""
+        return self.name.partition("-")[0]
 
     def describe(self) -> str:
         """One line for a report."""
@@ -112,23 +112,23 @@ class Workload:
 # Sizes: three rounds show the noise; all of it on four systems takes less than 25 minutes on 2 cores.
 FULL: Sequence[Workload] = (
     Workload("A", 256, 64, 48, concurrency=16),
-    Workload("A t=1", 256, 64, 32, concurrency=16, temperature=1.0),
-    Workload("B 0.5/s", 1024, 32, 8, rate=0.5),
-    Workload("B 1.0/s", 1024, 32, 16, rate=1.0),
-    Workload("B 1.5/s", 1024, 32, 20, rate=1.5),
+    Workload("sampled", 256, 64, 32, concurrency=16, temperature=1.0),
+    Workload("B-0.5", 1024, 32, 8, rate=0.5),
+    Workload("B-1.0", 1024, 32, 16, rate=1.0),
+    Workload("B-1.5", 1024, 32, 20, rate=1.5),
     Workload("single", 128, 128, 2, concurrency=1),
     Workload("offline", 64, 32, 128, concurrency=128),
-    Workload("mix 1.5/s", 64, 32, 20, rate=1.5, shape="mix"),
+    Workload("mix", 64, 32, 20, rate=1.5, shape="mix"),
     Workload("chat", 512, 32, 24, concurrency=8, shape="chat"),
     Workload("client", 256, 64, 32, concurrency=16, by="vllm"),
 )
 QUICK: Sequence[Workload] = (
     Workload("A", 32, 8, 6, concurrency=3),
-    Workload("A t=1", 32, 8, 3, concurrency=3, temperature=1.0),
-    Workload("B 2.0/s", 300, 4, 3, rate=2.0),
+    Workload("sampled", 32, 8, 3, concurrency=3, temperature=1.0),
+    Workload("B-2.0", 300, 4, 3, rate=2.0),
     Workload("single", 32, 8, 1, concurrency=1),
     Workload("offline", 16, 4, 8, concurrency=8),
-    Workload("mix 2.0/s", 16, 4, 4, rate=2.0, shape="mix"),
+    Workload("mix", 16, 4, 4, rate=2.0, shape="mix"),
     Workload("chat", 64, 8, 6, concurrency=2, shape="chat"),
     Workload("client", 32, 8, 6, concurrency=3, by="vllm"),
 )

@@ -16,7 +16,7 @@ ENGINE = EngineCounters(num_steps=10, step_seconds=0.5, overhead_seconds=0.02, n
 
 
 def measured(ttft_seconds: float, failure: str | None = None, *, seconds: float = 1.0) -> Measurement:
-    return Measurement(Run((Answer(0.0, 0.0, (ttft_seconds, ttft_seconds + 0.05), 2, failure),), seconds, 0.01), {"decode-0": ENGINE})
+    return Measurement(Run((Answer(0.0, 0.0, (ttft_seconds, ttft_seconds + 0.05), 2, failure),), seconds, 0.01), 0.5, {"decode-0": ENGINE})
 
 
 def results(**systems: list[Measurement] | dict[int, Measurement]) -> Results:
@@ -56,6 +56,7 @@ def test_report_shows_failures_and_has_no_ratio_without_a_figure() -> None:
     assert line_of(report, "good share")[1:3] == ["0", "1"]
     assert "- mixed: sent 1, failed 1" in report
     assert "  - failed: HTTP 503" in report
+    assert "other processes 50 % of a core" in report
 
 
 def test_ratio_of_a_system_that_missed_a_round_is_of_the_rounds_that_both_have() -> None:

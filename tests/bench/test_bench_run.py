@@ -1,14 +1,16 @@
 """The bench itself: a system that fails loses no other's figures; what is asked for is checked first."""
 
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import run as run_module
 from cluster import with_engine
-from footprint import Footprint
+from footprint import Footprint, others_cpu_seconds
 from run import Bench
 from stats import EngineCounters
 from system import Address, Start
@@ -91,6 +93,31 @@ async def test_a_system_without_http_is_left_out_of_the_other_client() -> None:
 async def test_a_bench_without_a_figure_is_an_error_that_says_why() -> None:
     with pytest.raises(StartError, match="broken: StartError: it did not start"):
         await run_module._run(stage("broken"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [(["A"], ["A"]), (["B"], ["B-0.5", "B-1.0", "B-1.5"]), (["B-1.0", "chat"], ["B-1.0", "chat"])],
+)
+def test_workloads_are_chosen_by_name_or_group(asked: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Path(__file__).parent
+    monkeypatch.setattr(run_module, "cached_model", lambda _: model)
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--workload", *asked, "--only", "mixed", "--set", "maxSequences=128"])
+    bench = run_module._bench_of(run_module._options())
+
+    assert [workload.name for workload in bench.workloads] == names
+    assert bench.engine == {"maxSequences": 128}
+
+
+def test_processor_time_of_others_leaves_out_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = psutil.cpu_times()
+    monkeypatch.setattr(psutil, "cpu_times", lambda: machine)
+    before, own = others_cpu_seconds(), time.process_time()
+    while time.process_time() - own < 0.1:
+        pass
+
+    assert others_cpu_seconds() <= before - 0.09
 
 
 @pytest.mark.parametrize(
