@@ -7,14 +7,12 @@ the engine's inside.
 
 import asyncio
 import re
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from footprint import Footprint, Watched, idle_footprints
 from prometheus_client.parser import text_string_to_metric_families
 from stats import EngineCounters
@@ -31,21 +29,20 @@ _COUNTER = "pdcluster_{}_total"
 _REPORT_SECONDS = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is started.  engine: fields of `spec.engine` that replace those of the file"""
+
+    file: Path
+    model: Path
+    engine: Mapping[str, Any]
+
+
 @asynccontextmanager
-async def running_cluster(name: str, file: Path, engine: Mapping[str, Any]) -> AsyncIterator["Cluster"]:
-    """`pdctl up` of the file, with these fields in its `spec.engine`.  Raises StartError when it does not start."""
-    with tempfile.TemporaryDirectory(prefix="pdcluster-bench-") as folder:
-        changed = Path(folder) / file.name
-        changed.write_text(with_engine(file.read_text(), engine))
-        async with started_cluster(changed) as started, http_session() as session:
-            yield Cluster(name, started, OpenAIServer(session, started.base_url, started.model))
-
-
-def with_engine(text: str, engine: Mapping[str, Any]) -> str:
-    """A PDCluster's YAML with other values in `spec.engine`."""
-    body = yaml.safe_load(text)
-    body["spec"]["engine"] = {**body["spec"].get("engine", {}), **engine}
-    return yaml.safe_dump(body)
+async def running_cluster(name: str, setup: Setup) -> AsyncIterator["Cluster"]:
+    """`pdctl up`, from ready to its last process.  Raises StartError when it does not start."""
+    async with started_cluster(setup.file, setup.model, setup.engine) as started, http_session() as session:
+        yield Cluster(name, started, OpenAIServer(session, started.base_url, started.model))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster import running_cluster
+from cluster import Setup, running_cluster
 from footprint import others_cpu_seconds
 from hugging_face import running_generate
 from report import render
@@ -78,7 +78,7 @@ class Bench:
     def start(self, name: str) -> Start:
         """How one system is started."""
         if name in FILES:
-            return lambda: running_cluster(name, FILES[name], self.engine)
+            return lambda: running_cluster(name, Setup(FILES[name], self.model, self.engine))
         if name == "vllm":
             return lambda: running_vllm(name, self.served)
         return lambda: running_generate(name, self.model, available_cores())

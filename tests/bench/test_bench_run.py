@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 import run as run_module
-from cluster import with_engine
 from footprint import Footprint, others_cpu_seconds
 from run import Bench
 from stats import EngineCounters
@@ -136,10 +135,3 @@ def test_wrong_option_is_refused(
     with pytest.raises(SystemExit):
         run_module._options()
     assert message in capsys.readouterr().err
-
-
-def test_fields_of_the_engine_replace_those_of_the_file() -> None:
-    text = "spec:\n  engine: {maxModelLen: 4096, maxBatchedTokens: 256}\n"
-
-    assert "maxBatchedTokens: 512" in with_engine(text, {"maxBatchedTokens": 512})
-    assert "maxModelLen: 4096" in with_engine(text, {"maxBatchedTokens": 512})

@@ -7,11 +7,13 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pdcluster_operator.api.errors import StartError
 
@@ -41,16 +43,19 @@ class Started:
 
 
 @asynccontextmanager
-async def started_cluster(file: Path, *more: str) -> AsyncIterator[Started]:
+async def started_cluster(file: Path, model: Path, engine: Mapping[str, Any] | None = None) -> AsyncIterator[Started]:
     """`pdctl up FILE` on a free port; state and logs are in a folder that goes with it.
 
-    more: further options of `pdctl up`
+    model:  the model's folder
+    engine: fields of `spec.engine` that replace those of the file
     Raises StartError with its output when it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="pdcluster-bench-", ignore_cleanup_errors=True) as folder:
+        changed = Path(folder) / file.name
+        changed.write_text(with_engine(file.read_text(), engine or {}))
         start = time.monotonic()
-        options = ("--no-progress", "--port", "0", "--state-dir", folder, *more)
-        command = (sys.executable, "-m", "pdcluster_operator", "up", str(file), *options)
+        options = ("--no-progress", "--port", "0", "--state-dir", folder, "--model-path", str(model))
+        command = (sys.executable, "-m", "pdcluster_operator", "up", str(changed), *options)
         # In its own session: Ctrl-C reaches it through us only, once.
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT, start_new_session=True)
         try:
@@ -60,6 +65,19 @@ async def started_cluster(file: Path, *more: str) -> AsyncIterator[Started]:
             yield Started(base_url, start_seconds, state)
         finally:
             await end_process(process)
+
+
+def with_engine(text: str, engine: Mapping[str, Any]) -> str:
+    """A file's YAML with other values in the `spec.engine` of its PDCluster; other objects stay as they are.
+
+    >>> with_engine("kind: PDCluster\\nspec: {engine: {threads: 2}}", {"maxSequences": 8})
+    'kind: PDCluster\\nspec:\\n  engine:\\n    threads: 2\\n    maxSequences: 8\\n'
+    """
+    documents = list(yaml.safe_load_all(text))
+    for body in documents:
+        if isinstance(body, dict) and body.get("kind") == "PDCluster":
+            body["spec"]["engine"] = {**body["spec"].get("engine", {}), **engine}
+    return yaml.safe_dump_all(documents, sort_keys=False)
 
 
 async def end_process(process: Process) -> None:
