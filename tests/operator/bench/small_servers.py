@@ -1,8 +1,10 @@
 """A small HTTP server that answers as a test says, whatever it is asked; keeps the bodies that it got."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,3 +65,25 @@ async def serving(
         yield server
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def serving_aside(answer: Callable[[dict[str, Any]], bytes] = answer_of) -> Iterator[SmallServer]:
+    """The same in a thread of its own, for what runs an event loop itself."""
+    found: list[SmallServer] = []
+    is_up, is_over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with serving(answer) as server:
+            found.append(server)
+            is_up.set()
+            await asyncio.to_thread(is_over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert is_up.wait(10)
+        yield found[0]
+    finally:
+        is_over.set()
+        thread.join()
