@@ -15,6 +15,7 @@ from typing import Any
 
 from footprint import Footprint, Watched, idle_footprints
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from stats import EngineCounters
 from system import Address
 
@@ -25,6 +26,7 @@ from pdcluster_operator.bench.started import Started, started_cluster
 _LOADED = re.compile(r"loaded model .*dtype=(\S+) threads=(\d+)")
 _RESERVED = re.compile(r"reserved kv cache blocks=(\d+) block_bytes=(\d+)")
 _COUNTER = "pdcluster_{}_total"
+_STEP = ("pdcluster_engine_step_seconds_count", "pdcluster_engine_step_seconds_sum")
 # The engine reports once more as it goes idle; the report crosses two processes before it shows in /metrics.
 _REPORT_SECONDS = 0.5
 
@@ -70,8 +72,26 @@ class Cluster:
     async def engine_counters(self) -> dict[str, EngineCounters]:
         """Each worker's counters, after all work has ended."""
         await asyncio.sleep(_REPORT_SECONDS)
-        texts = [await self._page(f"http://{worker['http']}/metrics") for worker in self._workers]
-        return {worker["name"]: _counters(text) for worker, text in zip(self._workers, texts, strict=True)}
+        return {worker["name"]: _counters(await self._samples(worker)) for worker in self._workers}
+
+    async def steps(self, kind: str) -> tuple[float, float]:
+        """(how many steps of a kind, their seconds) of all workers, after all work has ended."""
+        await asyncio.sleep(_REPORT_SECONDS)
+        found = [0.0, 0.0]
+        for worker in self._workers:
+            for sample in await self._samples(worker):
+                if sample.name in _STEP and sample.labels["kind"] == kind:
+                    found[_STEP.index(sample.name)] += sample.value
+        return found[0], found[1]
+
+    async def dtype(self) -> str:
+        """What its first worker computes in."""
+        samples = await self._samples(self._workers[0])
+        return next(sample.labels["dtype"] for sample in samples if sample.name == "pdcluster_engine_dtype_info" and sample.value)
+
+    async def _samples(self, worker: dict[str, Any]) -> list[Sample]:
+        text = await self._page(f"http://{worker['http']}/metrics")
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def conditions(self) -> list[str]:
         """What each worker said as it loaded the model."""
@@ -96,12 +116,8 @@ class Cluster:
         return [(worker, pattern.findall(Path(worker["log"]).read_text())[-1]) for worker in self._workers]
 
 
-def _counters(text: str) -> EngineCounters:
-    values = {
-        (sample.name, sample.labels.get("outcome")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+def _counters(samples: list[Sample]) -> EngineCounters:
+    values = {(sample.name, sample.labels.get("outcome")): sample.value for sample in samples}
 
     def total(name: str, outcome: str | None = None) -> float:
         return values[_COUNTER.format(name), outcome]

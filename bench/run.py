@@ -120,8 +120,6 @@ def _options() -> argparse.Namespace:
         parser.error("--rounds: must be at least 1")
     if options.log and options.quick:
         parser.error("--log: keeps figures, and --quick makes none: leave one out")
-    if wrong := [pair for pair in options.set if "=" not in pair]:
-        parser.error(f"--set: {wrong[0]} is no FIELD=VALUE; write e.g. maxBatchedTokens=512")
     return options
 
 
@@ -135,8 +133,19 @@ def _bench_of(options: argparse.Namespace) -> Bench:
     systems = [name for name in SYSTEMS if name in options.only]
     if "vllm" in systems or any(workload.by == "vllm" for workload in workloads):
         check_installed()
-    engine = dict(pair.split("=", 1) for pair in options.set)
-    return Bench(systems, workloads, options.rounds, options.seed, model, {key: yaml.safe_load(value) for key, value in engine.items()})
+    return Bench(systems, workloads, options.rounds, options.seed, model, engine_fields(options.set))
+
+
+def engine_fields(pairs: Sequence[str]) -> dict[str, Any]:
+    """Fields of `spec.engine` and their values, of `FIELD=VALUE`.  Raises StartError.
+
+    >>> engine_fields(["maxBatchedTokens=512"])
+    {'maxBatchedTokens': 512}
+    """
+    if wrong := [pair for pair in pairs if "=" not in pair]:
+        raise StartError(f"--set: {wrong[0]} is no FIELD=VALUE; write e.g. maxBatchedTokens=512", exit_code=2)
+    fields = dict(pair.split("=", 1) for pair in pairs)
+    return {name: yaml.safe_load(value) for name, value in fields.items()}
 
 
 async def _run(bench: Bench) -> Results:

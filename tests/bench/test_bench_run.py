@@ -1,5 +1,6 @@
 """The bench itself: a system that fails loses no other's figures; what is asked for is checked first."""
 
+import doctest
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -124,7 +125,6 @@ def test_processor_time_of_others_leaves_out_our_own(monkeypatch: pytest.MonkeyP
     [
         (["--rounds", "0"], "--rounds: must be at least 1"),
         (["--quick", "--log"], "--log: keeps figures"),
-        (["--set", "maxBatchedTokens"], "is no FIELD=VALUE"),
         (["--workload", "C"], "invalid choice"),
     ],
 )
@@ -135,3 +135,9 @@ def test_wrong_option_is_refused(
     with pytest.raises(SystemExit):
         run_module._options()
     assert message in capsys.readouterr().err
+
+
+def test_field_of_the_engine_without_a_value_is_refused() -> None:
+    assert doctest.testmod(run_module).failed == 0
+    with pytest.raises(StartError, match=r"--set: maxBatchedTokens is no FIELD=VALUE; write e\.g\. maxBatchedTokens=512"):
+        run_module.engine_fields(["maxBatchedTokens"])
