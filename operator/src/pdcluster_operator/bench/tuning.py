@@ -14,6 +14,8 @@ GAIN = 1.1
 """A neighbour has to hold so much more: loads are short, and their noise is not to be climbed."""
 STEP = 1.5
 LEAST_RATE = 0.05
+MAX_RISES = 6
+"""Of one candidate, so that loose limits leave trials for its neighbours."""
 
 MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS = 16, 8192
 MIN_SEQUENCES, MAX_SEQUENCES = 1, 512
@@ -150,8 +152,8 @@ class _Climb:
 
     def _rise(self, sizes: Sizes) -> Generator[Trial, Seen, None]:
         assert self.best is not None
-        while not self.is_spent:
-            if not (yield from self._holds(Trial(sizes, self.best.trial.rate * STEP))):
+        for _ in range(MAX_RISES):
+            if self.is_spent or not (yield from self._holds(Trial(sizes, self.best.trial.rate * STEP))):
                 return
 
     def _holds(self, trial: Trial) -> Generator[Trial, Seen, bool]:
