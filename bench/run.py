@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,11 @@ STARTED_SECONDS = time.monotonic()
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured.  engine: fields of `spec.engine` that replace those of our files."""
+    """What is measured.
+
+    engine: fields of `spec.engine` that replace those of our files
+    dtype:  of all systems: what our workers choose on this machine
+    """
 
     systems: Sequence[str]
     workloads: Sequence[Workload]
@@ -64,11 +69,12 @@ class Bench:
     seed: str
     model: Path
     engine: Mapping[str, Any]
+    dtype: str
 
     @property
     def served(self) -> Served:
         """As many threads as pdctl gives the one mixed worker."""
-        return Served(self.model, available_cores())
+        return Served(self.model, available_cores(), self.dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -97,7 +103,7 @@ def main() -> int:
         print("bench: stopped before its end; nothing is left running", file=sys.stderr)
         return 130
     report = render(results, bench.seed)
-    print(report if not options.quick else f"{report}\n\nquick: sizes too small for figures, good for a look whether all works")
+    print(f"quick: sizes too small for figures, good for a look whether all works\n\n{report}" if options.quick else report)
     if options.log:
         with LOG.open("a") as log:
             log.write(log_entry(report))
@@ -133,7 +139,18 @@ def _bench_of(options: argparse.Namespace) -> Bench:
     systems = [name for name in SYSTEMS if name in options.only]
     if "vllm" in systems or any(workload.by == "vllm" for workload in workloads):
         check_installed()
-    return Bench(systems, workloads, options.rounds, options.seed, model, engine_fields(options.set))
+    return Bench(systems, workloads, options.rounds, options.seed, model, engine_fields(options.set), machine_dtype())
+
+
+def machine_dtype() -> str:
+    """What our workers choose for `dtype: auto` on this machine.
+
+    Asked in a process of its own: the worker's model room sets OpenMP's
+    environment as it is imported, and every system would inherit that.
+    """
+    program = "from pdcluster_worker.model.loader import resolve_dtype; print(resolve_dtype('auto'))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return said.stdout.strip().removeprefix("torch.")
 
 
 def engine_fields(pairs: Sequence[str]) -> dict[str, Any]:

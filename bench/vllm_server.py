@@ -6,7 +6,9 @@ It listens on loopback only.
 """
 
 import asyncio
+import contextlib
 import os
+import signal
 import tempfile
 import time
 from asyncio.subprocess import STDOUT, Process
@@ -50,9 +52,9 @@ class Served:
         ]
 
     def environment(self) -> dict[str, str]:
-        """The server's and the client's environment."""
+        """The server's and the client's environment, without OpenMP settings that were meant for other processes."""
         return {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))},
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.num_threads - 1}" if self.num_threads > 1 else "0",
@@ -94,6 +96,8 @@ async def running_vllm(name: str, served: Served) -> AsyncIterator["Vllm"]:
                 yield Vllm(name, served, time.monotonic() - start, process, server)
         finally:
             await end_process(process)
+            with contextlib.suppress(ProcessLookupError):  # its engine's processes, where it left them
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The bench itself: a system that fails loses no other's figures; what is asked for is checked first."""
 
 import doctest
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -61,7 +62,7 @@ class Stage(Bench):
 
 
 def stage(*systems: str, rounds: int = 2) -> Stage:
-    made = Stage(systems, WORKLOADS, rounds, "seed", Path("/models/small"), {})
+    made = Stage(systems, WORKLOADS, rounds, "seed", Path("/models/small"), {}, "bfloat16")
     object.__setattr__(made, "order", [])
     return made
 
@@ -104,10 +105,18 @@ def test_workloads_are_chosen_by_name_or_group(asked: list[str], names: list[str
     monkeypatch.setattr(run_module, "cached_model", lambda _: model)
     monkeypatch.setattr(Path, "is_file", lambda _: True)
     monkeypatch.setattr(sys, "argv", ["run.py", "--workload", *asked, "--only", "mixed", "--set", "maxSequences=128"])
+    monkeypatch.setattr(run_module, "machine_dtype", lambda: "bfloat16")
     bench = run_module._bench_of(run_module._options())
 
     assert [workload.name for workload in bench.workloads] == names
     assert bench.engine == {"maxSequences": 128}
+
+
+def test_dtype_is_asked_without_importing_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+
+    assert run_module.machine_dtype() in ("bfloat16", "float32")
+    assert "OMP_WAIT_POLICY" not in os.environ
 
 
 def test_processor_time_of_others_leaves_out_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """vLLM beside ours: how it is started, what its client is asked and what is read back of it."""
 
 import doctest
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from workload import Workload
 
 from pdcluster_operator.api.errors import StartError
 
+INSTALL = Path(__file__).parents[2] / "bench" / "peers" / "install_vllm.sh"
 MODEL = Path("/models/small")
 ADDRESS = Address("http://127.0.0.1:1", "small")
 CLOSED = Workload("client", 256, 64, 32, concurrency=16, by="vllm")
@@ -44,13 +46,15 @@ def test_examples_hold() -> None:
     assert doctest.testmod(vllm_client).failed == 0
 
 
-def test_server_is_bound_to_as_many_cores_as_threads_and_to_loopback() -> None:
+def test_server_is_bound_to_as_many_cores_as_threads_and_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     served = Served(MODEL, num_threads=2)
 
     command = served.command(8123)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert {"--enforce-eager", "bfloat16", "small"} <= set(command)
     environment = served.environment()
+    assert "OMP_WAIT_POLICY" not in environment
     assert (environment["OMP_NUM_THREADS"], environment["VLLM_CPU_OMP_THREADS_BIND"]) == ("2", "0-1")
     assert Served(MODEL, num_threads=1).environment()["VLLM_CPU_OMP_THREADS_BIND"] == "0"
 
@@ -71,6 +75,21 @@ async def test_missing_installation_is_an_error_that_says_how_to_get_it(installa
 async def test_client_that_ends_is_an_error_with_its_last_words() -> None:
     with pytest.raises(StartError, match=r"(?s)ended with 3:.*no such model"):
         await run_client(ADDRESS, CLOSED, Served(MODEL, 1), "seed")
+
+
+def test_installation_that_is_there_is_left_alone(installation: Path) -> None:
+    (installation / ".ready").write_text("0.32.0\n")
+    done = subprocess.run([INSTALL, installation], capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (installation / "bin" / "vllm").exists()
+
+
+def test_installation_without_a_folder_is_refused() -> None:
+    done = subprocess.run([INSTALL], capture_output=True, text=True, check=False)
+
+    assert done.returncode != 0
+    assert "give the folder of the virtual environment" in done.stderr
 
 
 def test_client_sends_the_workload() -> None:
