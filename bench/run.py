@@ -50,7 +50,7 @@ LOG = ROOT / "docs" / "bench" / "LOG.md"
 FILES = {"mixed": ROOT / "examples" / "mixed.yaml", "1p1d": ROOT / "examples" / "chat.yaml"}
 SYSTEMS = (*FILES, "vllm", "hf")
 NAMES = tuple(dict.fromkeys([*GROUPS, *(workload.name for workload in FULL)]))
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 5.0
 SHOWN = ("TTFT p50 ms", "TPOT p50 ms", "output tokens/s", "goodput good/s")  # in progress lines; the report has all
 STARTED_SECONDS = time.monotonic()
 
@@ -201,7 +201,7 @@ async def _visit(bench: Bench, system: System, name: str, results: Results, numb
         warm_up = length.warm_up()
         await run_load(system, warm_up.asks(f"warm-up {bench.seed} {number}", bench.vocab_size), warm_up.pace(bench.seed))
     for workload in bench.workloads:
-        if workload.by == "vllm" and system.address is None:
+        if system.address is None and not workload.for_batches:
             continue
         measured = await _measure(bench, system, workload, f"{bench.seed} {number}")
         results.measurements[workload.name, name][number] = measured

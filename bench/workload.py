@@ -31,6 +31,7 @@ class Workload:
     shape:       same: prompts of one length; mix: every fourth prompt is long;
                  chat: conversations that share their first `num_prompt_tokens`, and grow
     by:          whose load generator sends it
+    for_batches: `generate()` takes it too; it has no HTTP, and the time for some rates is better spent elsewhere
     """
 
     name: str
@@ -42,6 +43,7 @@ class Workload:
     temperature: float = 0.0
     shape: Literal["same", "mix", "chat"] = "same"
     by: Literal["ours", "vllm"] = "ours"
+    for_batches: bool = True
 
     @property
     def group(self) -> str:
@@ -112,15 +114,15 @@ class Workload:
 # Sizes: three rounds show the noise; all of it on four systems takes less than 25 minutes on 2 cores.
 FULL: Sequence[Workload] = (
     Workload("A", 256, 64, 48, concurrency=16),
-    Workload("sampled", 256, 64, 32, concurrency=16, temperature=1.0),
-    Workload("B-0.5", 1024, 32, 8, rate=0.5),
+    Workload("sampled", 256, 64, 24, concurrency=16, temperature=1.0),
+    Workload("B-0.5", 1024, 32, 8, rate=0.5, for_batches=False),
     Workload("B-1.0", 1024, 32, 16, rate=1.0),
-    Workload("B-1.5", 1024, 32, 20, rate=1.5),
+    Workload("B-1.5", 1024, 32, 20, rate=1.5, for_batches=False),
     Workload("single", 128, 128, 2, concurrency=1),
     Workload("offline", 64, 32, 128, concurrency=128),
-    Workload("mix", 64, 32, 20, rate=1.5, shape="mix"),
+    Workload("mix", 64, 32, 16, rate=1.5, shape="mix", for_batches=False),
     Workload("chat", 512, 32, 24, concurrency=8, shape="chat"),
-    Workload("client", 256, 64, 32, concurrency=16, by="vllm"),
+    Workload("client", 256, 64, 24, concurrency=16, by="vllm", for_batches=False),
 )
 QUICK: Sequence[Workload] = (
     Workload("A", 32, 8, 6, concurrency=3),
@@ -130,6 +132,6 @@ QUICK: Sequence[Workload] = (
     Workload("offline", 16, 4, 8, concurrency=8),
     Workload("mix", 16, 4, 4, rate=2.0, shape="mix"),
     Workload("chat", 64, 8, 6, concurrency=2, shape="chat"),
-    Workload("client", 32, 8, 6, concurrency=3, by="vllm"),
+    Workload("client", 32, 8, 6, concurrency=3, by="vllm", for_batches=False),
 )
 GROUPS = tuple(dict.fromkeys(workload.group for workload in FULL))

@@ -20,7 +20,7 @@ from workload import Workload
 from pdcluster_operator.api.errors import StartError
 from pdcluster_operator.bench.load import Ask, Counted, OnChunk
 
-WORKLOADS = (Workload("A", 4, 2, 2, concurrency=2), Workload("client", 4, 2, 2, concurrency=2, by="vllm"))
+WORKLOADS = (Workload("A", 4, 2, 2, concurrency=2), Workload("client", 4, 2, 2, concurrency=2, by="vllm", for_batches=False))
 
 
 class Echo:
