@@ -17,7 +17,7 @@ from stats import EngineCounters
 from system import Address, Start
 from workload import Workload
 
-from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.api.errors import IncompleteAnswerError, StartError
 from pdcluster_operator.bench.load import Ask, Counted, OnChunk
 
 WORKLOADS = (Workload("A", 4, 2, 2, concurrency=2), Workload("client", 4, 2, 2, concurrency=2, by="vllm", for_batches=False))
@@ -29,7 +29,12 @@ class Echo:
     start_seconds = 1.0
     address: Address | None = None
 
+    def __init__(self, *, is_failing: bool) -> None:
+        self.is_failing = is_failing
+
     async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+        if self.is_failing:
+            raise IncompleteAnswerError("HTTP 500")
         for _ in range(ask.num_output_tokens):
             on_chunk()
         return Counted(ask.num_output_tokens)
@@ -44,11 +49,15 @@ class Echo:
         return []
 
 
-class Stage(Bench):
-    """A bench whose systems are echoes; those named `broken` do not start, `once` only in the first round."""
+class Echoes(Bench):
+    """A bench whose systems are echoes.
+
+    `broken` does not start, `once` only in the first round, the first `failing` fails its first requests.
+    """
 
     vocab_size = 300
     order: list[str]
+    ended: list[str]
 
     def start(self, name: str) -> Start:
         @asynccontextmanager
@@ -56,14 +65,16 @@ class Stage(Bench):
             self.order.append(name)
             if name == "broken" or (name == "once" and self.order.count("once") > 1):
                 raise StartError("it did not start", exit_code=1)
-            yield Echo()
+            yield Echo(is_failing=self.order == ["failing"])
+            self.ended.append(name)
 
         return system
 
 
-def stage(*systems: str, rounds: int = 2) -> Stage:
-    made = Stage(systems, WORKLOADS, rounds, "seed", Path("/models/small"), {}, "bfloat16")
+def stage(*systems: str, rounds: int = 2) -> Echoes:
+    made = Echoes(systems, WORKLOADS, rounds, "seed", Path("/models/small"), {}, "bfloat16")
     object.__setattr__(made, "order", [])
+    object.__setattr__(made, "ended", [])
     return made
 
 
@@ -79,10 +90,31 @@ async def test_a_system_that_fails_is_reported_and_the_others_are_measured() -> 
 
 
 async def test_systems_take_turns_in_an_order_that_turns() -> None:
-    bench = stage("mixed", "vllm", "hf", rounds=3)
+    bench = stage("mixed", "1p1d", "hf", rounds=3)
     await run_module._run(bench)
 
-    assert bench.order == ["mixed", "vllm", "hf", "vllm", "hf", "mixed", "hf", "mixed", "vllm"]
+    assert bench.order == ["mixed", "1p1d", "hf", "1p1d", "hf", "mixed", "hf", "mixed", "1p1d"]
+    assert bench.ended == bench.order
+
+
+async def test_vllm_is_started_once_and_ended_with_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "KEPT", {"vllm"})
+    bench = stage("mixed", "vllm", rounds=2)
+    results = await run_module._run(bench)
+
+    assert bench.order == ["mixed", "vllm", "mixed"]
+    assert bench.ended == ["mixed", "mixed", "vllm"]
+    assert (len(results.rounds("A", "vllm")), len(results.start_seconds["vllm"])) == (2, 1)
+
+
+async def test_a_kept_system_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "KEPT", {"failing"})
+    bench = stage("failing", rounds=3)
+    results = await run_module._run(bench)
+
+    assert bench.order == ["failing", "failing"]
+    assert results.troubles == ["round 1, failing: StartError: 2 of 2 requests failed, the first: HTTP 500"]
+    assert sorted(results.measurements["A", "failing"]) == [1, 2]
 
 
 async def test_a_system_without_http_is_left_out_of_the_other_client() -> None:
