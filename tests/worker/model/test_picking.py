@@ -163,3 +163,10 @@ def test_sums_of_weights_have_the_same_bits_in_any_order(order, temperature):
     for place in order:
         running += float(weights[place])
     assert running == float(weights.sum()) == math.fsum(weights.tolist())
+
+
+@given(st.one_of(tied_logits, free_logits), st.integers(0, VOCAB + 2))
+def test_first_tokens_are_those_of_a_stable_sort(logits, count):
+    expected = sorted(range(VOCAB), key=lambda n: (-logits[n], n))[:count]
+    rows = torch.tensor([logits, [0.0] * VOCAB])
+    assert first_tokens(rows, count).tolist() == [expected, list(range(VOCAB))[:count]]

@@ -34,6 +34,7 @@ KINDS = [
     {"temperature": 1.0, "top_k": 50},
     {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.01},
     {"temperature": 1.0, "top_k": 5000, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.0, "min_p": -0.0},
 ]
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")

@@ -43,7 +43,7 @@ class Edits:
 
     @contextmanager
     def applied(self, logits: Tensor) -> Iterator[NDArray[np.int64]]:
-        """Edit `logits` while the context is open; gives the rows with NaN or +inf at an edited place.
+        """Edit `logits` while the context is open; gives the rows whose bans hide a NaN or a +inf.
 
         logits: [R, V] float32, contiguous.  Repetition divides positive and multiplies negative
         logits of every token seen (CTRL); frequency subtracts for each time a token was said and
@@ -59,14 +59,16 @@ class Edits:
         for place, (_, change) in zip(places, steps, strict=True):
             flat[place] = change(flat[place])
         try:
-            yield self._rows_not_finite(places, before)
+            yield self._hidden(places[-1], before[-1])
         finally:
             for place, value in zip(places, before, strict=True):
                 flat[place] = value
 
-    def _rows_not_finite(self, places: list[Tensor], before: list[Tensor]) -> NDArray[np.int64]:
-        values = torch.cat(before)
-        bad = torch.cat(places)[values.isnan() | values.isposinf()]
+    def _hidden(self, places: Tensor, before: Tensor) -> NDArray[np.int64]:
+        """Rows of the last step's places that were not finite; only a ban, which is last, hides them."""
+        if not self.bans:
+            return np.empty(0, dtype=np.int64)
+        bad = places[before.isnan() | before.isposinf()]
         return np.unique(bad.cpu().numpy() // self.vocab_size)
 
     def _penalty_step(self) -> "Iterator[Step]":

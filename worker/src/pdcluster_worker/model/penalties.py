@@ -19,7 +19,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.edits import Edits, Penalties
 
 FIRST_ROOM = 256
-"""Distinct tokens that fit a request's counts at first; the room doubles when it is full."""
+"""Distinct tokens that fit a request's counts at first; when they do not, the room doubles."""
 
 
 @dataclass(slots=True)
@@ -57,19 +57,21 @@ class TokenCounts:
 
     def extend(self, request: Request) -> None:
         """Count the request's tokens from `num_counted` on."""
-        for position in range(max(self.num_counted, self.first), request.num_tokens):
-            place = self._place_of(request.tokens[position])
-            if position >= request.num_prompt_tokens:
-                self._said[place] += 1
+        start = max(self.num_counted, self.first)
+        self._add(request.tokens[start:])
+        for token_id in request.tokens[max(start, request.num_prompt_tokens) :]:
+            self._said[self._place[token_id]] += 1
         self.num_counted, self.last = request.num_tokens, request.tokens[-1]
 
-    def _place_of(self, token_id: int) -> int:
-        place = self._place.setdefault(token_id, len(self._place))
-        if place == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-            self._said = np.concatenate([self._said, np.zeros_like(self._said)])
-        self._ids[place] = token_id
-        return place
+    def _add(self, token_ids: list[int]) -> None:
+        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._place]
+        before, after = len(self._place), len(self._place) + len(new)
+        if after > len(self._ids):
+            # Fresh memory: a step's edits may still look at the old one.
+            self._ids = np.concatenate([self._ids, np.empty(after, dtype=np.int64)])
+            self._said = np.concatenate([self._said, np.zeros(after, dtype=np.float32)])
+        self._ids[before:after] = new
+        self._place.update(zip(new, range(before, after), strict=True))
 
 
 class PenaltyState:
@@ -83,7 +85,6 @@ class PenaltyState:
         """Up-to-date counts of this request."""
         counts = self._counts.get(request.request_id)
         if counts is None or not counts.follows(request):
-            # A new prompt's tokens are counted one by one, once: about 0.1 ms for a thousand.
             is_prompt_seen = request.sampling.repetition_penalty != 1.0
             counts = TokenCounts(0 if is_prompt_seen else request.num_prompt_tokens)
             self._counts[request.request_id] = counts

@@ -70,7 +70,7 @@ def plan_rows(requests: Sequence[Request], vocab_size: int) -> Rows:
         np.array([_inverse_temperature(sampling) for sampling in samplings], dtype=np.float32),
         np.array([_top_k(sampling, vocab_size) for sampling in samplings], dtype=np.int64),
         np.maximum([sampling.top_p for sampling in samplings], LEAST_TOP_P, dtype=np.float64),
-        np.array([sampling.min_p for sampling in samplings], dtype=np.float32),
+        np.abs(np.array([sampling.min_p for sampling in samplings], dtype=np.float32)),  # no -0.0
         uniforms([sampling.seed for sampling in samplings], [r.num_tokens for r in requests]),
     )
 

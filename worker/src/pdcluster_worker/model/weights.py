@@ -47,18 +47,20 @@ def token_weights(logits: Tensor, best: Tensor, inverse_temperature: Tensor) -> 
 
 def _exp(x: Tensor) -> Tensor:
     """exp of [LOWEST, 0]; `x` is overwritten."""
-    power = (x * LOG2_E).round_()
-    x.sub_(power * LN2_HIGH).sub_(power * LN2_LOW)
-    series = x * TAYLOR[0]
+    # Two pieces of memory for all steps: fresh ones cost more than the arithmetic.
+    power, series = x * LOG2_E, torch.empty_like(x)
+    power.round_()
+    x.sub_(torch.mul(power, LN2_HIGH, out=series)).sub_(torch.mul(power, LN2_LOW, out=series))
+    torch.mul(x, TAYLOR[0], out=series)
     for coefficient in TAYLOR[1:-1]:
         series.add_(coefficient).mul_(x)
     series.add_(TAYLOR[-1])
     # 2**power, put together as the bits of a float32.
-    return series.mul_(power.add_(127).mul_(1 << 23).int().view(torch.float32))
+    bits = x.view(torch.int32).copy_(power.add_(127).mul_(1 << 23))
+    return series.mul_(bits.view(torch.float32))
 
 
 def _round(weights: Tensor) -> Tensor:
     # A choice by mask takes torch longer than all of the exponential, so both parts are added up.
     great = functional.threshold(weights, ROUND_BELOW, 0.0)
-    small = weights.sub_(great)
-    return small.add_(ROUND_BELOW).sub_(ROUND_BELOW).add_(great)
+    return weights.sub_(great).add_(ROUND_BELOW).sub_(ROUND_BELOW).add_(great)

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define GROUP 64
-#define LANES 8
+#define SUMS 8
 #define QUANTUM 0x1p-34 /* with ROUND_BELOW and LOWEST as in model/weights.py */
 #define ROUND_BELOW 0x1p-11f
 #define LOWEST -32.0f
@@ -118,37 +118,55 @@ static int scan(row_of *row) {
     return most == ordered_bit(-INFINITY) ? NOTHING_LEFT : PICKED;
 }
 
-/* exp((logit - best) / temperature) of a group in multiples of QUANTUM, 0 below min_p. */
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+/* exp((logit - best) / temperature) of a group in multiples of QUANTUM, 0 below min_p.
+ *
+ * Choices are made between the bits of floats of one sign, which have the order of integers: a
+ * choice by comparing floats can raise a flag, so compilers leave it as a branch. */
 static void weigh(const row_of *row, const float *logits, float *weights) {
-    float scale[GROUP];
-    int32_t power[GROUP];
+    const uint32_t lowest = bits_of(LOWEST), round_below = bits_of(ROUND_BELOW), min_p = bits_of(row->min_p);
+    float x[GROUP], y[GROUP];
+    uint32_t bits[GROUP], rounded[GROUP];
+    for (int i = 0; i < GROUP; i++) x[i] = (logits[i] - row->best) * row->inverse_temperature;
+    memcpy(bits, x, sizeof x);
+    for (int i = 0; i < GROUP; i++) bits[i] = bits[i] > lowest ? lowest : bits[i];
+    memcpy(x, bits, sizeof x);
     for (int i = 0; i < GROUP; i++) {
-        float x = (logits[i] - row->best) * row->inverse_temperature;
-        x = x < LOWEST ? LOWEST : x;
-        const float n = (x * LOG2_E + TO_INTEGER) - TO_INTEGER;
-        x = (x - n * LN2_HIGH) - n * LN2_LOW;
-        float y = x * (float)(1.0 / 5040) + (float)(1.0 / 720);
-        y = y * x + (float)(1.0 / 120);
-        y = y * x + (float)(1.0 / 24);
-        y = y * x + (float)(1.0 / 6);
-        y = y * x + 0.5f;
-        y = y * x + 1.0f;
-        weights[i] = y * x + 1.0f;
-        power[i] = (int32_t)((n + 127.0f) * 0x1p23f);
+        const float n = (x[i] * LOG2_E + TO_INTEGER) - TO_INTEGER;
+        const float r = (x[i] - n * LN2_HIGH) - n * LN2_LOW;
+        float series = r * (float)(1.0 / 5040) + (float)(1.0 / 720);
+        series = series * r + (float)(1.0 / 120);
+        series = series * r + (float)(1.0 / 24);
+        series = series * r + (float)(1.0 / 6);
+        series = series * r + 0.5f;
+        series = series * r + 1.0f;
+        y[i] = series * r + 1.0f;
+        bits[i] = (uint32_t)(int32_t)((n + 127.0f) * 0x1p23f); /* of 2**n */
     }
-    memcpy(scale, power, sizeof scale);
+    memcpy(x, bits, sizeof x);
     for (int i = 0; i < GROUP; i++) {
-        const float w = weights[i] * scale[i], rounded = (w + ROUND_BELOW) - ROUND_BELOW;
-        const float kept = w < ROUND_BELOW ? rounded : w;
-        weights[i] = kept >= row->min_p ? kept : 0.0f;
+        x[i] *= y[i];
+        y[i] = (x[i] + ROUND_BELOW) - ROUND_BELOW;
     }
+    memcpy(bits, x, sizeof x);
+    memcpy(rounded, y, sizeof y);
+    for (int i = 0; i < GROUP; i++) {
+        const uint32_t weight = bits[i] < round_below ? rounded[i] : bits[i];
+        bits[i] = weight >= min_p ? weight : 0;
+    }
+    memcpy(weights, bits, sizeof bits);
 }
 
 static double sum_of(const float *weights) {
-    double lanes[LANES] = {0}, sum = 0;
-    for (int i = 0; i < GROUP; i += LANES)
-        for (int k = 0; k < LANES; k++) lanes[k] += (double)weights[i + k];
-    for (int k = 0; k < LANES; k++) sum += lanes[k];
+    double lanes[SUMS] = {0}, sum = 0;
+    for (int i = 0; i < GROUP; i += SUMS)
+        for (int k = 0; k < SUMS; k++) lanes[k] += (double)weights[i + k];
+    for (int k = 0; k < SUMS; k++) sum += lanes[k];
     return sum;
 }
 
