@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+import msgspec
+
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.errors import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """The token chosen after the last scheduled position of one request."""
 
     token_id: int

@@ -31,9 +31,12 @@ class StepWork:
         """Count the tokens of a batch that has not run yet."""
         num_tokens = num_decode = num_prompt = 0
         for item in batch.items:
-            num_tokens += item.num_tokens
-            num_decode += item.num_tokens == 1 and item.start >= item.request.num_prompt_tokens
-            num_prompt += max(0, min(item.end, item.request.num_prompt_tokens) - item.start)
+            count, start, prompt = item.num_tokens, item.request.num_computed_tokens, item.request.num_prompt_tokens
+            num_tokens += count
+            if start < prompt:
+                num_prompt += min(count, prompt - start)
+            elif count == 1:
+                num_decode += 1
         return cls(num_tokens, num_decode, num_prompt)
 
     @property
