@@ -73,6 +73,13 @@ class Operations(Protocol):
     name: str
     """For the log and /version, such as "cpu avx512_bf16"."""
 
+    def place(self, plan: StepPlan) -> StepPlan:
+        """The plan with its arrays where this device reads them; they hold until the next call.
+
+        Called once for each step; the other operations take what it returns.
+        """
+        ...
+
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
         """Prepare weights [N, K] of one product; the caller may drop `weight` afterwards.
 

@@ -29,6 +29,10 @@ class Reference:
         self._cache = cache
         self._shape = shape
 
+    def place(self, plan: StepPlan) -> StepPlan:
+        """The plan as it is."""
+        return plan
+
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
         """Keep the weights as they are, or as float32."""
         return Weights(weight.float(), None if bias is None else bias.float()) if wide else Weights(weight, bias)
