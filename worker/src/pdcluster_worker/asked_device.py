@@ -1,11 +1,12 @@
-"""The device that the engine file asks for, and the refusal of one that no engine of ours computes on.
+"""The device that the engine file asks for, and the refusal of a GPU on a node that has none.
 
-Needs neither torch nor a look at the machine, so the server process refuses
-before it agrees on anything with others.  `IMPLEMENTED` holds the devices that
-the code of `model` can compute on; what the machine has is `model.device`'s business.
+Needs no torch, so the server process refuses before it agrees on anything with
+others.  Whether torch, the driver and the kernels can use a GPU that is there is
+`model.device`'s business.
 """
 
-from collections.abc import Collection
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ from pdcluster_worker.errors import DeviceError
 
 Kind = Literal["cpu", "cuda"]
 
-IMPLEMENTED: frozenset[Kind] = frozenset({"cpu"})
+DRIVER = "libcuda.so.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,28 @@ class Asked:
         return f"pool {self.pool} asks for {self.kind} ({how})"
 
 
-def asked_device(config: WorkerConfig, implemented: Collection[Kind] = IMPLEMENTED) -> Asked:
-    """What this worker's engine is asked for.  Raises DeviceError for what is not implemented."""
-    asked = Asked(config.engine.device, config.gpu, config.pool)
-    if asked.kind not in implemented:
-        fix = "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
-        raise DeviceError(f"{asked}, but this engine computes on CPUs only: {fix}")
-    return asked
+def asked_device(config: WorkerConfig) -> Asked:
+    """What this worker's engine is asked for."""
+    return Asked(config.engine.device, config.gpu, config.pool)
+
+
+def check_gpu(asked: Asked, count: Callable[[], int] | None = None) -> None:
+    """Raise DeviceError where cuda is asked for and the driver shows no GPU."""
+    if asked.kind == "cuda" and (count or count_gpus)() == 0:
+        fix = (
+            "see to the node's driver and device plugin, and that the pod is given an accelerator, "
+            "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
+        )
+        raise DeviceError(f"{asked}, but no CUDA device is visible: {fix}")
+
+
+def count_gpus(driver: str = DRIVER) -> int:
+    """GPUs that the CUDA driver shows this process; 0 without a driver.  Takes no memory of a device."""
+    try:
+        cuda = ctypes.CDLL(driver)
+        number = ctypes.c_int(0)
+        if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(number)) != 0:
+            return 0
+    except (OSError, AttributeError):  # no such library, or one that is no driver
+        return 0
+    return number.value

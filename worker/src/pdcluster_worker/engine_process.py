@@ -35,7 +35,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
-from pdcluster_worker.model.device import find_device
+from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.loader import DType, ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.transfer.tcp import TcpTransport
@@ -110,7 +110,10 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
 def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
+    if device.note:
+        logger.warning("computes on %s: %s", device.name, device.note)
     runner, memory, info = open_runner(config.model, config.engine)
+    check_computes_on(device, memory.tensor.device)
     engine_id = uuid.uuid4().hex
     transport = TcpTransport(
         memory,

@@ -34,15 +34,17 @@ class KVGeometry(msgspec.Struct, frozen=True):
     kind: str = "dense"
 
 
-class Device(msgspec.Struct, frozen=True):
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an engine computes on.
 
     kind: cpu or cuda
     name: of the processor or the accelerator, as it names itself
+    note: what a user must know of computing on it; empty = nothing
     """
 
     kind: str
     name: str
+    note: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -157,10 +157,13 @@ def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
     async def ready(response: Response) -> State:
         return _state(response, worker.alive() or worker.ready())
 
-    @app.get("/version")
+    @app.get("/version", response_model_exclude_unset=True)
     async def version() -> Version:
         device = worker.device
-        return Version(version=__version__, device=DeviceState(kind=device.kind, name=device.name) if device else None)
+        if device is None:
+            return Version(version=__version__, device=None)
+        note = {"note": device.note} if device.note else {}
+        return Version(version=__version__, device=DeviceState(kind=device.kind, name=device.name, **note))
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def prometheus() -> Response:

@@ -206,10 +206,15 @@ class State(BaseModel):
 
 
 class DeviceState(BaseModel):
-    """What the engine computes on.  kind: cpu or cuda; name: of the processor or the accelerator."""
+    """What the engine computes on.
+
+    kind: cpu or cuda.  name: of the processor or the accelerator.
+    note: what a user must know of computing on it; left out where there is nothing.
+    """
 
     kind: str
     name: str
+    note: str = ""
 
 
 class Version(BaseModel):

@@ -1,0 +1,68 @@
+"""The staging of a cache whose tensor the host cannot read: here on the CPU, with the same copies."""
+
+import pytest
+import torch
+
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.device_cache import DeviceKVCache
+from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
+
+GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="bfloat16")
+CPU = torch.device("cpu")
+
+
+def filled(num_blocks: int = 4) -> DeviceKVCache:
+    cache = DeviceKVCache(GEOMETRY, num_blocks, CPU)
+    cache.tensor.normal_()
+    return cache
+
+
+def test_blocks_of_both_kinds_of_cache_are_the_same_bytes() -> None:
+    device, host = filled(), KVCache(GEOMETRY, 4)
+    host.tensor.copy_(device.tensor)
+
+    assert device.tensor.shape == host.tensor.shape
+    assert device.block_bytes == host.block_bytes == block_num_bytes(GEOMETRY)
+    assert all(device.block(block) == host.block(block) for block in range(4))
+
+
+def test_landed_bytes_are_the_block_and_no_other() -> None:
+    source, target = filled(), filled(6)
+    before = target.tensor.clone()
+    landing = target.landing(5)
+    landing[:] = source.block(2)
+    assert torch.equal(target.tensor, before)  # nothing counts before it lands
+
+    target.land(5, landing)
+
+    assert torch.equal(target.tensor[5], source.tensor[2])
+    assert torch.equal(target.tensor[:5], before[:5])
+
+
+def test_block_is_a_copy_of_its_moment() -> None:
+    cache = filled()
+    copy = bytes(cache.block(1))
+    held = cache.block(1)
+    cache.tensor.zero_()
+
+    assert bytes(held) == copy
+
+
+@pytest.mark.parametrize("block_id", [-1, 4])
+def test_block_outside_the_cache_is_an_error(block_id: int) -> None:
+    with pytest.raises(IndexError, match="there are 4"):
+        filled().block(block_id)
+    with pytest.raises(IndexError, match="there are 4"):
+        filled().landing(block_id)
+
+
+def test_no_room_is_refused_with_the_bytes_and_the_fix() -> None:
+    size = (1 << 50) // block_num_bytes(GEOMETRY)
+    with pytest.raises(ModelError, match=rf"{size * block_num_bytes(GEOMETRY)} bytes.*lower engine\.kvCacheMemory"):
+        DeviceKVCache(GEOMETRY, size, CPU)
+
+
+def test_one_block_is_refused() -> None:
+    with pytest.raises(ModelError, match="at least 2"):
+        DeviceKVCache(GEOMETRY, 1, CPU)
