@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdcluster_worker.model.ops.cuda import CudaOperations, Product, triton_operations
+from pdcluster_worker.model.ops.cuda import CudaOperations, Product
 from pdcluster_worker.model.ops.graphs import Graphs
 from pdcluster_worker.model.ops.operations import AttentionShape, Norm, Rotation
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
+from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.step_plan import StepPlan
 
 BLOCK_SIZE = 16
@@ -152,9 +153,10 @@ def _report_model(model: Model, bandwidth: float, peak: float) -> None:
     blocks = max(max(BATCHES) * CONTEXT, PROMPT) // BLOCK_SIZE
     size = (blocks, model.shape.num_kv_heads, model.layers, 2, BLOCK_SIZE, model.shape.head_dim)
     cache = torch.randn(size, dtype=torch.bfloat16, device="cuda")
-    copy = PlanCopy(cache.device, block_size=BLOCK_SIZE, max_sequences=64, max_rows=PROMPT, max_blocks=PROMPT // BLOCK_SIZE)
-    stack = Stack(model, triton_operations(cache, model.shape, longest=PROMPT, copy=copy))
-    graphs = Graphs(copy, stack, longest=PROMPT)
+    limits = StepLimits(PROMPT, max(BATCHES), PROMPT, BLOCK_SIZE)
+    copy = PlanCopy(cache.device, limits)
+    stack = Stack(model, CudaOperations(cache, model.shape, limits))
+    graphs = Graphs(copy, stack, lambda plan: None, longest=PROMPT)
     graphs.capture(max(BATCHES))
     for batch in BATCHES:
         plan = plan_of([CONTEXT] * batch, 1)

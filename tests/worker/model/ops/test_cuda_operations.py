@@ -34,22 +34,29 @@ if not INTERPRETED and not ON_GPU:
         assert " passed" in found.stdout
 
 else:
-    from pdcluster_worker.model.ops.cuda import CudaOperations, triton_operations
+    from pdcluster_worker.model.ops.cuda import CudaOperations
     from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Norm, Rotation
     from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
     from pdcluster_worker.model.ops.reference import Reference
+    from pdcluster_worker.model.ops.step_limits import StepLimits
+    from pdcluster_worker.model.step_plan import StepPlan
 
     if INTERPRETED:
         from tests.worker.model.ops.interpreter import widen_dots
 
         widen_dots()
 
+    def limits_of(block_size: int) -> StepLimits:
+        return StepLimits(max_tokens=128, max_sequences=16, longest=512, block_size=block_size)
+
     def operations_of(case: cases.Case, step: cases.Step) -> CudaOperations:
-        copy = PlanCopy(DEVICE, block_size=case.block_size, max_sequences=16, max_rows=256, max_blocks=128)
-        return triton_operations(step.cache.to(DEVICE, copy=True), case.shape, longest=512, copy=copy)
+        return CudaOperations(step.cache.to(DEVICE, copy=True), case.shape, limits_of(case.block_size))
 
     def simple(dtype: torch.dtype = torch.float32) -> CudaOperations:
-        return triton_operations(torch.zeros(2, 1, 1, 2, 4, 16, dtype=dtype, device=DEVICE), AttentionShape(1, 1, 16, 1.0), longest=8)
+        return CudaOperations(torch.zeros(2, 1, 1, 2, 4, 16, dtype=dtype, device=DEVICE), AttentionShape(1, 1, 16, 1.0), limits_of(4))
+
+    def placed(plan: StepPlan, case: cases.Case) -> StepPlan:
+        return PlanCopy(DEVICE, limits_of(case.block_size)).place(plan)
 
     def norms_there(norms: HeadNorms | None) -> HeadNorms | None:
         if norms is None:
@@ -66,10 +73,10 @@ else:
         else:
             close(found, wanted)
 
-    def run(operations: CudaOperations, step: cases.Step) -> tuple[Tensor, Tensor]:
+    def run(operations: CudaOperations, step: cases.Step, case: cases.Case) -> tuple[Tensor, Tensor]:
         """Queries, keys and values after `rope_store`, and what `attend` returns."""
         qkv = step.qkv.to(DEVICE, copy=True)
-        plan = operations.place(step.plan)
+        plan = placed(step.plan, case)
         rotation = Rotation(step.rotation.cosine.to(DEVICE), step.rotation.sine.to(DEVICE))
         operations.rope_store(qkv, plan, cases.LAYER, rotation, norms_there(step.norms))
         return qkv, operations.attend(qkv, plan, cases.LAYER)
@@ -82,7 +89,7 @@ else:
         reference = Reference(cache, case.shape)
         reference.rope_store(wanted, step.plan, cases.LAYER, step.rotation, step.norms)
 
-        qkv, out = run(operations, step)
+        qkv, out = run(operations, step, case)
 
         rows = step.plan.num_tokens
         close(qkv[:rows], wanted[:rows])
@@ -96,7 +103,7 @@ else:
         operations = operations_of(case, step)
         qkv = step.qkv.to(DEVICE, copy=True)
 
-        operations.rope_store(qkv, operations.place(step.plan), cases.LAYER, None, None)
+        operations.rope_store(qkv, placed(step.plan, case), cases.LAYER, None, None)
 
         Reference(step.cache, case.shape).rope_store(step.qkv, step.plan, cases.LAYER, None, None)
         assert torch.equal(qkv.cpu(), step.qkv)
@@ -106,7 +113,7 @@ else:
         together = cases.Case("together", ((300, 1), (9, 1), (40, 30)), dtype=torch.bfloat16)
         step = cases.make_step(together)
         operations = operations_of(together, step)
-        _, all_rows = run(operations, step)
+        _, all_rows = run(operations, step, together)
         alone = step.plan.__class__(
             1, 1, 300, *(getattr(step.plan, name)[:1] for name in ("token_ids", "positions", "slots")),
             *(getattr(step.plan, name)[:1] for name in ("firsts", "lengths", "contexts", "seats")),
@@ -114,7 +121,9 @@ else:
         )  # fmt: skip
 
         _, row = run(
-            operations, cases.Step(alone, step.cache, step.qkv[:1], Rotation(step.rotation.cosine[:1], step.rotation.sine[:1]), None)
+            operations,
+            cases.Step(alone, step.cache, step.qkv[:1], Rotation(step.rotation.cosine[:1], step.rotation.sine[:1]), None),
+            together,
         )
 
         assert torch.equal(row[0], all_rows[0])
@@ -125,9 +134,9 @@ else:
         case = cases.Case("padded", ((9, 1), (30, 1), (2, 1)), padding=5, dtype=dtype)
         step = cases.make_step(case)
         operations = operations_of(case, step)
-        _, wanted = run(operations, step)
+        _, wanted = run(operations, step, case)
 
-        _, found = run(operations, cases.Step(pad_decodes(step.plan), step.cache, step.qkv, step.rotation, None))
+        _, found = run(operations, cases.Step(pad_decodes(step.plan), step.cache, step.qkv, step.rotation, None), case)
 
         assert torch.equal(found, wanted)
         assert not found[3:].any()
@@ -173,7 +182,7 @@ else:
 
     def test_cache_must_be_contiguous() -> None:
         with pytest.raises(ValueError, match="contiguous"):
-            triton_operations(torch.zeros(2, 1, 1, 2, 16, 4).transpose(4, 5), AttentionShape(1, 1, 16, 1.0), longest=8)
+            CudaOperations(torch.zeros(2, 1, 1, 2, 16, 4).transpose(4, 5), AttentionShape(1, 1, 16, 1.0), limits_of(4))
 
     def test_norms_that_round_apart_are_refused() -> None:
         norms = HeadNorms(Norm(torch.ones(16), 1e-5), Norm(torch.ones(16), 1e-5, rounds_first=False))

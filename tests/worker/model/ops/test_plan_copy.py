@@ -2,8 +2,9 @@
 
 import torch
 
-from pdcluster_worker.model.ops.graphs import example_plan, graph_for, graph_sizes
+from pdcluster_worker.model.ops.graphs import Graphs, example_plan, graph_for, graph_sizes
 from pdcluster_worker.model.ops.plan_copy import PlanCopy, layout, pad_decodes
+from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.step_plan import StepPlan
 from tests.worker.model.ops import device_cases as cases
 
@@ -13,7 +14,7 @@ KEPT = ("token_ids", "positions", "slots", "sample_at", "firsts", "lengths", "co
 
 
 def make_copy() -> PlanCopy:
-    return PlanCopy(torch.device("cpu"), block_size=4, max_sequences=8, max_rows=64, max_blocks=16)
+    return PlanCopy(torch.device("cpu"), StepLimits(max_tokens=64, max_sequences=8, longest=64, block_size=4))
 
 
 def blocks_of(plan: StepPlan, index: int) -> list[int]:
@@ -103,3 +104,18 @@ def test_example_plan_has_the_places_of_a_padded_one() -> None:
 
     assert {name: getattr(placed, name).data_ptr() for name in places} == places
     assert {name: getattr(placed, name).shape for name in KEPT} == {name: getattr(example, name).shape for name in KEPT}
+
+
+def test_step_that_no_graph_holds_runs_as_it_is_with_its_plan_on_the_device() -> None:
+    begun, run = [], []
+    plan = cases.make_step(MIXED).plan
+
+    def forward(placed: StepPlan) -> torch.Tensor:
+        run.append(placed)
+        return placed.sample_at.float()
+
+    logits = Graphs(make_copy(), forward, begun.append, longest=64).logits(plan)
+
+    assert begun == [plan]
+    assert torch.equal(logits, plan.sample_at.float())
+    assert run[0].slots.data_ptr() != plan.slots.data_ptr()

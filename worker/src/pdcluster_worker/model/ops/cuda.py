@@ -13,10 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdcluster_worker.model.ops.attention_sizes import power_of_two
+from pdcluster_worker.model.ops.flashinfer_attention import make_attention
+from pdcluster_worker.model.ops.graphs import Graphs
 from pdcluster_worker.model.ops.kernels import rows
-from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
-from pdcluster_worker.model.ops.paged_attention import Attention, TritonAttention, strides
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.paged_attention import strides
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
+from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.step_plan import StepPlan
 
 GATE_BLOCK = 1024
@@ -38,20 +41,24 @@ class Product:
 class CudaOperations:
     """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous, on the device.
 
-    attention: what attends.
-    copy:      what brings a plan to the device; None = plans are there already.
+    Plans must be where the device reads them: see `prepare`.
     """
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, attention: Attention, copy: PlanCopy | None = None) -> None:
+    def __init__(self, cache: Tensor, shape: AttentionShape, limits: StepLimits) -> None:
+        if not cache.is_contiguous():
+            raise ValueError("the KV cache must be contiguous")
         self._cache = cache
         self._shape = shape
-        self._attention = attention
-        self._copy = copy
-        self.name = f"cuda triton {triton.__version__}, attention by {attention.name}"
+        self._limits = limits
+        self._attention = make_attention(cache, shape, limits)
+        self._copy = PlanCopy(cache.device, limits)
+        self.name = f"cuda triton {triton.__version__}, attention by {self._attention.name}"
 
-    def place(self, plan: StepPlan) -> StepPlan:
-        """See `Operations`: one transfer, which the host does not wait for."""
-        return plan if self._copy is None else self._copy.place(plan)
+    def prepare(self, forward: Forward) -> Forward:
+        """Capture graphs of decode steps; other steps get their plan by one transfer and run as they are."""
+        graphs = Graphs(self._copy, forward, self._attention.begin, longest=self._limits.longest)
+        graphs.capture(self._limits.max_sequences)
+        return graphs.logits
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Product:
         """Move the weights to the device; they keep their form and dtype."""
@@ -138,8 +145,3 @@ def _wide_product(x: Tensor, weight: Tensor) -> Tensor:
     if x.dtype == torch.float32 or not x.is_cuda:
         return functional.linear(x.float(), weight.float())
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
-
-
-def triton_operations(cache: Tensor, shape: AttentionShape, *, longest: int, copy: PlanCopy | None = None) -> CudaOperations:
-    """Operations that attend by Triton kernels.  longest: tokens of the longest context that a plan may have."""
-    return CudaOperations(cache, shape, TritonAttention(cache, shape, longest=longest), copy)

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdcluster_worker.model.ops.operations import Forward
 from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
 from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, row_sizes
 
 logger = logging.getLogger(__name__)
-
-Forward = Callable[[StepPlan], Tensor]
-"""Logits [R, vocab_size] of a plan that is on the device."""
 
 
 def graph_sizes(max_sequences: int) -> list[int]:
@@ -68,8 +66,9 @@ class Graphs:
     each size runs once before it is captured.
     """
 
-    def __init__(self, copy: PlanCopy, forward: Forward, *, longest: int) -> None:
-        """longest: tokens of the longest context that a plan may have."""
+    def __init__(self, copy: PlanCopy, forward: Forward, begin: Callable[[StepPlan], None], *, longest: int) -> None:
+        """begin: called before a step that no graph holds.  longest: tokens of the longest context that a plan may have."""
+        self._begin = begin
         self._copy = copy
         self._forward = forward
         self._longest = longest
@@ -95,6 +94,7 @@ class Graphs:
         """Logits [R, vocab_size] of a plan that is not on the device yet; they hold until the next call."""
         size = graph_for(plan, self._captured)
         if size is None:
+            self._begin(plan)
             return self._forward(self._copy.place(plan))
         self._copy.place(pad_decodes(plan))
         captured = self._captured[size]

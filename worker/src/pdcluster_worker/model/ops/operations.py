@@ -10,6 +10,7 @@ width, Hq and Hkv query and KV heads, D the head size, qkv `[T, (Hq + 2 * Hkv) *
 queries, then keys, then values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,6 +19,9 @@ from torch import Tensor
 from pdcluster_worker.model.step_plan import StepPlan
 
 Activation = Literal["silu", "gelu_tanh"]
+
+Forward = Callable[[StepPlan], Tensor]
+"""A step of a decoder over these operations: float32 logits `[R, vocab_size]` of the plan's `sample_at`."""
 
 Packed = Any
 """Weights of one product, in the form that the implementation wants."""
@@ -73,10 +77,10 @@ class Operations(Protocol):
     name: str
     """For the log and /version, such as "cpu avx512_bf16"."""
 
-    def place(self, plan: StepPlan) -> StepPlan:
-        """The plan with its arrays where this device reads them; they hold until the next call.
+    def prepare(self, forward: Forward) -> Forward:
+        """What runs a step: `forward`, which gets its plan where this device reads it, or a faster form of the same.
 
-        Called once for each step; the other operations take what it returns.
+        Called once, when the model is loaded.  The logits of a call hold until the next one.
         """
         ...
 

@@ -19,6 +19,10 @@ class Attention(Protocol):
 
     name: str
 
+    def begin(self, plan: StepPlan) -> None:
+        """Get ready for the layers of a step that no graph holds.  plan: on the host."""
+        ...
+
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
         """See `Operations.attend`."""
         ...
@@ -48,15 +52,23 @@ class TritonAttention:
             "enable_fp_fusion": True,
         }
 
+    def begin(self, plan: StepPlan) -> None:
+        """Nothing."""
+
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
         """See `Operations.attend`."""
+        out = self.decodes(qkv, plan, layer)
+        if plan.num_decodes < len(plan.firsts):
+            self._chunks(qkv, plan, layer, out)
+        return out
+
+    def decodes(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+        """As `attend`, but rows of chunks are not written yet."""
         out = qkv.new_empty(len(qkv), self._shape.num_heads * self._shape.head_dim)
         if plan.num_tokens < len(qkv):
             out[plan.num_tokens :].zero_()
         if plan.num_decodes:
             self._decode(qkv, plan, layer, out)
-        if plan.num_decodes < len(plan.firsts):
-            self._chunks(qkv, plan, layer, out)
         return out
 
     def _decode(self, qkv: Tensor, plan: StepPlan, layer: int, out: Tensor) -> None:

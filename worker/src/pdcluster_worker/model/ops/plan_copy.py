@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.step_plan import StepPlan
 
 _NARROW = ("firsts", "lengths", "contexts", "seats")
@@ -60,10 +61,10 @@ class PlanCopy:
     to the device waits in its stream for the step that reads what it replaces.
     """
 
-    def __init__(self, device: torch.device, *, block_size: int, max_sequences: int, max_rows: int, max_blocks: int) -> None:
-        """max_sequences, max_rows: of one step, padding included.  max_blocks: of one request."""
-        num_bytes = (3 * max_rows + max_sequences) * 8 + (4 + max_blocks) * max_sequences * 4
-        self._block_size = block_size
+    def __init__(self, device: torch.device, limits: StepLimits) -> None:
+        numbers = 8 * (3 * limits.rows + limits.sequences), 4 * (4 + limits.blocks) * limits.sequences
+        num_bytes = sum(numbers)
+        self._block_size = limits.block_size
         self._is_cuda = device.type == "cuda"
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(2)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
 from pdcluster_worker.model.step_plan import StepPlan
 
 
@@ -29,9 +29,9 @@ class Reference:
         self._cache = cache
         self._shape = shape
 
-    def place(self, plan: StepPlan) -> StepPlan:
-        """The plan as it is."""
-        return plan
+    def prepare(self, forward: Forward) -> Forward:
+        """The step as it is."""
+        return forward
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
         """Keep the weights as they are, or as float32."""
