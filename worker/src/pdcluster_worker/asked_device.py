@@ -5,17 +5,15 @@ others.  Whether torch, the driver and the kernels can use a GPU that is there i
 `model.device`'s business.
 """
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from pdcluster_worker.config import NO_ACCELERATOR, WorkerConfig
 from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.nvidia import count_gpus
 
 Kind = Literal["cpu", "cuda"]
-
-DRIVER = "libcuda.so.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +53,3 @@ def check_gpu(asked: Asked, count: Callable[[], int] | None = None) -> None:
             "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
         )
         raise DeviceError(f"{asked}, but no CUDA device is visible: {fix}")
-
-
-def count_gpus(driver: str = DRIVER) -> int:
-    """GPUs that the CUDA driver shows this process; 0 without a driver.  Takes no memory of a device."""
-    try:
-        cuda = ctypes.CDLL(driver)
-        number = ctypes.c_int(0)
-        if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(number)) != 0:
-            return 0
-    except (OSError, AttributeError):  # no such library, or one that is no driver
-        return 0
-    return number.value

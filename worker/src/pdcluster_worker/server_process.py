@@ -35,6 +35,7 @@ from pdcluster_worker.dispatch.pulse import Pulse
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.nvidia import Gpu
 from pdcluster_worker.peers.dtype import DType, agreed_dtype, read_native_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
@@ -163,6 +164,8 @@ class ServerProcess:
             return
         backend.engine_is_ready(facts)
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
+        if facts.device.kind == "cuda":
+            self._metrics.watch_gpu(facts.device, Gpu().use)
         kv_address = join_address(self._identity.address, facts.kv_port)
         worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._files.policy.current)
         node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)

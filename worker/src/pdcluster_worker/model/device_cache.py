@@ -7,14 +7,53 @@ wrote it, and up to one step late.  No copy is made where nothing is transferred
 """
 
 import logging
+from dataclasses import dataclass
 
 import torch
 
+from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes
+from pdcluster_worker.model.kv_cache import DTYPES, KVCache, block_num_bytes, blocks_that_fit
 
 logger = logging.getLogger(__name__)
+
+STEP_BYTES_PER_TOKEN = 512 << 10
+"""What a step takes besides weights and KV blocks for a token of its budget: generous for models of up to 70B."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a device after the weights were loaded.  taken: of all processes."""
+
+    total: int
+    taken: int
+
+
+def open_cache(geometry: KVGeometry, engine: EngineConfig, device: torch.device, vocab_size: int) -> "KVCache | DeviceKVCache":
+    """The KV cache of an engine whose weights are loaded.  Raises ModelError where it does not fit."""
+    if device.type == "cpu":
+        return KVCache(geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory))
+    free, total = torch.cuda.mem_get_info(device)
+    num_blocks = engine.num_blocks or device_blocks(geometry, engine, DeviceMemory(total, total - free), vocab_size)
+    return DeviceKVCache(geometry, num_blocks, device)
+
+
+def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemory, vocab_size: int) -> int:
+    """KV blocks for a device: of `deviceMemoryShare` what weights and steps leave, else those of `kvCacheMemory`."""
+    share = engine.device_memory_share
+    if share is None:
+        return blocks_that_fit(geometry, engine.kv_cache_memory)
+    logits = 12 * vocab_size * engine.max_sequences  # float32, three times over
+    steps = STEP_BYTES_PER_TOKEN * engine.max_batched_tokens + logits
+    left = int(share * memory.total) - memory.taken - steps
+    if left < 2 * block_num_bytes(geometry):
+        raise ModelError(
+            f"engine.deviceMemoryShare of {share} is {int(share * memory.total)} bytes of this device, of which {memory.taken} are taken "
+            f"(weights and other processes) and {steps} are for steps, so no KV blocks fit: raise it, lower "
+            "engine.maxBatchedTokens or engine.maxSequences, or use a larger device"
+        )
+    return left // block_num_bytes(geometry)
 
 
 class DeviceKVCache:
