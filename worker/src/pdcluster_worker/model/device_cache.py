@@ -8,6 +8,7 @@ wrote it, and up to one step late.  No copy is made where nothing is transferred
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache, block_num_bytes, blocks_that_fit
 
 logger = logging.getLogger(__name__)
+
+_cuda: Any = torch.cuda  # its classes have no types
 
 STEP_BYTES_PER_TOKEN = 512 << 10
 """What a step takes besides weights and KV blocks for a token of its budget: generous for models of up to 70B."""
@@ -75,7 +78,7 @@ class DeviceKVCache:
                 "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
             ) from e
         self._blocks = self.tensor.view(num_blocks, -1).view(torch.uint8)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _cuda.Stream(device) if device.type == "cuda" else None
         logger.info("reserved kv cache device=%s blocks=%d block_bytes=%d", device, num_blocks, self.block_bytes)
 
     def block(self, block_id: int) -> memoryview:
@@ -89,7 +92,7 @@ class DeviceKVCache:
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         host = torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
-        return memoryview(host.numpy())
+        return host.numpy().data
 
     def land(self, block_id: int, landing: memoryview) -> None:
         """Copy to the device; it is there when this returns."""
@@ -102,6 +105,6 @@ class DeviceKVCache:
         self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-            done = torch.cuda.Event()
+            done = _cuda.Event()
             done.record()
         done.synchronize()  # of this copy, not of those that other threads have queued since

@@ -19,6 +19,8 @@ from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, row_sizes
 
 logger = logging.getLogger(__name__)
 
+_cuda: Any = torch.cuda  # its classes have no types
+
 
 def graph_sizes(max_sequences: int) -> list[int]:
     """Padded rows of the graphs to capture, the largest first, whose memory the smaller ones use again."""
@@ -79,7 +81,7 @@ class Graphs:
         pool = torch.cuda.graph_pool_handle()
         for size in graph_sizes(max_sequences):
             plan = self._copy.place(example_plan(size, self._longest))
-            side = torch.cuda.Stream()
+            side = _cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 self._forward(plan)

@@ -8,6 +8,7 @@ step's numbers where it read the last one's.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.step_plan import StepPlan
+
+_cuda: Any = torch.cuda  # its classes have no types
 
 _NARROW = ("firsts", "lengths", "contexts", "seats")
 _WIDE = ("token_ids", "positions", "slots", "sample_at")
@@ -68,7 +71,7 @@ class PlanCopy:
         self._is_cuda = device.type == "cuda"
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)] if self._is_cuda else []
+        self._copied = [_cuda.Event() for _ in range(2)] if self._is_cuda else []
         self._turn = 0
 
     def place(self, plan: StepPlan) -> StepPlan:
@@ -88,7 +91,7 @@ class PlanCopy:
         self._device[:num_bytes].copy_(host[:num_bytes], non_blocking=True)
         if self._is_cuda:
             self._copied[self._turn].record()
-        arrays = {part.name: part.of(self._device) for part in parts}
+        arrays: dict[str, Any] = {part.name: part.of(self._device) for part in parts}
         # Windows over the packed tables: one for each place that a sequence's blocks may start at.
         num_windows = (len(plan.seats) - 1) * width + 1
         arrays["tables"] = arrays["tables"].as_strided((num_windows, width), (1, 1))

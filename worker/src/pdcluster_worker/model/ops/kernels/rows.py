@@ -71,6 +71,50 @@ def gate_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, *, block: tl.
 
 
 @triton.jit
+def _load(start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, *, half: tl.constexpr, head_dim: tl.constexpr) -> tl.tuple:
+    """The three parts of a head."""
+    return (
+        tl.load(start + pairs, mask=pairs < half, other=0.0),
+        tl.load(start + half + pairs, mask=pairs < half, other=0.0),
+        tl.load(start + rest, mask=rest < head_dim, other=0.0),
+    )
+
+
+@triton.jit
+def _store(start: tl.tensor, parts: tl.tuple, pairs: tl.tensor, rest: tl.tensor, *, half: tl.constexpr, head_dim: tl.constexpr) -> None:
+    """Write the three parts of a head."""
+    tl.store(start + pairs, parts[0], mask=pairs < half)
+    tl.store(start + half + pairs, parts[1], mask=pairs < half)
+    tl.store(start + rest, parts[2], mask=rest < head_dim)
+
+
+@triton.jit
+def _norm_head(parts: tl.tuple, by: tl.tuple, epsilon: tl.tensor, head_dim: tl.constexpr, rounds_first: tl.constexpr) -> tl.tuple:
+    """The three parts of a head, normed together.  by: their weights."""
+    dtype: tl.constexpr = parts[0].dtype
+    left, right = parts[0].to(tl.float32), parts[1].to(tl.float32)
+    tail = parts[2].to(tl.float32)
+    total = tl.sum(left * left + right * right, axis=0)
+    mean = (total + tl.sum(tail * tail, axis=0)) / head_dim
+    return (
+        _normed(left, mean, by[0], epsilon=epsilon, dtype=dtype, rounds_first=rounds_first),
+        _normed(right, mean, by[1], epsilon=epsilon, dtype=dtype, rounds_first=rounds_first),
+        _normed(tail, mean, by[2], epsilon=epsilon, dtype=dtype, rounds_first=rounds_first),
+    )
+
+
+@triton.jit
+def _rotate(left: tl.tensor, right: tl.tensor, cosine: tl.tensor, sine: tl.tensor) -> tl.tuple:
+    """Both halves of the pairs, rotated; each product is rounded, then their sum."""
+    dtype: tl.constexpr = left.dtype
+    wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
+    kept, turned = (wide_left * cosine).to(dtype), (wide_right * sine).to(dtype)
+    new_left = (kept.to(tl.float32) - turned.to(tl.float32)).to(dtype)
+    kept, turned = (wide_right * cosine).to(dtype), (wide_left * sine).to(dtype)
+    return new_left, (kept.to(tl.float32) + turned.to(tl.float32)).to(dtype)
+
+
+@triton.jit
 def rope_store(
     qkv: tl.tensor,
     cache: tl.tensor,
@@ -102,47 +146,26 @@ def rope_store(
     `half` numbers, their partners, and the tail that is not rotated.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dtype: tl.constexpr = qkv.dtype.element_ty
     pairs, rest = tl.arange(0, half_block), 2 * half + tl.arange(0, tail_block)
-    in_pairs, in_rest = pairs < half, rest < head_dim
+    in_pairs = pairs < half
     start = qkv + (row * (num_heads + 2 * num_kv_heads) + head) * head_dim
-    left = tl.load(start + pairs, mask=in_pairs, other=0.0)
-    right = tl.load(start + half + pairs, mask=in_pairs, other=0.0)
-    tail = tl.load(start + rest, mask=in_rest, other=0.0)
+    left, right, tail = _load(start, pairs, rest, half=half, head_dim=head_dim)
     is_value = head >= num_heads + num_kv_heads
     if not is_value:
         if has_norms:
-            is_key = head >= num_heads
             weight, epsilon = query_weight, query_epsilon
-            if is_key:
+            if head >= num_heads:
                 weight, epsilon = key_weight, key_epsilon
-            wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
-            wide_tail = tail.to(tl.float32)
-            total = tl.sum(wide_left * wide_left + wide_right * wide_right, axis=0)
-            mean = (total + tl.sum(wide_tail * wide_tail, axis=0)) / head_dim
-            by = tl.load(weight + pairs, mask=in_pairs, other=0.0)
-            left = _normed(wide_left, mean, by, epsilon=epsilon, dtype=dtype, rounds_first=rounds_first)
-            by = tl.load(weight + half + pairs, mask=in_pairs, other=0.0)
-            right = _normed(wide_right, mean, by, epsilon=epsilon, dtype=dtype, rounds_first=rounds_first)
-            by = tl.load(weight + rest, mask=in_rest, other=0.0)
-            tail = _normed(wide_tail, mean, by, epsilon=epsilon, dtype=dtype, rounds_first=rounds_first)
-            tl.store(start + rest, tail, mask=in_rest)
+            by = _load(weight, pairs, rest, half=half, head_dim=head_dim)
+            left, right, tail = _norm_head((left, right, tail), by, epsilon, head_dim, rounds_first)
         if rotates:
             cos = tl.load(cosine + row * half + pairs, mask=in_pairs, other=0.0)
             sin = tl.load(sine + row * half + pairs, mask=in_pairs, other=0.0)
-            old_left, old_right = left.to(tl.float32), right.to(tl.float32)
-            kept, turned = (old_left * cos).to(dtype), (old_right * sin).to(dtype)
-            left = (kept.to(tl.float32) - turned.to(tl.float32)).to(dtype)
-            kept, turned = (old_right * cos).to(dtype), (old_left * sin).to(dtype)
-            right = (kept.to(tl.float32) + turned.to(tl.float32)).to(dtype)
-        tl.store(start + pairs, left, mask=in_pairs)
-        tl.store(start + half + pairs, right, mask=in_pairs)
+            left, right = _rotate(left, right, cos, sin)
+        _store(start, (left, right, tail), pairs, rest, half=half, head_dim=head_dim)
     slot = tl.load(slots + row)
     if head >= num_heads and slot >= 0:
         kv_head = (head - num_heads) % num_kv_heads
         place = (slot // block_size) * block_stride + kv_head * head_stride + layer_offset
-        place += is_value.to(tl.int64) * (block_size * head_dim)
-        target = cache + place + (slot % block_size) * head_dim
-        tl.store(target + pairs, left, mask=in_pairs)
-        tl.store(target + half + pairs, right, mask=in_pairs)
-        tl.store(target + rest, tail, mask=in_rest)
+        place += is_value.to(tl.int64) * (block_size * head_dim) + (slot % block_size) * head_dim
+        _store(cache + place, (left, right, tail), pairs, rest, half=half, head_dim=head_dim)
