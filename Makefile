@@ -7,7 +7,7 @@ KUBERNETES := $(CACHE)/kubernetes
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test check bench bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test check gpu-check bench bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test: setup model kubernetes ## all tests, in PROCESSES side by side (3)
 
 check: setup ## format, lint, types, import directions, sizes and duplicates
 	@scripts/check.sh
+
+gpu-check: setup model ## on a machine with a GPU: its operations against the reference, tokens, times beside the roofline
+	@$(PYTHON) scripts/gpu_check.py --model $(MODEL)
 
 bench: setup model ## our mixed and 1P1D beside Hugging Face generate(), in one run
 	@$(PYTHON) bench/run.py

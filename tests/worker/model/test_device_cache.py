@@ -1,5 +1,7 @@
 """The staging of a cache whose tensor the host cannot read: here on the CPU, with the same copies."""
 
+import os
+
 import pytest
 import torch
 
@@ -11,10 +13,11 @@ from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="bfloat16")
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if os.environ.get("PDCLUSTER_GPU_CHECK") == "1" else "cpu")  # see `make gpu-check`
 
 
 def filled(num_blocks: int = 4) -> DeviceKVCache:
-    cache = DeviceKVCache(GEOMETRY, num_blocks, CPU)
+    cache = DeviceKVCache(GEOMETRY, num_blocks, DEVICE)
     cache.tensor.normal_()
     return cache
 
@@ -61,7 +64,7 @@ def test_block_outside_the_cache_is_an_error(block_id: int) -> None:
 def test_no_room_is_refused_with_the_bytes_and_the_fix() -> None:
     size = (1 << 50) // block_num_bytes(GEOMETRY)
     with pytest.raises(ModelError, match=rf"{size * block_num_bytes(GEOMETRY)} bytes.*lower engine\.kvCacheMemory"):
-        DeviceKVCache(GEOMETRY, size, CPU)
+        DeviceKVCache(GEOMETRY, size, DEVICE)
 
 
 def test_one_block_is_refused() -> None:

@@ -7,6 +7,7 @@ other tests only starts the one that interprets.
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ if not INTERPRETED and not ON_GPU:
 
 else:
     from pdcluster_worker.model.ops.cuda import CudaOperations
-    from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Norm, Rotation
+    from pdcluster_worker.model.ops.operations import AttentionShape, Forward, HeadNorms, Norm, Rotation
     from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
     from pdcluster_worker.model.ops.reference import Reference
     from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -188,3 +189,32 @@ else:
         norms = HeadNorms(Norm(torch.ones(16), 1e-5), Norm(torch.ones(16), 1e-5, rounds_first=False))
         with pytest.raises(ValueError, match="round alike"):
             simple().rope_store(torch.zeros(1, 48), cases.make_step(cases.CASES[0]).plan, 0, None, norms)
+
+    @pytest.mark.skipif(not ON_GPU, reason="a graph is captured on a GPU alone")
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_graphs_give_what_the_step_gives(dtype: torch.dtype) -> None:
+        """Captured once, then run for other contexts, tables and numbers of decodes; a chunk runs beside them."""
+        case = cases.Case("largest", ((300, 1), (9, 1), (40, 1), (7, 1), (200, 1)), padding=3, dtype=dtype)
+        step = cases.make_step(case)
+        step.cache.normal_()  # contexts of other plans than the case's
+        operations, eager = (operations_of(case, step) for _ in range(2))
+        inputs = torch.randn(512, step.qkv.shape[1], generator=torch.Generator().manual_seed(5)).to(DEVICE, dtype)
+
+        def forward_of(run_by: CudaOperations) -> Forward:
+            def forward(plan: StepPlan) -> Tensor:
+                qkv = inputs[plan.positions % 512]
+                run_by.rope_store(qkv, plan, cases.LAYER, None, None)
+                return run_by.attend(qkv, plan, cases.LAYER)[plan.sample_at].float()
+
+            return forward
+
+        replayed = operations.prepare(forward_of(operations))
+        for other in (
+            case,
+            replace(case, sequences=case.sequences[1:3], padding=0),
+            replace(case, sequences=((20, 1), (50, 9)), padding=0),
+        ):
+            plan = cases.make_plan(other, torch.Generator().manual_seed(7))
+            with torch.inference_mode():
+                found, wanted = replayed(plan).clone(), forward_of(eager)(placed(plan, other))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
