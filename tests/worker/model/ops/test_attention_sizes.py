@@ -20,6 +20,7 @@ def test_group_fills_a_product_of_tensor_cores() -> None:
 def test_wide_heads_take_fewer_keys_at_a_time() -> None:
     assert AttentionSizes.of(SMALL, torch.bfloat16, 2048).key_block == 64
     assert AttentionSizes.of(LARGE, torch.bfloat16, 2048).key_block == 32
+    assert AttentionSizes.of(LARGE, torch.float32, 2048).key_block == 16
 
 
 @pytest.mark.parametrize(("longest", "split_keys", "max_splits"), [(8, 256, 1), (2048, 256, 8), (8193, 512, 17), (131072, 4096, 32)])

@@ -21,6 +21,7 @@ NARROW = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 POINTERS = {"slots": "*i64"} | dict.fromkeys(("firsts", "lengths", "contexts", "seats", "tables"), "*i32")
 WIDE = ("weight", "weights", "partial", "cosine", "sine", "query_weight", "key_weight")
 FLOATS = ("epsilon", "query_epsilon", "key_epsilon", "scale")
+STRIDES = ("layer_offset", "head_stride", "block_stride")
 TENSORS = ("added", "hidden", "out", "gate_up", "qkv", "cache")
 
 
@@ -66,10 +67,15 @@ def test_kernel_compiles(name: str, dtype: torch.dtype, arch: int) -> None:
     signature = {
         parameter: "constexpr" if parameter in fixed else kind(parameter, dtype) for parameter in inspect.signature(kernel.fn).parameters
     }
-    options = {"num_stages": 2, "enable_fp_fusion": True}
+    whole = [index for index, (parameter, of) in enumerate(signature.items()) if of[0] == "*" or parameter in STRIDES]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in whole}  # as in a launch
+    warps = AttentionSizes.of(SHAPE, dtype, 32768).warps
+    options = {"num_stages": 2, "enable_fp_fusion": True, "num_warps": warps}
 
-    made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", arch, 32), options=options)
+    made = triton.compile(ASTSource(kernel, signature, fixed, aligned), target=GPUTarget("cuda", arch, 32), options=options)
 
     assert f".target sm_{arch}" in made.asm["ptx"]
     assert len(made.asm["cubin"]) > 0
     assert made.metadata.shared <= SHARED_MEMORY
+    if (name, dtype, arch) == ("chunk", torch.bfloat16, 90):
+        assert "wgmma" in made.asm["ptx"]  # the tensor cores of Hopper

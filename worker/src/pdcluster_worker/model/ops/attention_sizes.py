@@ -23,6 +23,7 @@ class AttentionSizes:
     key_block:   keys of one product.
     split_keys:  keys of one split of a decode; splits start at multiples of it.
     max_splits:  splits of the longest context.
+    warps:       of one program.
     """
 
     decode_rows: int
@@ -31,6 +32,7 @@ class AttentionSizes:
     key_block: int
     split_keys: int
     max_splits: int
+    warps: int
 
     @classmethod
     def of(cls, shape: AttentionShape, dtype: torch.dtype, longest: int) -> "AttentionSizes":
@@ -43,9 +45,11 @@ class AttentionSizes:
             chunk_rows=64 if dtype == torch.bfloat16 else 32,  # float32 has no tensor cores here
             dim_block=dim_block,
             # Keys and values of the stages in flight must fit into shared memory.
-            key_block=64 if row_bytes <= 256 else 32,
+            key_block=64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16,
             split_keys=split_keys,
             max_splits=-(-longest // split_keys),
+            # Without tensor cores a tile of float32 spills from the registers of four.
+            warps=4 if dtype == torch.bfloat16 else 8,
         )
 
 

@@ -48,6 +48,7 @@ class TritonAttention:
             "dim_block": sizes.dim_block,
             "key_block": sizes.key_block,
             "block_size": cache.shape[4],
+            "num_warps": sizes.warps,
             "num_stages": 2,
             "enable_fp_fusion": True,
         }
@@ -89,7 +90,6 @@ class TritonAttention:
             table_stride=plan.tables.stride(0),
             rows=sizes.decode_rows,
             split_keys=sizes.split_keys,
-            num_warps=4,
             **strides(self._cache, layer),
             **self._same,
         )
@@ -124,7 +124,6 @@ class TritonAttention:
             tables=plan.tables,
             table_stride=plan.tables.stride(0),
             rows=self._sizes.chunk_rows,
-            num_warps=4,
             **strides(self._cache, layer),
             **self._same,
         )
