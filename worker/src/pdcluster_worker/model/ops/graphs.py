@@ -76,6 +76,7 @@ class Graphs:
         self._longest = longest
         self._captured: dict[int, _Captured] = {}
 
+    @torch.inference_mode()
     def capture(self, max_sequences: int) -> None:
         """Capture every size.  Raises what torch raises where an operation cannot be captured."""
         pool = torch.cuda.graph_pool_handle()
