@@ -9,7 +9,7 @@ VLLM   := $(CACHE)/vllm
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test check bench-peers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test check gpu-check bench-peers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench-peers: setup model $(VLLM)/.ready ## ours beside vLLM and Hugging Face, in
 
 $(VLLM)/.ready: bench/peers/install_vllm.sh | .venv/.ready
 	@bench/peers/install_vllm.sh $(VLLM)
+
+gpu-check: setup model ## on a machine with a GPU: its operations against the reference, tokens, times beside the roofline
+	@$(PYTHON) scripts/gpu_check.py --model $(MODEL)
 
 bench-operator: setup kubernetes ## the operator with 100 PDClusters on a real API server, 10 minutes of it at rest; logged
 	@$(PYTHON) bench/operator_scale.py --objects 100 --rest-seconds 600 --log

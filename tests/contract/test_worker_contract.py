@@ -49,6 +49,8 @@ METRICS = (
     "kv_blocks",
     "engine_busy_ratio",
     "engine_device_info",
+    "device_memory_bytes",
+    "device_utilization_ratio",
     "engine_stalled",
     "draining",
     "prompt_tokens",
@@ -189,6 +191,10 @@ def test_worker_records_are_read_by_the_operator() -> None:
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(record)) == read
     told = msgspec.structs.replace(record, device=Device("cpu", "Xeon"))
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(told)) == replace(read, device=state.Device("cpu", "Xeon"))
+    noted = msgspec.structs.replace(record, device=Device("cuda", "B200", "never run"))
+    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(noted)) == replace(
+        read, device=state.Device("cuda", "B200", "never run")
+    )
 
 
 @pytest.mark.parametrize("device", [None, "cpu", {}, {"kind": None}, ["cpu"]])

@@ -116,6 +116,8 @@ GOOD: dict[str, Change] = {
     "quantity": at("spec.engine", {"kvCacheMemory": "1.5Gi"}),
     "bytes": at("spec.engine", {"kvCacheMemory": 1073741824}),
     "less than a byte is one": at("spec.engine", {"kvCacheMemory": "0.50"}),
+    "share of a device": at("spec.engine", {"deviceMemoryShare": 0.9}),
+    "all of a device": at("spec.engine", {"deviceMemoryShare": 1}),
     "role engine": at("spec.roles.prefill.engine", {"maxBatchedTokens": 512}),
     "a token for each sequence": at("spec.engine", {"maxBatchedTokens": 64, "maxSequences": 64}),
     "same block size for both": at("spec.engine", {"blockSize": 32}),

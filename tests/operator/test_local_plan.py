@@ -61,7 +61,7 @@ def test_plan_refuses_gpus_and_a_cluster_without_ingress(document: dict[str, Any
 
     assert list(map(str, refused.value.faults)) == [
         "spec.roles.prefill.pools[0].gpu: pdctl runs cpu pools on this machine, not B200; "
-        "use gpu: cpu: the engine computes on CPUs only, on Kubernetes too",
+        "use gpu: cpu here; pools of GPUs run on Kubernetes",
         "spec.roles.decode.pools: no decode worker would answer requests; set replicas to 1 or more",
     ]
 

@@ -398,6 +398,16 @@ BAD = [
     Wrong(
         at("spec.engine.kvCacheMemory", 0), "spec.engine.kvCacheMemory: must be at least 1, not 0; raise it", "spec.engine.kvCacheMemory"
     ),
+    Wrong(
+        at("spec.engine.deviceMemoryShare", 90),
+        "spec.engine.deviceMemoryShare: must be at most 1, not 90; lower it",
+        "spec.engine.deviceMemoryShare",
+    ),
+    Wrong(
+        at("spec.engine.deviceMemoryShare", 0),
+        "spec.engine.deviceMemoryShare: must be more than 0, not 0; raise it",
+        "spec.engine.deviceMemoryShare",
+    ),
     Wrong(at("spec.engine.kvCacheMemory", "0.0Gi"), "spec.engine.kvCacheMemory: must be at least 1, not ", "spec.engine.kvCacheMemory"),
     Wrong(
         at("spec.engine.scheduler", "continuous"),

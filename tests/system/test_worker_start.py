@@ -45,7 +45,7 @@ def test_pool_with_an_accelerator_ends_with_3_and_says_why(new_cluster: NewClust
 
     assert worker.wait_end() == 3
     assert worker.log_tail(1).startswith("error: pool ")
-    assert "asks for cuda (engine.device: auto with gpu: B200), but this engine computes on CPUs only" in worker.log_tail(1)
+    assert "asks for cuda (engine.device: auto with gpu: B200), but no CUDA device is visible" in worker.log_tail(1)
 
 
 def test_unknown_setting_ends_with_2(new_cluster: NewCluster) -> None:

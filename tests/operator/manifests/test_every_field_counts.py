@@ -43,6 +43,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "maxModelLen": 99,
     "prefixCaching": False,
     "kvCacheMemory": "2Gi",
+    "deviceMemoryShare": 0.9,
     "numBlocks": 9,
     "threads": 3,
     "transferBandwidth": 5,

@@ -72,6 +72,13 @@ def test_workers_that_compute_on_what_their_pool_reserves_make_it_true():
     assert found(plan) == ("True", "AsDeclared", message)
 
 
+def test_what_a_worker_notes_of_its_device_is_in_the_message():
+    cluster, noted = cluster_of(B200), Device("cuda", "NVIDIA B200", "never run on a GPU by its makers")
+    plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
+    message = "workers compute on what their pools have: decode pool big on NVIDIA B200 (never run on a GPU by its makers)"
+    assert found(plan) == ("True", "AsDeclared", message)
+
+
 def test_workers_on_the_cpu_of_a_pool_that_reserves_accelerators_make_it_false_with_the_fix():
     cluster = cluster_of(B200, "cpu")
     plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_CPU)), NOW)

@@ -1,11 +1,12 @@
-"""A device that no engine of ours computes on is refused before the machine and etcd are asked."""
+"""A GPU that is asked for and is not there is refused before etcd is asked."""
 
 from pathlib import Path
 
 import pytest
 
+from pdcluster_worker import asked_device as module
 from pdcluster_worker import server_process
-from pdcluster_worker.asked_device import asked_device
+from pdcluster_worker.asked_device import asked_device, check_gpu
 from pdcluster_worker.config import load_worker_config
 from pdcluster_worker.errors import DeviceError
 from tests.worker.config.test_worker_config_errors import MINIMUM, write
@@ -16,29 +17,37 @@ def with_device(folder: Path, device: str) -> Path:
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_engine_computes_on_no_accelerator_and_says_so(tmp_path: Path, device: str) -> None:
+def test_node_without_a_gpu_is_refused_with_the_fix(tmp_path: Path, device: str) -> None:
     with pytest.raises(DeviceError) as refusal:
-        asked_device(load_worker_config(with_device(tmp_path, device)))
+        check_gpu(asked_device(load_worker_config(with_device(tmp_path, device))), lambda: 0)
 
     assert str(refusal.value) == (
-        f"pool big asks for cuda (engine.device: {device} with gpu: B200), "
-        "but this engine computes on CPUs only: "
+        f"pool big asks for cuda (engine.device: {device} with gpu: B200), but no CUDA device is visible: "
+        "see to the node's driver and device plugin, and that the pod is given an accelerator, "
         "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
     )
+    assert len(str(refusal.value)) < 400  # what a condition shows of it
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_asked_device_may_be_implemented(tmp_path: Path, device: str) -> None:
-    config = load_worker_config(with_device(tmp_path, device))
+def test_gpu_that_is_there_may_be_asked_for(tmp_path: Path, device: str) -> None:
+    asked = asked_device(load_worker_config(with_device(tmp_path, device)))
 
-    assert asked_device(config, {"cpu", "cuda"}).kind == "cuda"
+    check_gpu(asked, lambda: 1)
+
+    assert asked.kind == "cuda"
 
 
 def test_cpu_of_a_pool_with_an_accelerator_is_no_refusal(tmp_path: Path) -> None:
-    assert asked_device(load_worker_config(with_device(tmp_path, "cpu"))).kind == "cpu"
+    asked = asked_device(load_worker_config(with_device(tmp_path, "cpu")))
+
+    check_gpu(asked, lambda: 0)
+
+    assert asked.kind == "cpu"
 
 
-def test_worker_without_its_device_says_so_whatever_else_is_missing(tmp_path: Path) -> None:
+def test_worker_without_its_device_says_so_whatever_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no say in the dtype of its revision, and no etcd that is away hides the reason."""
-    with pytest.raises(DeviceError, match="computes on CPUs only"):
+    monkeypatch.setattr(module, "count_gpus", lambda: 0)
+    with pytest.raises(DeviceError, match="no CUDA device is visible"):
         server_process.run(with_device(tmp_path, "auto"), None)

@@ -13,14 +13,17 @@ from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.families import Family, NotOursError
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.model.ops.step_limits import StepLimits
 from tests.equality import assert_same_tokens
+
+LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
 
 
 @pytest.fixture
 def assembled(tiny_folder):
     def assembled(kind, dtype="float32", num_blocks=8, block_size=16):
         loaded = load_model(tiny_folder(kind), dtype, block_size=block_size, threads=1)
-        return assemble(loaded, KVCache(loaded.info.geometry, num_blocks), invariant=False)
+        return assemble(loaded, KVCache(loaded.info.geometry, num_blocks), LIMITS, invariant=False)
 
     return assembled
 
@@ -90,7 +93,7 @@ def test_another_activation_is_not_ours():
 
 def test_the_originals_are_dropped_once_they_are_packed(tiny_folder):
     loaded = load_model(tiny_folder("olmo2"), "float32", block_size=16, threads=1)
-    assemble(loaded, KVCache(loaded.info.geometry, 8), invariant=False)
+    assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False)
     assert not any(type(part) is nn.Linear for part in loaded.module.modules())
 
 
@@ -98,7 +101,7 @@ def test_batch_invariance_without_kernels_is_refused(tiny_folder, monkeypatch):
     monkeypatch.setenv("PDCLUSTER_KERNELS", "off")
     loaded = load_model(tiny_folder("llama"), "float32", block_size=16, threads=1)
     with pytest.raises(ModelError, match=r"engine\.batchInvariant needs the compiled kernels"):
-        assemble(loaded, KVCache(loaded.info.geometry, 8), invariant=True)
+        assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=True)
 
 
 @pytest.mark.parametrize("kernels", ["", "off"])

@@ -1,11 +1,12 @@
 """The device of an engine: what is asked for or a refusal with the fix, and never another one."""
 
 import pytest
+import torch
 
 from pdcluster_worker.asked_device import Asked
 from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import DeviceError
-from pdcluster_worker.model.device import Facts, choose, parse_cpu_name, read_facts
+from pdcluster_worker.model.device import NEVER_RUN, Facts, check_computes_on, choose, parse_cpu_name, read_facts
 
 GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
 
@@ -15,7 +16,8 @@ GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
     [("auto", "cpu", "cpu"), ("auto", "B200", "cuda"), ("cpu", "cpu", "cpu"), ("cpu", "B200", "cpu"), ("cuda", "B200", "cuda")],
 )
 def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
-    assert choose(Asked(device, gpu, "main"), GPU) == Device(kind, {"cpu": "Xeon", "cuda": "NVIDIA B200"}[kind])
+    wanted = {"cpu": Device("cpu", "Xeon"), "cuda": Device("cuda", "NVIDIA B200", NEVER_RUN)}
+    assert choose(Asked(device, gpu, "main"), GPU) == wanted[kind]
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,7 @@ def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
         (Facts("Xeon", "13.2", fault="Found no NVIDIA driver on your system."), "no CUDA device is visible", "device plugin"),
         (Facts("Xeon", "13.2", fault="No CUDA GPUs are available"), "no CUDA device is visible", "device plugin"),
         (Facts("Xeon", "13.2"), "no CUDA device is visible", "device plugin"),
+        (Facts("Xeon", "13.2", gpu="NVIDIA B200", triton=False), "Triton, which makes the kernels, is not in this image", "cuda variant"),
     ],
 )
 def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
@@ -39,6 +42,16 @@ def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
     assert reason in str(refusal.value)
     assert fix in str(refusal.value)
     assert len(str(refusal.value)) < 400  # what a condition shows of it
+
+
+@pytest.mark.parametrize(("device", "cache"), [(Device("cuda", "NVIDIA B200"), "cpu"), (Device("cpu", "Xeon"), "cuda")])
+def test_engine_whose_cache_is_elsewhere_is_refused(device, cache):
+    with pytest.raises(DeviceError, match=rf"is to compute on {device.kind} .*are on {cache}: use a worker image"):
+        check_computes_on(device, torch.device(cache))
+
+
+def test_engine_whose_cache_is_where_it_was_asked_for_goes_on():
+    check_computes_on(Device("cuda", "NVIDIA B200"), torch.device("cuda", 0))
 
 
 def test_cpu_asks_nothing_of_cuda():

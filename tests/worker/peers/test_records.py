@@ -36,6 +36,8 @@ def test_record_says_what_the_engine_computes_on_or_nothing(record: Callable[...
 
     assert json.loads(encode_record(told))["device"] == {"kind": "cpu", "name": "Xeon"}
     assert decode_record(KEY, encode_record(told)) == told
+    noted = record("a", device=Device("cuda", "NVIDIA B200", "never run"))
+    assert json.loads(encode_record(noted))["device"] == {"kind": "cuda", "name": "NVIDIA B200", "note": "never run"}
     assert decode_record(KEY, json.dumps(silent).encode()) == record("a")
 
 

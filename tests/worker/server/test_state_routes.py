@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_worker import __version__
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
@@ -75,12 +76,11 @@ async def test_version_is_the_packages(http):
 
 
 async def test_version_says_what_the_engine_computes_on(rig, http):
-    assert (await http.get("/version")).json()["device"] == {
-        "kind": "cpu",
-        "name": "Xeon",
-        "operations": "reference",
-        "model_code": "decoder",
-    }
+    cpu = {"kind": "cpu", "name": "Xeon", "operations": "reference", "model_code": "decoder"}
+    assert (await http.get("/version")).json()["device"] == cpu
+    rig.backend.device = Device("cuda", "NVIDIA B200", "never run", "cuda triton", "decoder")
+    gpu = {"kind": "cuda", "name": "NVIDIA B200", "operations": "cuda triton", "model_code": "decoder", "note": "never run"}
+    assert (await http.get("/version")).json()["device"] == gpu
     rig.backend.device = None  # it has not loaded yet
     assert (await http.get("/version")).json()["device"] is None
 

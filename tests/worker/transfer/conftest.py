@@ -31,6 +31,11 @@ class ByteMemory:
         start = block_id * self.block_bytes
         return memoryview(self._data)[start : start + self.block_bytes]
 
+    def landing(self, block_id: int) -> memoryview:
+        return self.block(block_id)
+
+    def land(self, block_id: int, landing: memoryview) -> None: ...
+
 
 class Engine:
     """A transport, its memory and the events that it has given so far."""

@@ -10,8 +10,14 @@ class Memory:
     block_bytes = 8
     num_blocks = 4
 
+    def __init__(self):
+        self.landed = []
+
     def block(self, block_id):
         return memoryview(bytearray(8))
+
+    def land(self, block_id, landing):
+        self.landed.append((block_id, bytes(landing)))
 
 
 @pytest.fixture
@@ -20,8 +26,13 @@ def events():
 
 
 @pytest.fixture
-def inbox(events):
-    return Inbox(Memory(), verify=True, emit=events.append)
+def memory():
+    return Memory()
+
+
+@pytest.fixture
+def inbox(events, memory):
+    return Inbox(memory, verify=True, emit=events.append)
 
 
 def test_fence_during_a_copy_comes_when_the_copy_leaves_and_once(inbox, events, epoch):
@@ -42,10 +53,35 @@ def test_fence_during_a_copy_comes_when_the_copy_leaves_and_once(inbox, events, 
 def test_block_that_is_copied_but_not_completed_before_the_fence_is_missing(inbox, events, epoch):
     inbox.open(epoch, [1, 2])
     receiving = inbox.claim(epoch, [1, 2])
-    assert inbox.complete(receiving, 1)
+    assert inbox.complete(receiving, 1, memoryview(bytes(8)))
     inbox.fence(epoch)
-    assert not inbox.complete(receiving, 2)
+    assert not inbox.complete(receiving, 2, memoryview(bytes(8)))
     assert events == [Fenced(epoch, frozenset({1}), 8)]
+
+
+def test_whole_block_lands_before_the_fence_and_never_after(inbox, memory, epoch):
+    """A cache on a device is written then; a fenced block may have another owner."""
+    inbox.open(epoch, [1, 2])
+    receiving = inbox.claim(epoch, [1, 2])
+    inbox.complete(receiving, 1, memoryview(b"arrived."))
+    inbox.fence(epoch)
+    inbox.complete(receiving, 2, memoryview(b"too late"))
+    assert memory.landed == [(1, b"arrived.")]
+
+
+def test_fence_during_a_landing_comes_when_it_is_over(inbox, memory, events, epoch):
+    inbox.open(epoch, [1])
+    receiving = inbox.claim(epoch, [1])
+    seen = []
+
+    def land(block_id, landing):
+        inbox.fence(epoch)
+        seen.extend(events)
+
+    memory.land = land
+    assert not inbox.complete(receiving, 1, memoryview(bytes(8)))
+    assert seen == []
+    assert events == [Fenced(epoch, frozenset(), 0)]
 
 
 def test_blocks_may_be_opened_again_after_the_fence(inbox, events, epoch):

@@ -18,6 +18,11 @@ class Memory:
     def block(self, block_id):
         return memoryview(self._data)[block_id * 8 : block_id * 8 + 8]
 
+    def landing(self, block_id):
+        return self.block(block_id)
+
+    def land(self, block_id, landing): ...
+
 
 @pytest.fixture
 def fabric():

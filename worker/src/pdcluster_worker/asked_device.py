@@ -1,20 +1,19 @@
-"""The device that the engine file asks for, and the refusal of one that no engine of ours computes on.
+"""The device that the engine file asks for, and the refusal of a GPU on a node that has none.
 
-Needs neither torch nor a look at the machine, so the server process refuses
-before it agrees on anything with others.  `IMPLEMENTED` holds the devices that
-the code of `model` can compute on; what the machine has is `model.device`'s business.
+Needs no torch, so the server process refuses before it agrees on anything with
+others.  Whether torch, the driver and the kernels can use a GPU that is there is
+`model.device`'s business.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from pdcluster_worker.config import NO_ACCELERATOR, WorkerConfig
 from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.nvidia import count_gpus
 
 Kind = Literal["cpu", "cuda"]
-
-IMPLEMENTED: frozenset[Kind] = frozenset({"cpu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,16 @@ class Asked:
         return f"pool {self.pool} asks for {self.kind} ({how})"
 
 
-def asked_device(config: WorkerConfig, implemented: Collection[Kind] = IMPLEMENTED) -> Asked:
-    """What this worker's engine is asked for.  Raises DeviceError for what is not implemented."""
-    asked = Asked(config.engine.device, config.gpu, config.pool)
-    if asked.kind not in implemented:
-        fix = "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
-        raise DeviceError(f"{asked}, but this engine computes on CPUs only: {fix}")
-    return asked
+def asked_device(config: WorkerConfig) -> Asked:
+    """What this worker's engine is asked for."""
+    return Asked(config.engine.device, config.gpu, config.pool)
+
+
+def check_gpu(asked: Asked, count: Callable[[], int] | None = None) -> None:
+    """Raise DeviceError where cuda is asked for and the driver shows no GPU."""
+    if asked.kind == "cuda" and (count or count_gpus)() == 0:
+        fix = (
+            "see to the node's driver and device plugin, and that the pod is given an accelerator, "
+            "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
+        )
+        raise DeviceError(f"{asked}, but no CUDA device is visible: {fix}")

@@ -57,6 +57,7 @@ class EngineConfig(_Section, frozen=True):
     device:              what it computes on; auto = cuda where the pool has an accelerator, else cpu.
     max_model_len:       longest prompt + output in tokens; None = the model's own limit.
     kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
+    device_memory_share: of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there.
     threads:             CPU threads of the model; 0 = from the cgroup limit.
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
@@ -70,6 +71,7 @@ class EngineConfig(_Section, frozen=True):
     max_model_len: Positive | None = None
     prefix_caching: bool = True
     kv_cache_memory: Positive = 1 << 30
+    device_memory_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
     num_blocks: Positive | None = None
     threads: Natural = 0
     transfer_bandwidth: Natural = 0

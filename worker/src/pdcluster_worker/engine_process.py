@@ -35,7 +35,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
-from pdcluster_worker.model.device import find_device
+from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.loader import DType, ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.transfer.tcp import TcpTransport
@@ -110,7 +110,10 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
 def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
-    runner, memory, info = open_runner(config.model, config.engine)
+    if device.note:
+        logger.warning("computes on %s: %s", device.name, device.note)
+    runner, memory, info = open_runner(config.model, config.engine, device.kind)
+    check_computes_on(device, memory.tensor.device)
     engine_id = uuid.uuid4().hex
     transport = TcpTransport(
         memory,
@@ -178,7 +181,7 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device
         num_blocks=num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        device=Device(device.kind, device.name, runner.forward.operations.name, runner.forward.code),
+        device=msgspec.structs.replace(device, operations=runner.forward.operations.name, model_code=runner.forward.code),
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
     )

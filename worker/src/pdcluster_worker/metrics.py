@@ -5,14 +5,17 @@ Attribute names are metric names without the `pdcluster_` prefix and the
 and are moved forward by their difference (`server.engine_metrics`).
 """
 
+import math
+from collections.abc import Callable
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pdcluster_worker.engine.execution import RAISED
-from pdcluster_worker.engine.messages import FinishReason
+from pdcluster_worker.engine.messages import Device, FinishReason
 from pdcluster_worker.engine.ports import ROW_FAILURES
 from pdcluster_worker.histogram import TokenHistogram
+from pdcluster_worker.nvidia import GpuUse
 
 _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
@@ -57,6 +60,10 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
         self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
+        self.device_memory_bytes = self._gauge(
+            "device_memory_bytes", "memory of a GPU, used by all of its processes or there", "device", "state"
+        )
+        self.device_utilization_ratio = self._gauge("device_utilization_ratio", "share of the last moment with work on a GPU", "device")
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
         self.engine_stalled = self._gauge("engine_stalled", "1 while the engine stands still, else 0")
         self.draining = self._gauge(
@@ -92,6 +99,18 @@ class Metrics:
         for name, values in _FIRST_VALUES.items():
             for value in values:
                 getattr(self, name).labels(value)
+
+    def watch_gpu(self, device: Device, use: Callable[[], GpuUse | None]) -> None:
+        """Export memory and work of a GPU, asked at each scrape; nothing of a CPU or where the driver does not say."""
+        if device.kind != "cuda" or use() is None:
+            return
+
+        def follow(gauge: Gauge, value: Callable[[GpuUse], float]) -> None:
+            gauge.set_function(lambda: math.nan if (now := use()) is None else value(now))
+
+        follow(self.device_memory_bytes.labels(device.name, "used"), lambda now: now.used)
+        follow(self.device_memory_bytes.labels(device.name, "total"), lambda now: now.total)
+        follow(self.device_utilization_ratio.labels(device.name), lambda now: now.busy)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(f"pdcluster_{name}", text, labels, registry=self.registry, buckets=_SECONDS)

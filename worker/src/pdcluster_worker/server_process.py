@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.asked_device import asked_device
+from pdcluster_worker.asked_device import asked_device, check_gpu
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig, load_worker_config
 from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
@@ -36,6 +36,7 @@ from pdcluster_worker.dispatch.pulse import Pulse
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.nvidia import Gpu
 from pdcluster_worker.peers.dtype import DType, agreed_dtype, read_native_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
@@ -66,7 +67,7 @@ RELAYED_SECONDS = 60.0
 def run(config_path: Path, policy_path: Path | None) -> int:
     """Run one worker until it has drained or its engine has died; returns the exit status.  Raises ConfigError, DeviceError, ModelError."""
     config = load_worker_config(config_path)
-    asked_device(config)  # a worker that cannot compute has no say in the revision's dtype
+    check_gpu(asked_device(config))  # a worker that cannot compute has no say in the revision's dtype
     files = Files(
         Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
     )
@@ -139,7 +140,9 @@ class ServerProcess:
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
         """What the engine computes in: the model's setting, or for `auto` what the revision has agreed on."""
-        config, native, loading = self._config, read_native_dtype(), backend.waits_for
+        config, loading = self._config, backend.waits_for
+        # Every GPU that CUDA still knows multiplies bfloat16 natively.
+        native: DType = "bfloat16" if asked_device(config).kind == "cuda" else read_native_dtype()
         dtype = config.model.dtype
         if dtype == "auto":
             key = dtype_key(self._identity.namespace, config.cluster, config.revision)
@@ -168,6 +171,8 @@ class ServerProcess:
             return
         backend.engine_is_ready(facts)
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
+        if facts.device.kind == "cuda":
+            self._metrics.watch_gpu(facts.device, Gpu().use)
         kv_address = join_address(self._identity.address, facts.kv_port)
         worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._files.policy.current)
         node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)

@@ -100,6 +100,13 @@ class FakeRunner:
         """See ports.KVMemory."""
         return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
+    def landing(self, block_id: int) -> memoryview:
+        """See ports.KVMemory."""
+        return self.block(block_id)
+
+    def land(self, block_id: int, landing: memoryview) -> None:
+        """See ports.KVMemory."""
+
     def reference(self, tokens: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that follow, by plain recursion over the formula; no blocks involved."""
         known = list(tokens)

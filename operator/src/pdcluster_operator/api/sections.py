@@ -119,7 +119,8 @@ class EngineSpec(Section):
     max_sequences:         most requests in one step
     max_model_len:         longest prompt + output in tokens; None = the model's own limit
     kv_cache_memory:       bytes for KV blocks (512Mi in YAML); ignored when num_blocks is given
-    num_blocks:            KV blocks; None = as many as kv_cache_memory holds
+    device_memory_share:   of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there
+    num_blocks:            KV blocks; None = as many as the memory for them holds
     threads:               CPU threads of the model; 0 = from the machine
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
@@ -134,6 +135,7 @@ class EngineSpec(Section):
     max_model_len: Positive | None = None
     prefix_caching: bool = True
     kv_cache_memory: Quantity = 1 << 30
+    device_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     num_blocks: Positive | None = None
     threads: Natural = 0
     transfer_bandwidth: Natural = 0

@@ -156,4 +156,4 @@ def _device(content: Mapping[str, Any]) -> Device | None:
     said = content.get("device")
     if not isinstance(said, Mapping) or not said.get("kind"):
         return None
-    return Device(str(said["kind"]), str(said.get("name") or ""))
+    return Device(str(said["kind"]), str(said.get("name") or ""), str(said.get("note") or ""))

@@ -115,7 +115,12 @@ def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
 
 
 def _names(said: Mapping[str, Device]) -> str:
-    return " and ".join(sorted({device.name or device.kind for device in said.values()}))
+    return " and ".join(sorted({_named(device) for device in said.values()}))
+
+
+def _named(device: Device) -> str:
+    """Its name, and what a user must know of it."""
+    return (device.name or device.kind) + (f" ({device.note})" if device.note else "")
 
 
 def _false(reason: str, messages: Sequence[str]) -> Condition:

@@ -84,7 +84,7 @@ def _check_runs_here(cluster: PDCluster) -> None:
         Fault(
             f"spec.roles.{role}.pools[{index}].gpu",
             f"pdctl runs cpu pools on this machine, not {pool.gpu}",
-            "use gpu: cpu: the engine computes on CPUs only, on Kubernetes too",
+            "use gpu: cpu here; pools of GPUs run on Kubernetes",
         )
         for role, spec in roles.items()
         for index, pool in enumerate(spec.pools)

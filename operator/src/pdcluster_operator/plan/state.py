@@ -101,10 +101,12 @@ class Device:
 
     kind: cpu or cuda
     name: of the processor or the accelerator
+    note: what a user must know of computing on it; empty = nothing
     """
 
     kind: str
     name: str
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from pdcluster_worker.model.ops import choose, kernel_object
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, NoKernels, cpu_flags, load_kernels
 from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.step_limits import StepLimits
 
 FOLDER = Path(kernel_object.__file__).parent / "kernels"
 CACHE = torch.zeros(1, 1, 1, 2, 16, 16)
 SHAPE = AttentionShape(1, 1, 16, 1.0)
+LIMITS = StepLimits(max_tokens=8, max_sequences=2, longest=16, block_size=16)
 
 
 def test_the_best_level_that_the_cpu_runs_is_chosen():
@@ -62,15 +64,15 @@ def test_an_object_that_cannot_be_loaded_is_passed_over(tmp_path):
 
 
 def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(monkeypatch, caplog):
-    assert make_operations(CACHE, SHAPE, invariant=False).name.startswith("cpu ")
-    assert make_operations(CACHE, SHAPE, invariant=True).name.startswith("cpu ")
+    assert make_operations(CACHE, SHAPE, LIMITS, invariant=False).name.startswith("cpu ")
+    assert make_operations(CACHE, SHAPE, LIMITS, invariant=True).name.startswith("cpu ")
     monkeypatch.setattr(choose, "kernels_found", lambda: NoKernels("the test took them away"))
-    assert make_operations(CACHE, SHAPE, invariant=False).name == "reference"
+    assert make_operations(CACHE, SHAPE, LIMITS, invariant=False).name == "reference"
     assert "the test took them away" in caplog.text
     with pytest.raises(ModelError, match="batchInvariant needs the compiled kernels: the test took them away"):
-        make_operations(CACHE, SHAPE, invariant=True)
+        make_operations(CACHE, SHAPE, LIMITS, invariant=True)
 
 
 def test_a_dtype_without_kernels_gets_plain_torch(caplog):
-    assert make_operations(CACHE.half(), SHAPE, invariant=False).name == "reference"
+    assert make_operations(CACHE.half(), SHAPE, LIMITS, invariant=False).name == "reference"
     assert "none for torch.float16" in caplog.text

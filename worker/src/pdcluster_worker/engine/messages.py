@@ -34,17 +34,19 @@ class KVGeometry(msgspec.Struct, frozen=True):
     kind: str = "dense"
 
 
-class Device(msgspec.Struct, frozen=True):
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an engine computes on.
 
     kind: cpu or cuda
     name: of the processor or the accelerator, as it names itself
+    note: what a user must know of computing on it; empty = nothing
     operations: what the model is computed by, such as "cpu avx512_bf16"; empty until it has loaded
     model_code: whose code computes the layers, decoder or transformers; empty likewise
     """
 
     kind: str
     name: str
+    note: str = ""
     operations: str = ""
     model_code: str = ""
 

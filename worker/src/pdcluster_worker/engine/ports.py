@@ -91,7 +91,18 @@ class KVMemory(Protocol):
     num_blocks: int
 
     def block(self, block_id: int) -> memoryview:
-        """The writable bytes of one block (`block_bytes` long, contiguous, host memory)."""
+        """The bytes of one block, `block_bytes` long, contiguous, in host memory: to be read.
+
+        Those of a cache on a device are a copy, made now.  Safe from any thread.
+        """
+        ...
+
+    def landing(self, block_id: int) -> memoryview:
+        """Writable host memory for the bytes of a block that arrives; they count from `land` on."""
+        ...
+
+    def land(self, block_id: int, landing: memoryview) -> None:
+        """Make the bytes of a whole `landing` those of the block; steps after it read them."""
         ...
 
 

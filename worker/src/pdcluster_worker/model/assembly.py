@@ -2,7 +2,10 @@
 
 import logging
 
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model import proof
 from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.model.families import NotOursError, read_weights
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.generic import Generic, pack_linears
@@ -11,20 +14,23 @@ from pdcluster_worker.model.loader import LoadedModel
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.operations import Operations
 from pdcluster_worker.model.ops.reference import Reference
-from pdcluster_worker.model.proof import MAX_DIFFERENCE, difference
+from pdcluster_worker.model.ops.step_limits import StepLimits
 
 logger = logging.getLogger(__name__)
 
 
-def assemble(loaded: LoadedModel, cache: KVCache, *, invariant: bool) -> Forward:
+def assemble(loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLimits, *, invariant: bool) -> Forward:
     """The model's forward pass: by our decoder where it is known and passes its proof, else by transformers' code.
 
-    invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that cannot be had.
+    invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that
+    cannot be had, and on a device where transformers' code is not run.
     """
-    operations = make_operations(cache.tensor, loaded.attention, invariant=invariant)
+    operations = make_operations(cache.tensor, loaded.attention, limits, invariant=invariant)
     try:
-        forward: Forward = _proven_decoder(loaded, cache, operations)
+        forward: Forward = _proven_decoder(loaded, operations, cache.num_blocks)
     except NotOursError as e:
+        if cache.tensor.device.type != "cpu":
+            raise ModelError(f"{e}; other models run by transformers' code, on CPUs only: set engine.device: cpu") from e
         logger.info("the model runs by transformers' code, which is slower: %s", e)
         pack_linears(loaded.module, operations)
         forward = Generic(loaded.module, operations)
@@ -32,15 +38,17 @@ def assemble(loaded: LoadedModel, cache: KVCache, *, invariant: bool) -> Forward
     return forward
 
 
-def _proven_decoder(loaded: LoadedModel, cache: KVCache, operations: Operations) -> Decoder:
+def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int) -> Decoder:
     """Our decoder over the model's weights.  Raises NotOursError when it is not for this model or computes something else."""
     weights = read_weights(loaded.module, loaded.info.max_model_len, operations)
     decoder = Decoder(operations, weights, loaded.attention.num_heads * loaded.attention.head_dim)
-    theirs = Generic(loaded.module, Reference(cache.tensor, loaded.attention))
-    found = difference(
-        decoder, theirs, block_size=cache.geometry.block_size, num_blocks=cache.num_blocks, vocab_size=loaded.info.vocab_size
+    beside = KVCache(loaded.info.geometry, proof.num_blocks(loaded.info.geometry.block_size))
+    theirs = Generic(loaded.module, Reference(beside.tensor, loaded.attention))
+    num_blocks = min(num_blocks, beside.num_blocks)
+    found = proof.difference(
+        decoder, theirs, block_size=loaded.info.geometry.block_size, num_blocks=num_blocks, vocab_size=loaded.info.vocab_size
     )
-    if not found <= MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
+    if not found <= proof.MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
         logger.warning("our decoder's logits differ from transformers' by %.3g of their size: not used", found)
         raise NotOursError("our decoder computes something else")
     logger.info("our decoder's logits differ from transformers' by %.2g of their size", found)

@@ -58,9 +58,13 @@ class Decoder:
         self.operations = operations
         self._weights = weights
         self._query_width = query_width
+        self._step = operations.prepare(self._compute)
 
     def logits(self, plan: StepPlan) -> Tensor:
         """See `Forward`."""
+        return self._step(plan)
+
+    def _compute(self, plan: StepPlan) -> Tensor:
         ops, weights = self.operations, self._weights
         rotation = Rotation(weights.cosine[plan.positions], weights.sine[plan.positions])
         hidden = self._embed(plan.token_ids)

@@ -2,10 +2,12 @@
 
 `choose` is pure: from what is asked for and what the machine has to a device,
 or to a refusal that says why and what to change.  An engine never computes on
-another device than the one it was asked for.  What no engine computes on is
-refused before, by `asked_device`.
+another device than the one it was asked for: `check_computes_on` compares it
+with where the KV cache really is.  A node without any GPU is refused before, by
+`asked_device`.
 """
 
+import importlib.util
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,9 @@ from pdcluster_worker.asked_device import Asked, asked_device
 from pdcluster_worker.config import WorkerConfig
 from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import DeviceError
+
+NEVER_RUN = "never run on a GPU by its makers"
+"""Stands wherever a cuda device is named, until `make gpu-check` has passed on one and this line goes."""
 
 _OLD_DRIVER = "too old"
 """Stands in CUDA's own message when the node's driver is older than the libraries need."""
@@ -29,12 +34,14 @@ class Facts:
     built: version of CUDA that torch was built for; None = it was built without
     fault: why CUDA cannot be used, in its own words; None = it can
     gpu:   name of the first CUDA device; empty without one
+    triton: whether Triton is installed, which makes our kernels
     """
 
     cpu: str
     built: str | None = None
     fault: str | None = None
     gpu: str = ""
+    triton: bool = True
 
 
 def choose(asked: Asked, facts: Facts) -> Device:
@@ -44,7 +51,16 @@ def choose(asked: Asked, facts: Facts) -> Device:
     refusal = _refusal(facts)
     if refusal is not None:
         raise DeviceError(f"{asked}, but {refusal}")
-    return Device("cuda", facts.gpu)
+    return Device("cuda", facts.gpu, NEVER_RUN)
+
+
+def check_computes_on(device: Device, cache: torch.device) -> None:
+    """Compare the device with that of the KV cache.  Raises DeviceError where they differ."""
+    if cache.type != device.kind:
+        raise DeviceError(
+            f"this engine is to compute on {device.kind} ({device.name}), but its model and KV cache are on {cache.type}: "
+            "use a worker image that computes there, or set engine.device: cpu, which leaves the accelerators idle"
+        )
 
 
 def find_device(config: WorkerConfig) -> Device:
@@ -59,12 +75,14 @@ def read_facts(*, asks_cuda: bool) -> Facts:
     CUDA is looked at only when it is asked for, since a look takes memory of the device.
     """
     cpu = parse_cpu_name(_read(Path("/proc/cpuinfo"))) or platform.machine()
+    triton = importlib.util.find_spec("triton") is not None
     if not asks_cuda or torch.version.cuda is None:
-        return Facts(cpu, torch.version.cuda)
+        return Facts(cpu, torch.version.cuda, triton=triton)
     try:
-        return Facts(cpu, torch.version.cuda, gpu=torch.cuda.get_device_name(0))
+        return Facts(cpu, torch.version.cuda, gpu=torch.cuda.get_device_name(0), triton=triton)
     except Exception as e:  # the driver, the runtime and torch each raise in their own way
-        return Facts(cpu, torch.version.cuda, fault=" ".join(str(e).split()) or type(e).__name__)
+        fault = " ".join(str(e).split()) or type(e).__name__
+        return Facts(cpu, torch.version.cuda, fault=fault, triton=triton)
 
 
 def parse_cpu_name(cpuinfo: str) -> str | None:
@@ -86,6 +104,8 @@ def _refusal(facts: Facts) -> str | None:
     if facts.fault is not None or not facts.gpu:
         fix = "see to the node's driver and device plugin, and that the pod is given an accelerator"
         return f"no CUDA device is visible: {fix}"
+    if not facts.triton:
+        return "Triton, which makes the kernels, is not in this image: use the worker image's cuda variant"
     return None
 
 

@@ -64,12 +64,12 @@ def read_weights(module: Any, max_model_len: int, operations: Operations) -> Dec
     scale = getattr(model.embed_tokens, "scalar_embed_scale", None)
     dtype = model.embed_tokens.weight.dtype
     return DecoderWeights(
-        embedding=model.embed_tokens.weight.detach().clone(),
-        embedding_scale=None if scale is None else torch.tensor(scale).to(dtype),
-        cosine=cosine,
-        sine=sine,
+        embedding=operations.place(model.embed_tokens.weight.detach().clone()),
+        embedding_scale=None if scale is None else operations.place(torch.tensor(scale).to(dtype)),
+        cosine=operations.place(cosine),
+        sine=operations.place(sine),
         layers=[_layer(layer, family, operations) for layer in model.layers],
-        norm=_norm(model.norm, family),
+        norm=_norm(operations, model.norm, family),
         head=operations.pack(module.lm_head.weight.detach(), _bias([module.lm_head]), wide=True),
         activation=activation,
     )
@@ -90,13 +90,15 @@ def _check_parts(layer: Any, family: Family) -> None:
 
 def _layer(layer: Any, family: Family, operations: Operations) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    head_norms = HeadNorms(_norm(attention.q_norm, family), _norm(attention.k_norm, family)) if family.head_norms else None
+    head_norms = (
+        HeadNorms(_norm(operations, attention.q_norm, family), _norm(operations, attention.k_norm, family)) if family.head_norms else None
+    )
     return Layer(
-        attention_norm=_norm(layer.input_layernorm, family),
+        attention_norm=_norm(operations, layer.input_layernorm, family),
         qkv=_pack(operations, attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=head_norms,
         out=_pack(operations, attention.o_proj),
-        mlp_norm=_norm(layer.post_attention_layernorm, family),
+        mlp_norm=_norm(operations, layer.post_attention_layernorm, family),
         gate_up=_pack(operations, mlp.gate_proj, mlp.up_proj),
         down=_pack(operations, mlp.down_proj),
         rotates=bool(getattr(attention, "use_rope", True)) if family.may_not_rotate else True,
@@ -117,11 +119,12 @@ def _bias(products: Any) -> Tensor | None:
     return torch.cat(rows)
 
 
-def _norm(norm: Any, family: Family) -> Norm:
+def _norm(operations: Operations, norm: Any, family: Family) -> Norm:
     epsilon = getattr(norm, "variance_epsilon", None)
     epsilon = norm.eps if epsilon is None else epsilon
     weight = norm.weight.detach().float().clone()
-    return Norm(1.0 + weight, epsilon, rounds_first=False) if family.offset_norms else Norm(weight, epsilon)
+    weight = operations.place(1.0 + weight if family.offset_norms else weight)
+    return Norm(weight, epsilon, rounds_first=not family.offset_norms)
 
 
 def _rotary(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:

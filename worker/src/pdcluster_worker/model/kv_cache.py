@@ -57,6 +57,13 @@ class KVCache:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         return memoryview(self._bytes)[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
+    def landing(self, block_id: int) -> memoryview:
+        """The block itself."""
+        return self.block(block_id)
+
+    def land(self, block_id: int, landing: memoryview) -> None:
+        """Nothing is left to do."""
+
 
 def _reserve(num_bytes: int) -> mmap.mmap:
     """Zeroed private memory, page-aligned, that costs nothing until it is touched."""

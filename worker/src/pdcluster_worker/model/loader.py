@@ -50,6 +50,11 @@ class LoadedModel:
     attention: AttentionShape
     info: ModelInfo
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(parameter.nbytes for parameter in self.module.parameters())
+
 
 def load_model(
     path: Path,

@@ -27,12 +27,17 @@ MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
 def difference(ours: Forward, theirs: Forward, *, block_size: int, num_blocks: int, vocab_size: int) -> float:
     """Norm of the difference of both models' logits over the norm of theirs; NaN counts as infinite.
 
-    Writes to the first blocks of the KV cache of `num_blocks` that both share: none may have an owner yet.
+    Writes to the first blocks of each one's KV cache, of at least `num_blocks`: none may have an owner yet.
     """
     lengths = min(LONG, (num_blocks - 1) * block_size), min(SHORT, block_size)
     mine, wanted = (_logits(forward, lengths, block_size, vocab_size) for forward in (ours, theirs))
     found = float((mine - wanted).norm() / wanted.norm())
     return found if found == found else float("inf")
+
+
+def num_blocks(block_size: int) -> int:
+    """Blocks that the comparison writes to where there are enough."""
+    return -(-LONG // block_size) + -(-min(SHORT, block_size) // block_size)
 
 
 def _logits(forward: Forward, lengths: Sequence[int], block_size: int, vocab_size: int) -> Tensor:
@@ -47,7 +52,8 @@ def _logits(forward: Forward, lengths: Sequence[int], block_size: int, vocab_siz
             continue
         plan = planner.plan(Batch(tuple(items)))
         with torch.inference_mode():
-            rows.append(forward.logits(replace(plan, sample_at=torch.arange(plan.num_tokens))))
+            logits = forward.logits(replace(plan, sample_at=torch.arange(plan.num_tokens)))
+            rows.append(logits.cpu().clone())  # they hold until the next step
         for item in items:
             item.request.num_computed_tokens += item.num_tokens
     return torch.cat(rows)

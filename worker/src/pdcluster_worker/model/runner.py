@@ -17,9 +17,11 @@ from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.model.assembly import assemble
+from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
 from pdcluster_worker.model.forward import Forward
-from pdcluster_worker.model.kv_cache import KVCache, blocks_that_fit
+from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
+from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
 
@@ -33,7 +35,7 @@ class Runner:
     seconds: see `engine.ports.ModelRunner`.
     """
 
-    def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache, *, max_sequences: int, max_tokens: int) -> None:
+    def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache | DeviceKVCache, *, max_sequences: int, max_tokens: int) -> None:
         """max_sequences, max_tokens: of one batch."""
         self.info = info
         self.seconds = StepSeconds()
@@ -59,7 +61,7 @@ class Runner:
         plan = self._planner.plan(batch)
         with torch.inference_mode():
             planned = time.monotonic()
-            logits = self.forward.logits(plan)
+            logits = self.forward.logits(plan).cpu()  # tokens are chosen in host memory
             computed = time.monotonic()
             sampled = [item.request for item in batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
@@ -93,14 +95,15 @@ class Runner:
         self.forget(request.request_id)
 
 
-def make_runner(loaded: LoadedModel, cache: KVCache, engine: EngineConfig) -> Runner:
+def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig) -> Runner:
     """A runner of this model, over this cache.  The model's own weights are dropped where they are packed."""
-    forward = assemble(loaded, cache, invariant=engine.batch_invariant)
+    limits = StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, cache.geometry.block_size)
+    forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
     return Runner(loaded.info, forward, cache, max_sequences=engine.max_sequences, max_tokens=engine.max_batched_tokens)
 
 
-def open_runner(model: ModelConfig, engine: EngineConfig) -> tuple[Runner, KVCache, ModelInfo]:
-    """Load the model and reserve its KV cache, as the engine process does at start.  Raises ModelError."""
+def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
+    """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does at start.  Raises ModelError."""
     loaded = load_model(
         Path(model.path).expanduser(),
         model.dtype,
@@ -109,7 +112,7 @@ def open_runner(model: ModelConfig, engine: EngineConfig) -> tuple[Runner, KVCac
         threads=engine.threads,
     )
     info = loaded.info
-    cache = KVCache(info.geometry, engine.num_blocks or blocks_that_fit(info.geometry, engine.kv_cache_memory))
+    cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
     runner = make_runner(loaded, cache, engine)
     del loaded  # and with it the weights that are packed now
     start = time.monotonic()

@@ -158,10 +158,13 @@ def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
     async def ready(response: Response) -> State:
         return _state(response, worker.alive() or worker.ready())
 
-    @app.get("/version")
+    @app.get("/version", response_model_exclude_unset=True)
     async def version() -> Version:
-        device = None if worker.device is None else DeviceState(**msgspec.structs.asdict(worker.device))
-        return Version(version=__version__, device=device)
+        device = worker.device
+        if device is None:
+            return Version(version=__version__, device=None)
+        known = {name: value for name, value in msgspec.structs.asdict(device).items() if value}
+        return Version(version=__version__, device=DeviceState(**known))
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def prometheus() -> Response:

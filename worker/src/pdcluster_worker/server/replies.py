@@ -211,12 +211,14 @@ class DeviceState(BaseModel):
     kind: cpu or cuda; name: of the processor or the accelerator.
     operations: what the model is computed by ("reference": plain torch, without compiled kernels).
     model_code: whose code computes the layers, decoder (ours) or transformers.
+    note: what a user must know of computing on it; left out where there is nothing.
     """
 
     kind: str
     name: str
-    operations: str
-    model_code: str
+    operations: str = ""
+    model_code: str = ""
+    note: str = ""
 
 
 class Version(BaseModel):

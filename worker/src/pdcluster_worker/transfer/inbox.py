@@ -99,8 +99,14 @@ class Inbox:
             if receiving.is_fenced:
                 self._finish(receiving)
 
-    def complete(self, receiving: Receiving, block_id: int) -> bool:
-        """Note that this block has arrived whole; False once the epoch is fenced (the block then counts as missing)."""
+    def complete(self, receiving: Receiving, block_id: int, landing: memoryview) -> bool:
+        """Land this block, whose bytes have all arrived; False once the epoch is fenced (the block then counts as missing)."""
+        if not self.enter(receiving):
+            return False
+        try:
+            self._memory.land(block_id, landing)
+        finally:
+            self.leave(receiving)
         crc = block_crc(self._memory.block(block_id)) if self._verify else 0
         with self._lock:
             if not receiving.is_fenced:

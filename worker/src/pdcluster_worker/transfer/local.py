@@ -133,11 +133,12 @@ class LocalTransport:
             return receiving
         if not self._inbox.enter(receiving):
             return "dead epoch"
+        landing = self._memory.landing(frame.targets[0])
         try:
-            self._memory.block(frame.targets[0])[:] = data
+            landing[:] = data
         finally:
             self._inbox.leave(receiving)
-        return None if self._inbox.complete(receiving, frame.targets[0]) else "dead epoch"
+        return None if self._inbox.complete(receiving, frame.targets[0], landing) else "dead epoch"
 
     def checksum(self, epoch: bytes) -> int | None:
         """See ports.Transport."""

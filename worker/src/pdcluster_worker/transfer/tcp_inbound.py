@@ -86,8 +86,9 @@ class Inbound:
             return receiving
         remaining = header.payload_bytes
         for block_id in header.block_ids:
-            remaining -= self._fill(receiving, self._memory.block(block_id))
-            if not self._inbox.complete(receiving, block_id):
+            landing = self._memory.landing(block_id)
+            remaining -= self._fill(receiving, landing)
+            if not self._inbox.complete(receiving, block_id, landing):
                 self._drain(remaining)
                 return "dead epoch"
         return None

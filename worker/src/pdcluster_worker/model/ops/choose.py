@@ -1,4 +1,4 @@
-"""Chooses the operations of this process once, at load."""
+"""The operations for a device: the one place that knows which implementation is whose."""
 
 import logging
 
@@ -10,12 +10,19 @@ from pdcluster_worker.model.ops.kernel_arguments import KINDS
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
 from pdcluster_worker.model.ops.operations import AttentionShape, Operations
 from pdcluster_worker.model.ops.reference import Reference
+from pdcluster_worker.model.ops.step_limits import StepLimits
 
 logger = logging.getLogger(__name__)
 
 
-def make_operations(cache: Tensor, shape: AttentionShape, *, invariant: bool) -> Operations:
-    """Operations over this KV cache.  Raises ModelError where `invariant` cannot be had."""
+def make_operations(cache: Tensor, shape: AttentionShape, limits: StepLimits, *, invariant: bool) -> Operations:
+    """Operations for the device that holds the KV cache.  Raises ModelError where `invariant` cannot be had."""
+    if cache.is_cuda:
+        from pdcluster_worker.model.ops.cuda import CudaOperations  # needs Triton, which images for CPUs lack
+
+        if invariant:
+            raise ModelError("engine.batchInvariant is for CPUs so far, not for cuda: leave it out")
+        return CudaOperations(cache, shape, limits)
     kernels = kernels_found()
     if isinstance(kernels, Kernels) and cache.dtype in KINDS:
         return CpuOperations(cache, shape, kernels)

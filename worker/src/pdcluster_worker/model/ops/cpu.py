@@ -26,9 +26,10 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     rotation_arguments,
     shared_rows,
 )
-from pdcluster_worker.model.ops.kernel_object import Kernels
-from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
 from pdcluster_worker.model.sample_kernel import kernel_choosing
+from pdcluster_worker.model.sampler import PLAIN_TENSORS, Choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 _STEP_BYTES = 64
@@ -63,7 +64,7 @@ class CpuOperations:
         declare(library)
         self._add_rms_norm, self._gate_mul = library.add_rms_norm, library.gate_mul
         self._rope_store, self._attend, self._product = library.rope_store, library.attend, library.product
-        self.choosing = kernel_choosing(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))
+        self.choosing = choosing_of(kernels)
         self._cache = cache
         self._kind = KINDS[cache.dtype]
         self._model = model_arguments(cache, shape)
@@ -75,6 +76,14 @@ class CpuOperations:
         self._rotation: Rotation | None = None
         self._rotation_arguments = RotationArguments()
         self._head_norms: dict[int, tuple[HeadNorms, ctypes.Array[NormArguments]]] = {}
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def prepare(self, forward: Forward) -> Forward:
+        """The step as it is."""
+        return forward
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> PackedWeights:
         """Copy the weights into panels of 32 columns; also where they are mapped from a file."""
@@ -137,3 +146,15 @@ class CpuOperations:
         if known is None:
             known = self._head_norms[id(norms)] = norms, head_norm_arguments(norms)
         return ctypes.addressof(known[1])
+
+
+def choosing_of(kernels: Kernels) -> Choosing:
+    """Tokens chosen by these kernels."""
+    library = kernels.library
+    return kernel_choosing(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))
+
+
+def host_choosing() -> Choosing:
+    """Tokens chosen by the kernels of this process, where it has some, from logits that were computed elsewhere."""
+    kernels = kernels_found()
+    return choosing_of(kernels) if isinstance(kernels, Kernels) else PLAIN_TENSORS

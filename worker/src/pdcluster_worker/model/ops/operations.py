@@ -10,6 +10,7 @@ width, Hq and Hkv query and KV heads, D the head size, qkv `[T, (Hq + 2 * Hkv) *
 queries, then keys, then values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -19,6 +20,9 @@ from pdcluster_worker.model.sampler import Choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 Activation = Literal["silu", "gelu_tanh"]
+
+Forward = Callable[[StepPlan], Tensor]
+"""A step of a decoder over these operations: float32 logits `[R, vocab_size]` of the plan's `sample_at`."""
 
 Packed = Any
 """Weights of one product, in the form that the implementation wants."""
@@ -75,7 +79,18 @@ class Operations(Protocol):
     """For the log and /version, such as "cpu avx512_bf16"."""
 
     choosing: Choosing
-    """How tokens are chosen from logits; every implementation gives the same bits."""
+    """How tokens are chosen from logits in host memory; every implementation gives the same bits."""
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """The tensor where these operations read it."""
+        ...
+
+    def prepare(self, forward: Forward) -> Forward:
+        """What runs a step: `forward`, which gets its plan where this device reads it, or a faster form of the same.
+
+        Called once, when the model is loaded.  The logits of a call hold until the next one.
+        """
+        ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
         """Prepare weights [N, K] of one product; the caller may drop `weight` afterwards.

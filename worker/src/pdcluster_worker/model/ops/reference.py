@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
 from pdcluster_worker.model.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
@@ -30,6 +30,14 @@ class Reference:
     def __init__(self, cache: Tensor, shape: AttentionShape) -> None:
         self._cache = cache
         self._shape = shape
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def prepare(self, forward: Forward) -> Forward:
+        """The step as it is."""
+        return forward
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
         """Keep the weights as they are, or as float32."""

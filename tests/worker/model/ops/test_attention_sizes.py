@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+from pdcluster_worker.model.ops.attention_sizes import MAX_SPLITS, AttentionSizes, power_of_two
+from pdcluster_worker.model.ops.operations import AttentionShape
+
+SMALL, LARGE = AttentionShape(9, 3, 64, 0.125), AttentionShape(64, 2, 256, 0.0625)
+
+
+@pytest.mark.parametrize(("number", "wanted"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_power_of_two(number: int, wanted: int) -> None:
+    assert power_of_two(number) == wanted
+
+
+def test_group_fills_a_product_of_tensor_cores() -> None:
+    assert AttentionSizes.of(SMALL, torch.bfloat16, 2048).decode_rows == 16
+    assert AttentionSizes.of(LARGE, torch.bfloat16, 2048).decode_rows == 32
+
+
+def test_wide_heads_take_fewer_keys_at_a_time() -> None:
+    assert AttentionSizes.of(SMALL, torch.bfloat16, 2048).key_block == 64
+    assert AttentionSizes.of(LARGE, torch.bfloat16, 2048).key_block == 32
+    assert AttentionSizes.of(LARGE, torch.float32, 2048).key_block == 16
+
+
+@pytest.mark.parametrize(("longest", "split_keys", "max_splits"), [(8, 256, 1), (2048, 256, 8), (8193, 512, 17), (131072, 4096, 32)])
+def test_splits_depend_on_the_longest_context_alone(longest: int, split_keys: int, max_splits: int) -> None:
+    sizes = AttentionSizes.of(SMALL, torch.bfloat16, longest)
+
+    assert (sizes.split_keys, sizes.max_splits) == (split_keys, max_splits)
+    assert max_splits <= MAX_SPLITS

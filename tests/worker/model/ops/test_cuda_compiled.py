@@ -1,0 +1,81 @@
+"""Every Triton kernel compiles ahead to machine code of Hopper (sm_90) and Blackwell (sm_100), without a GPU."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
+from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.triton_kernels import attention, rows
+
+SHARED_MEMORY = 227 << 10
+"""Bytes that one program may have, on both."""
+
+SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=64, scaling=0.1)
+NARROW = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+POINTERS = {"slots": "*i64"} | dict.fromkeys(("firsts", "lengths", "contexts", "seats", "tables"), "*i32")
+WIDE = ("weight", "weights", "partial", "cosine", "sine", "query_weight", "key_weight")
+FLOATS = ("epsilon", "query_epsilon", "key_epsilon", "scale")
+STRIDES = ("layer_offset", "head_stride", "block_stride")
+TENSORS = ("added", "hidden", "out", "gate_up", "qkv", "cache")
+
+
+def constants(sizes: AttentionSizes) -> dict[str, dict[str, Any]]:
+    heads = {"num_heads": SHAPE.num_heads, "num_kv_heads": SHAPE.num_kv_heads, "head_dim": SHAPE.head_dim}
+    tile = {"dim_block": sizes.dim_block, "key_block": sizes.key_block, "block_size": 16}
+    return {
+        "add_rms_norm": {"width": 4096, "block": 4096, "has_added": True, "rounds_first": True},
+        "gate_mul": {"block": 1024, "is_silu": False},
+        "rope_store": heads
+        | {"half": 32, "half_block": 32, "tail_block": 1, "block_size": 16, "rotates": True, "has_norms": True, "rounds_first": True},
+        "decode": heads | tile | {"rows": sizes.decode_rows, "split_keys": sizes.split_keys},
+        "chunk": heads | tile | {"rows": sizes.chunk_rows},
+        "merge": {"num_heads": 32, "head_dim": 64, "dim_block": sizes.dim_block, "split_block": 32, "split_keys": sizes.split_keys},
+    }
+
+
+KERNELS = {
+    name: kernel
+    for module in (attention, rows)
+    for name, kernel in vars(module).items()
+    if isinstance(kernel, triton.runtime.JITFunction) and not name.startswith("_")
+}
+
+
+def kind(name: str, dtype: torch.dtype) -> str:
+    if name in TENSORS:
+        return NARROW[dtype]
+    if name in WIDE:
+        return "*fp32"
+    return POINTERS.get(name, "fp32" if name in FLOATS else "i32")
+
+
+def test_every_kernel_is_listed() -> None:
+    assert sorted(KERNELS) == sorted(constants(AttentionSizes.of(SHAPE, torch.float32, 512)))
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_compiles(name: str, dtype: torch.dtype, arch: int) -> None:
+    kernel, fixed = KERNELS[name], constants(AttentionSizes.of(SHAPE, dtype, 32768))[name]
+    signature = {
+        parameter: "constexpr" if parameter in fixed else kind(parameter, dtype) for parameter in inspect.signature(kernel.fn).parameters
+    }
+    whole = [index for index, (parameter, of) in enumerate(signature.items()) if of[0] == "*" or parameter in STRIDES]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in whole}  # as in a launch
+    warps = AttentionSizes.of(SHAPE, dtype, 32768).warps
+    options = {"num_stages": 2, "enable_fp_fusion": True, "num_warps": warps}
+
+    made = triton.compile(ASTSource(kernel, signature, fixed, aligned), target=GPUTarget("cuda", arch, 32), options=options)
+
+    assert f".target sm_{arch}" in made.asm["ptx"]
+    assert len(made.asm["cubin"]) > 0
+    assert made.metadata.shared <= SHARED_MEMORY
+    if (name, dtype, arch) == ("chunk", torch.bfloat16, 90):
+        assert "wgmma" in made.asm["ptx"]  # the tensor cores of Hopper

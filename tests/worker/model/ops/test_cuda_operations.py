@@ -1,0 +1,220 @@
+"""The cuda operations against `Reference`: in Triton's interpreter, in a process of its own, or on a GPU (`make gpu-check`).
+
+Triton decides when it is imported which of the two it is, so the process of the
+other tests only starts the one that interprets.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.model.ops import device_cases as cases
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_GPU = os.environ.get("PDCLUSTER_GPU_CHECK") == "1"
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+if INTERPRETED:  # it cuts bfloat16 off where a GPU rounds
+    TOLERANCE[torch.bfloat16] = {"rtol": 6e-2, "atol": 6e-2}
+
+if not INTERPRETED and not ON_GPU:
+
+    def test_kernels_in_the_interpreter() -> None:
+        """All of this file in a process that interprets."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+        found = subprocess.run(
+            command, env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[4], capture_output=True, text=True, check=False
+        )
+        assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
+        assert " passed" in found.stdout
+
+else:
+    from pdcluster_worker.model.ops.cuda import CudaOperations
+    from pdcluster_worker.model.ops.operations import AttentionShape, Forward, HeadNorms, Norm, Rotation
+    from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
+    from pdcluster_worker.model.ops.reference import Reference
+    from pdcluster_worker.model.ops.step_limits import StepLimits
+    from pdcluster_worker.model.step_plan import StepPlan
+
+    if INTERPRETED:
+        from tests.worker.model.ops.interpreter import widen_dots
+
+        widen_dots()
+
+    def limits_of(block_size: int) -> StepLimits:
+        return StepLimits(max_tokens=128, max_sequences=16, longest=512, block_size=block_size)
+
+    def operations_of(case: cases.Case, step: cases.Step) -> CudaOperations:
+        return CudaOperations(step.cache.to(DEVICE, copy=True), case.shape, limits_of(case.block_size))
+
+    def simple(dtype: torch.dtype = torch.float32) -> CudaOperations:
+        return CudaOperations(torch.zeros(2, 1, 1, 2, 4, 16, dtype=dtype, device=DEVICE), AttentionShape(1, 1, 16, 1.0), limits_of(4))
+
+    def placed(plan: StepPlan, case: cases.Case) -> StepPlan:
+        return PlanCopy(DEVICE, limits_of(case.block_size)).place(plan)
+
+    def norms_there(norms: HeadNorms | None) -> HeadNorms | None:
+        if norms is None:
+            return None
+        return HeadNorms(*(Norm(norm.weight.to(DEVICE), norm.epsilon, norm.rounds_first) for norm in (norms.query, norms.key)))
+
+    def close(found: Tensor, wanted: Tensor) -> None:
+        torch.testing.assert_close(found.cpu(), wanted, equal_nan=True, **TOLERANCE[wanted.dtype])
+
+    def same(found: Tensor, wanted: Tensor) -> None:
+        """Bit for bit where bfloat16 is rounded."""
+        if ON_GPU or wanted.dtype == torch.float32:
+            assert torch.equal(found.cpu(), wanted)
+        else:
+            close(found, wanted)
+
+    def run(operations: CudaOperations, step: cases.Step, case: cases.Case) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values after `rope_store`, and what `attend` returns."""
+        qkv = step.qkv.to(DEVICE, copy=True)
+        plan = placed(step.plan, case)
+        rotation = Rotation(step.rotation.cosine.to(DEVICE), step.rotation.sine.to(DEVICE))
+        operations.rope_store(qkv, plan, cases.LAYER, rotation, norms_there(step.norms))
+        return qkv, operations.attend(qkv, plan, cases.LAYER)
+
+    @pytest.mark.parametrize("case", cases.BOTH if ON_GPU else cases.FEW, ids=cases.label)
+    def test_step_is_that_of_the_reference(case: cases.Case) -> None:
+        step = cases.make_step(case)
+        operations = operations_of(case, step)
+        cache, wanted = step.cache.clone(), step.qkv.clone()
+        reference = Reference(cache, case.shape)
+        reference.rope_store(wanted, step.plan, cases.LAYER, step.rotation, step.norms)
+
+        qkv, out = run(operations, step, case)
+
+        rows = step.plan.num_tokens
+        close(qkv[:rows], wanted[:rows])
+        close(operations._cache, cache)
+        close(out, reference.attend(wanted, step.plan, cases.LAYER))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_nothing_is_rotated_or_normed_without_being_asked(dtype: torch.dtype) -> None:
+        case = cases.Case("plain", ((3, 1), (6, 5)), dtype=dtype)
+        step = cases.make_step(case)
+        operations = operations_of(case, step)
+        qkv = step.qkv.to(DEVICE, copy=True)
+
+        operations.rope_store(qkv, placed(step.plan, case), cases.LAYER, None, None)
+
+        Reference(step.cache, case.shape).rope_store(step.qkv, step.plan, cases.LAYER, None, None)
+        assert torch.equal(qkv.cpu(), step.qkv)
+        close(operations._cache, step.cache)
+
+    def test_row_does_not_depend_on_the_other_sequences() -> None:
+        together = cases.Case("together", ((300, 1), (9, 1), (40, 30)), dtype=torch.bfloat16)
+        step = cases.make_step(together)
+        operations = operations_of(together, step)
+        _, all_rows = run(operations, step, together)
+        alone = step.plan.__class__(
+            1, 1, 300, *(getattr(step.plan, name)[:1] for name in ("token_ids", "positions", "slots")),
+            *(getattr(step.plan, name)[:1] for name in ("firsts", "lengths", "contexts", "seats")),
+            step.plan.tables, step.plan.sample_at[:1],
+        )  # fmt: skip
+
+        _, row = run(
+            operations,
+            cases.Step(alone, step.cache, step.qkv[:1], Rotation(step.rotation.cosine[:1], step.rotation.sine[:1]), None),
+            together,
+        )
+
+        assert torch.equal(row[0], all_rows[0])
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_padded_decodes_are_those_without_padding(dtype: torch.dtype) -> None:
+        """As a graph runs them: a sequence for each row of padding, launched as the longest context is."""
+        case = cases.Case("padded", ((9, 1), (30, 1), (2, 1)), padding=5, dtype=dtype)
+        step = cases.make_step(case)
+        operations = operations_of(case, step)
+        _, wanted = run(operations, step, case)
+
+        _, found = run(operations, cases.Step(pad_decodes(step.plan), step.cache, step.qkv, step.rotation, None), case)
+
+        assert torch.equal(found, wanted)
+        assert not found[3:].any()
+
+    @pytest.mark.parametrize("rounds_first", [True, False])
+    @pytest.mark.parametrize("adds", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_add_rms_norm(dtype: torch.dtype, adds: bool, rounds_first: bool) -> None:
+        random = torch.Generator().manual_seed(1)
+        x, hidden = (torch.randn(3, 40, generator=random).to(dtype) for _ in range(2))
+        norm = Norm(torch.rand(40, generator=random), 1e-5, rounds_first)
+        there = hidden.to(DEVICE, copy=True)
+
+        found = simple(dtype).add_rms_norm(x.to(DEVICE) if adds else None, there, Norm(norm.weight.to(DEVICE), 1e-5, rounds_first))
+
+        close(found, Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).add_rms_norm(x if adds else None, hidden, norm))
+        same(there, hidden)
+
+    @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of numpy: the interpreter's exp(300)
+    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_gate_mul(dtype: torch.dtype, activation: str) -> None:
+        gate_up = torch.randn(3, 2 * 1030, generator=torch.Generator().manual_seed(2)).to(dtype) * 8
+        gate_up[0, 0], gate_up[0, 1], gate_up[1, 0] = 300.0, -300.0, float("nan")
+
+        found = simple(dtype).gate_mul(gate_up.to(DEVICE), activation)
+
+        close(found, Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).gate_mul(gate_up, activation))
+
+    @pytest.mark.parametrize("wide", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_linear(dtype: torch.dtype, wide: bool) -> None:
+        random = torch.Generator().manual_seed(3)
+        x, weight, bias = (torch.randn(*size, generator=random).to(dtype) for size in ((3, 32), (48, 32), (48,)))
+        for given in (bias, None):
+            reference, operations = Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)), simple(dtype)
+            wanted = reference.linear(x, reference.pack(weight, given, wide=wide))
+
+            found = operations.linear(x.to(DEVICE), operations.pack(weight, given, wide=wide))
+
+            assert found.dtype == (torch.float32 if wide else dtype)
+            close(found, wanted)
+
+    def test_cache_must_be_contiguous() -> None:
+        with pytest.raises(ValueError, match="contiguous"):
+            CudaOperations(torch.zeros(2, 1, 1, 2, 16, 4).transpose(4, 5), AttentionShape(1, 1, 16, 1.0), limits_of(4))
+
+    def test_norms_that_round_apart_are_refused() -> None:
+        norms = HeadNorms(Norm(torch.ones(16), 1e-5), Norm(torch.ones(16), 1e-5, rounds_first=False))
+        with pytest.raises(ValueError, match="round alike"):
+            simple().rope_store(torch.zeros(1, 48), cases.make_step(cases.CASES[0]).plan, 0, None, norms)
+
+    @pytest.mark.skipif(not ON_GPU, reason="a graph is captured on a GPU alone")
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_graphs_give_what_the_step_gives(dtype: torch.dtype) -> None:
+        """Captured once, then run for other contexts, tables and numbers of decodes; a chunk runs beside them."""
+        case = cases.Case("largest", ((300, 1), (9, 1), (40, 1), (7, 1), (200, 1)), padding=3, dtype=dtype)
+        step = cases.make_step(case)
+        step.cache.normal_()  # contexts of other plans than the case's
+        operations, eager = (operations_of(case, step) for _ in range(2))
+        inputs = torch.randn(512, step.qkv.shape[1], generator=torch.Generator().manual_seed(5)).to(DEVICE, dtype)
+
+        def forward_of(run_by: CudaOperations) -> Forward:
+            def forward(plan: StepPlan) -> Tensor:
+                qkv = inputs[plan.positions % 512]
+                run_by.rope_store(qkv, plan, cases.LAYER, None, None)
+                return run_by.attend(qkv, plan, cases.LAYER)[plan.sample_at].float()
+
+            return forward
+
+        replayed = operations.prepare(forward_of(operations))
+        for other in (
+            case,
+            replace(case, sequences=case.sequences[1:3], padding=0),
+            replace(case, sequences=((20, 1), (50, 9)), padding=0),
+        ):
+            plan = cases.make_plan(other, torch.Generator().manual_seed(7))
+            with torch.inference_mode():
+                found, wanted = replayed(plan).clone(), forward_of(eager)(placed(plan, other))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)

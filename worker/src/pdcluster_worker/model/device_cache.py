@@ -1,0 +1,115 @@
+"""The KV cache on a device: one tensor there, and host copies of a block for a transport.
+
+Layout and block size are those of `model.kv_cache`.  Each block that leaves or
+arrives is copied once more, through pinned memory, in a stream of its own: that
+waits for the steps queued before it, so a block is sent only after the step that
+wrote it, and up to one step late.  No copy is made where nothing is transferred.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.kv_cache import DTYPES, KVCache, block_num_bytes, blocks_that_fit
+
+logger = logging.getLogger(__name__)
+
+_cuda: Any = torch.cuda  # its classes have no types
+
+STEP_BYTES_PER_TOKEN = 512 << 10
+"""What a step takes besides weights and KV blocks for a token of its budget: generous for models of up to 70B."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a device after the weights were loaded.  taken: of all processes."""
+
+    total: int
+    taken: int
+
+
+def open_cache(
+    geometry: KVGeometry, engine: EngineConfig, device: torch.device, vocab_size: int, weight_bytes: int
+) -> "KVCache | DeviceKVCache":
+    """The KV cache of an engine.  Raises ModelError where it does not fit.
+
+    weight_bytes: of the model, which is not on the device yet.
+    """
+    if device.type == "cpu":
+        return KVCache(geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory))
+    free, total = torch.cuda.mem_get_info(device)
+    num_blocks = engine.num_blocks or device_blocks(geometry, engine, DeviceMemory(total, total - free + weight_bytes), vocab_size)
+    return DeviceKVCache(geometry, num_blocks, device)
+
+
+def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemory, vocab_size: int) -> int:
+    """KV blocks for a device: of `deviceMemoryShare` what weights and steps leave, else those of `kvCacheMemory`."""
+    share = engine.device_memory_share
+    if share is None:
+        return blocks_that_fit(geometry, engine.kv_cache_memory)
+    logits = 12 * vocab_size * engine.max_sequences  # float32, three times over
+    steps = STEP_BYTES_PER_TOKEN * engine.max_batched_tokens + logits
+    left = int(share * memory.total) - memory.taken - steps
+    if left < 2 * block_num_bytes(geometry):
+        raise ModelError(
+            f"engine.deviceMemoryShare of {share} is {int(share * memory.total)} bytes of this device, of which {memory.taken} are taken "
+            f"(weights and other processes) and {steps} are for steps, so no KV blocks fit: raise it, lower "
+            "engine.maxBatchedTokens or engine.maxSequences, or use a larger device"
+        )
+    return left // block_num_bytes(geometry)
+
+
+class DeviceKVCache:
+    """See `engine.ports.KVMemory`.  tensor: `[blocks, Hkv, layers, 2, block_size, D]` on the device."""
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device) -> None:
+        """Raises ModelError where the device has no room for it, with the bytes that it needs."""
+        if num_blocks < 2:
+            raise ModelError(f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed")
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        self.block_bytes = block_num_bytes(geometry)
+        size = (num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
+        try:
+            self.tensor = torch.zeros(size, dtype=DTYPES[geometry.dtype], device=device)
+        except RuntimeError as e:  # torch.OutOfMemoryError is one, and so is its answer to a size that no device has
+            raise ModelError(
+                f"{device} has no room for {num_blocks * self.block_bytes} bytes of KV blocks: "
+                "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
+            ) from e
+        self._blocks = self.tensor.view(num_blocks, -1).view(torch.uint8)
+        self._stream = _cuda.Stream(device) if device.type == "cuda" else None
+        logger.info("reserved kv cache device=%s blocks=%d block_bytes=%d", device, num_blocks, self.block_bytes)
+
+    def block(self, block_id: int) -> memoryview:
+        """A copy of one block's bytes, as of now.  Raises IndexError for a block that does not exist."""
+        copy = self.landing(block_id)
+        self._copy(torch.frombuffer(copy, dtype=torch.uint8), self._blocks[block_id])
+        return copy
+
+    def landing(self, block_id: int) -> memoryview:
+        """Pinned memory, not yet written.  Raises IndexError for a block that does not exist."""
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
+        host = torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
+        return host.numpy().data
+
+    def land(self, block_id: int, landing: memoryview) -> None:
+        """Copy to the device; it is there when this returns."""
+        self._copy(self._blocks[block_id], torch.frombuffer(landing, dtype=torch.uint8))
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._stream is None:
+            target.copy_(source)
+            return
+        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            done = _cuda.Event()
+            done.record()
+        done.synchronize()  # of this copy, not of those that other threads have queued since

@@ -1,0 +1,58 @@
+"""Sizes of the attention kernels for one model and cache: pure, decided once, so that no sum depends on a batch."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pdcluster_worker.model.ops.operations import AttentionShape
+
+MAX_SPLITS = 32
+"""Most parts that the keys of one sequence are cut into."""
+
+_MIN_SPLIT_KEYS = 256
+_MIN_ROWS = 16  # of a product on tensor cores
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """Sizes of tiles.
+
+    decode_rows: rows of a decode's product: the query heads of one KV head, padded.
+    chunk_rows:  (row, head) pairs of one program of a chunk.
+    dim_block:   head_dim, padded.
+    key_block:   keys of one product.
+    split_keys:  keys of one split of a decode; splits start at multiples of it.
+    max_splits:  splits of the longest context.
+    warps:       of one program.
+    """
+
+    decode_rows: int
+    chunk_rows: int
+    dim_block: int
+    key_block: int
+    split_keys: int
+    max_splits: int
+    warps: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape, dtype: torch.dtype, longest: int) -> "AttentionSizes":
+        """longest: tokens of the longest context."""
+        dim_block = max(_MIN_ROWS, power_of_two(shape.head_dim))
+        row_bytes = dim_block * dtype.itemsize
+        split_keys = max(_MIN_SPLIT_KEYS, power_of_two(-(-longest // MAX_SPLITS)))
+        return cls(
+            decode_rows=max(_MIN_ROWS, power_of_two(shape.num_heads // shape.num_kv_heads)),
+            chunk_rows=64 if dtype == torch.bfloat16 else 32,  # float32 has no tensor cores here
+            dim_block=dim_block,
+            # Keys and values of the stages in flight must fit into shared memory.
+            key_block=64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16,
+            split_keys=split_keys,
+            max_splits=-(-longest // split_keys),
+            # Without tensor cores a tile of float32 spills from the registers of four.
+            warps=4 if dtype == torch.bfloat16 else 8,
+        )
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is at least `number`, which is at least 1."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,153 @@
+"""The operations on an NVIDIA GPU: Triton kernels for what reads the cache or a row, cuBLAS for products.
+
+FlashInfer attends instead where it is installed (`ops.flashinfer_attention`).
+Nothing here waits for the device, and launches depend on a plan's numbers alone,
+so that a step can be captured as a graph (`ops.graphs`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from pdcluster_worker.model.ops.attention_sizes import power_of_two
+from pdcluster_worker.model.ops.cpu import host_choosing
+from pdcluster_worker.model.ops.flashinfer_attention import make_attention
+from pdcluster_worker.model.ops.graphs import Graphs
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.paged_attention import strides
+from pdcluster_worker.model.ops.plan_copy import PlanCopy
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.ops.triton_kernels import rows
+from pdcluster_worker.model.step_plan import StepPlan
+
+GATE_BLOCK = 1024
+"""Columns of one program of `gate_mul`."""
+
+NO_FUSION = {"enable_fp_fusion": False}
+"""A product is rounded before it is added, as the reference does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Weights [N, K] and a bias [N] or None.  wide: the result is float32."""
+
+    weight: Tensor
+    bias: Tensor | None
+    wide: bool
+
+
+class CudaOperations:
+    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous, on the device.
+
+    Plans must be where the device reads them: see `prepare`.
+    """
+
+    def __init__(self, cache: Tensor, shape: AttentionShape, limits: StepLimits) -> None:
+        if not cache.is_contiguous():
+            raise ValueError("the KV cache must be contiguous")
+        self._cache = cache
+        self._shape = shape
+        self._limits = limits
+        self._attention = make_attention(cache, shape, limits)
+        self._copy = PlanCopy(cache.device, limits)
+        self.choosing = host_choosing()
+        self.name = f"cuda triton {triton.__version__}, attention by {self._attention.name}"
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """A copy on the device."""
+        return tensor.to(self._cache.device)
+
+    def prepare(self, forward: Forward) -> Forward:
+        """Capture graphs of decode steps; other steps get their plan by one transfer and run as they are."""
+        graphs = Graphs(self._copy, forward, self._attention.begin, longest=self._limits.longest)
+        graphs.capture(self._limits.max_sequences)
+        return graphs.logits
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Product:
+        """Move the weights to the device; they keep their form and dtype."""
+        device = self._cache.device
+        return Product(weight.to(device), None if bias is None else bias.to(device), wide)
+
+    def linear(self, x: Tensor, packed: Product) -> Tensor:
+        """See `Operations`."""
+        if not packed.wide:
+            return functional.linear(x, packed.weight, packed.bias)
+        wide = _wide_product(x, packed.weight)
+        return wide if packed.bias is None else wide + packed.bias
+
+    def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
+        """See `Operations`."""
+        out = torch.empty_like(hidden)
+        num_rows, width = hidden.shape
+        rows.add_rms_norm[(num_rows,)](
+            hidden if x is None else x,
+            hidden,
+            norm.weight,
+            out,
+            epsilon=norm.epsilon,
+            width=width,
+            block=power_of_two(width),
+            has_added=x is not None,
+            rounds_first=norm.rounds_first,
+            num_warps=4 if width <= 4096 else 8,
+            **NO_FUSION,
+        )
+        return out
+
+    def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See `Operations`."""
+        num_rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty(num_rows, width)
+        grid = (num_rows, -(-width // GATE_BLOCK))
+        rows.gate_mul[grid](gate_up, out, width, block=GATE_BLOCK, is_silu=activation == "silu", **NO_FUSION)
+        return out
+
+    def rope_store(self, qkv: Tensor, plan: StepPlan, layer: int, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+        """See `Operations`."""
+        if norms is not None and norms.query.rounds_first != norms.key.rounds_first:
+            raise ValueError("the norms of queries and of keys must round alike")
+        shape = self._shape
+        half = shape.head_dim // 2 if rotation is None else rotation.cosine.shape[-1]
+        rows.rope_store[(len(qkv), shape.num_heads + 2 * shape.num_kv_heads)](
+            qkv,
+            self._cache,
+            plan.slots,
+            # A pointer that is not read stands where there is nothing.
+            cosine=qkv if rotation is None else rotation.cosine,
+            sine=qkv if rotation is None else rotation.sine,
+            query_weight=qkv if norms is None else norms.query.weight,
+            key_weight=qkv if norms is None else norms.key.weight,
+            query_epsilon=0.0 if norms is None else norms.query.epsilon,
+            key_epsilon=0.0 if norms is None else norms.key.epsilon,
+            **strides(self._cache, layer),
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            half=half,
+            half_block=power_of_two(half),
+            tail_block=power_of_two(max(1, shape.head_dim - 2 * half)),
+            block_size=self._cache.shape[4],
+            rotates=rotation is not None,
+            has_norms=norms is not None,
+            rounds_first=norms is not None and norms.query.rounds_first,
+            num_warps=1,
+            **NO_FUSION,
+        )
+
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+        """See `Operations`."""
+        return self._attention.attend(qkv, plan, layer)
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """One rank."""
+        return x
+
+
+def _wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T summed and returned in float32; narrow weights are widened only where torch cannot do without."""
+    if x.dtype == torch.float32 or not x.is_cuda:
+        return functional.linear(x.float(), weight.float())
+    return torch.mm(x, weight.t(), out_dtype=torch.float32)

@@ -1,0 +1,125 @@
+"""Brings the plan of a step to a device in one transfer, at places that stay.
+
+All arrays are packed into one buffer; block tables come last and only as far as
+the longest context of the step.  For a given number of rows, sequences and
+samples each array lies at the same place, so a captured graph reads the next
+step's numbers where it read the last one's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.step_plan import StepPlan
+
+_cuda: Any = torch.cuda  # its classes have no types
+
+_NARROW = ("firsts", "lengths", "contexts", "seats")
+_WIDE = ("token_ids", "positions", "slots", "sample_at")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One array of the buffer: `count` numbers from byte `start` on."""
+
+    name: str
+    start: int
+    count: int
+    dtype: torch.dtype
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count * self.dtype.itemsize
+
+    def of(self, buffer: Tensor) -> Tensor:
+        """This part of a buffer of bytes."""
+        return buffer[self.start : self.end].view(self.dtype)
+
+
+def layout(plan: StepPlan, width: int) -> list[_Part]:
+    """The parts of the buffer; the tables, `width` blocks of each sequence, are the last."""
+    return list(_layout(plan, width))
+
+
+def _layout(plan: StepPlan, width: int) -> Iterator[_Part]:
+    start = 0
+    sizes = [(name, len(getattr(plan, name)), torch.int64) for name in _WIDE]
+    sizes += [(name, len(getattr(plan, name)), torch.int32) for name in _NARROW]
+    sizes.append(("tables", len(plan.seats) * width, torch.int32))
+    for name, count, dtype in sizes:
+        part = _Part(name, start, count, dtype)
+        yield part
+        start = part.end
+
+
+class PlanCopy:
+    """Two host buffers that take turns, and the device's one.
+
+    The host writes a buffer again only after its transfer has ended; a transfer
+    to the device waits in its stream for the step that reads what it replaces.
+    """
+
+    def __init__(self, device: torch.device, limits: StepLimits) -> None:
+        numbers = 8 * (3 * limits.rows + limits.sequences), 4 * (4 + limits.blocks) * limits.sequences
+        num_bytes = sum(numbers)
+        self._block_size = limits.block_size
+        self._is_cuda = device.type == "cuda"
+        self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(2)]
+        self._copied = [_cuda.Event() for _ in range(2)] if self._is_cuda else []
+        self._turn = 0
+
+    def place(self, plan: StepPlan) -> StepPlan:
+        """The plan with its arrays on the device; they hold until the next call.
+
+        `tables[seat]` starts with the blocks of a sequence; what follows them is another's.
+        """
+        width = -(-plan.longest // self._block_size)
+        parts = layout(plan, width)
+        self._turn = 1 - self._turn
+        host = self._hosts[self._turn]
+        if self._is_cuda:
+            self._copied[self._turn].synchronize()
+        for part in parts:
+            _fill(part.of(host).numpy(), part.name, plan, width)
+        num_bytes = parts[-1].end
+        self._device[:num_bytes].copy_(host[:num_bytes], non_blocking=True)
+        if self._is_cuda:
+            self._copied[self._turn].record()
+        arrays: dict[str, Any] = {part.name: part.of(self._device) for part in parts}
+        # Windows over the packed tables: one for each place that a sequence's blocks may start at.
+        num_windows = (len(plan.seats) - 1) * width + 1
+        arrays["tables"] = arrays["tables"].as_strided((num_windows, width), (1, 1))
+        return replace(plan, **arrays)
+
+
+def pad_decodes(plan: StepPlan) -> StepPlan:
+    """A plan of decodes alone with a sequence for each row of padding, whose context is 0, and a sample of each row."""
+    size = len(plan.token_ids)
+    more = size - plan.num_tokens
+    every_row = torch.arange(size)
+    return replace(
+        plan,
+        num_tokens=size,
+        num_decodes=size,
+        firsts=torch.cat((plan.firsts, every_row[plan.num_tokens :].int())),
+        lengths=torch.cat((plan.lengths, torch.ones(more, dtype=torch.int32))),
+        contexts=torch.cat((plan.contexts, torch.zeros(more, dtype=torch.int32))),
+        seats=torch.cat((plan.seats, plan.seats[:1].expand(more))),
+        sample_at=every_row,
+    )
+
+
+def _fill(target: "np.ndarray[tuple[int], np.dtype[np.int64 | np.int32]]", name: str, plan: StepPlan, width: int) -> None:
+    if name == "seats":
+        target[:] = np.arange(len(plan.seats), dtype=np.int32) * width
+    elif name == "tables":
+        tables = plan.tables[:, :width].numpy()
+        np.take(tables, plan.seats.numpy(), axis=0, out=target.reshape(-1, width), mode="clip")
+    else:
+        target[:] = getattr(plan, name).numpy()

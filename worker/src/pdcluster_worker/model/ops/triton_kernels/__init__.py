@@ -1,0 +1,1 @@
+"""Triton kernels of the `cuda` operations; nothing else imports Triton."""
