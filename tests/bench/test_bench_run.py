@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import footprint
 import psutil
 import pytest
 import run as run_module
@@ -142,6 +143,14 @@ def test_workloads_are_chosen_by_name_or_group(asked: list[str], names: list[str
 
     assert [workload.name for workload in bench.workloads] == names
     assert bench.engine == {"maxSequences": 128}
+
+
+async def test_idle_footprint_is_of_the_process_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "SETTLE_SECONDS", 0.0)
+    [found] = await footprint.idle_footprints([footprint.Watched("me", os.getpid(), 7)], 0.01)
+
+    assert (found.worker, found.kv_bytes) == ("me", 7)
+    assert found.server_bytes[0] > found.server_bytes[1] > 0
 
 
 def test_dtype_is_asked_without_importing_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
