@@ -11,6 +11,7 @@ machine does not matter.
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -158,10 +159,10 @@ async def vllm_answers(folder: Path, dtype: str, work: Work) -> list[Tokens]:
 async def _vllm_answer(server: OpenAIServer, prompt: list[int], work: Work) -> Tokens:
     body = {"model": server.model, "prompt": prompt, "max_tokens": work.num_tokens, "temperature": 0, "return_token_ids": True}
     async with server.session.post(server.base_url + COMPLETIONS, json=body) as response:
-        answer = await response.json()
+        text = await response.text()
     if response.status != 200:
-        raise StartError(f"vLLM answered HTTP {response.status}: {answer}", exit_code=1)
-    tokens: list[int] = answer["choices"][0]["token_ids"]
+        raise StartError(f"vLLM answered HTTP {response.status}: {text[:200]}", exit_code=1)
+    tokens: list[int] = json.loads(text)["choices"][0]["token_ids"]
     return tokens
 
 

@@ -95,7 +95,7 @@ class Cluster:
 
     def conditions(self) -> list[str]:
         """What each worker said as it loaded the model."""
-        return [f"{worker['name']}: dtype {dtype}, threads {threads}" for worker, (dtype, threads) in self._found(_LOADED)]
+        return [f"{self.name}, {worker['name']}: dtype {dtype}, threads {threads}" for worker, (dtype, threads) in self._found(_LOADED)]
 
     async def footprints(self, seconds: float) -> list[Footprint]:
         """What each worker uses over so many seconds without a request."""

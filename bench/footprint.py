@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import psutil
 
+SETTLE_SECONDS = 5.0
+"""After the last answer: threads that spin, collectors and logs come to rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -35,6 +38,7 @@ class Watched:
 
 async def idle_footprints(watched: Sequence[Watched], seconds: float) -> list[Footprint]:
     """What each uses over so many seconds without a request."""
+    await asyncio.sleep(SETTLE_SECONDS)
     servers = [psutil.Process(one.pid) for one in watched]
     before = [_cpu_seconds(server) for server in servers]
     start = time.monotonic()

@@ -48,6 +48,8 @@ GOALS: Sequence[Goal] = (
     Goal("chat", "output tokens/s", "mixed", "vllm"),
     Goal("chat", "TTFT mean ms", "mixed", "vllm"),
     Goal("A", "output tokens/s", "mixed", "hf"),
+    Goal("A", "output tokens/s", "variant", "mixed"),
+    Goal("single", STREAM_RATE, "variant", "mixed"),
     *(Goal(f"B-{rate}", metric, "1p1d", "mixed") for rate in ("0.5", "1.0", "1.5", "2.0") for metric in (GOODPUT, "TPOT p99 ms")),
 )
 

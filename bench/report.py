@@ -17,7 +17,7 @@ from workload import Workload
 
 from pdcluster_operator.bench.answers import percentile
 
-_RATIOS = (("mixed", "vllm"), ("1p1d", "vllm"), ("1p1d", "mixed"), ("mixed", "hf"))
+_RATIOS = (("mixed", "vllm"), ("1p1d", "vllm"), ("1p1d", "mixed"), ("mixed", "hf"), ("variant", "mixed"))
 
 DEFINITIONS = f"""\
 Measured by the client, on one monotonic clock, over complete answers; a failed answer counts in `sent` and is never good.
@@ -103,8 +103,8 @@ def _engines(results: Results) -> str:
                 lambda engine, _: 100 * engine.overhead_seconds / engine.step_seconds if engine.step_seconds else 0.0,
                 lambda engine, seconds: 100 * engine.step_seconds / seconds,
             ]
-            rows.append([workload, worker, *(cell([column(engine, seconds) for engine, seconds in pairs]) for column in columns)])
-    header = ["workload", "worker", "steps", "ms a step outside the model", "% of step time", "engine busy %"]
+            rows.append([workload, system, worker, *(cell([column(engine, seconds) for engine, seconds in pairs]) for column in columns)])
+    header = ["workload", "system", "worker", "steps", "ms a step outside the model", "% of step time", "engine busy %"]
     return "### Engine overhead\n\n" + table(header, rows) if rows else ""
 
 
@@ -113,9 +113,18 @@ def _idle(results: Results) -> str:
     measured = {name: footprints for name, footprints in results.footprints.items() if footprints}
     if not measured:
         return ""
-    rows = [_footprint(one) for footprints in measured.values() for one in footprints]
+    rows = [[name, *_footprint(one)] for name, footprints in measured.items() for one in footprints]
     totals = (f"{name} {sum(one.cpu_percent for one in footprints):.2f} %" for name, footprints in measured.items())
-    header = ["worker", "CPU % of a core", "server RSS (USS) MB", "engine RSS (USS) MB", "both RSS MB", "KV reserved MB", "both - KV MB"]
+    header = [
+        "system",
+        "worker",
+        "CPU % of a core",
+        "server RSS (USS) MB",
+        "engine RSS (USS) MB",
+        "both RSS MB",
+        "KV reserved MB",
+        "both - KV MB",
+    ]
     note = (
         f"CPU of all workers of a system: {', '.join(totals)}. RSS holds only the KV blocks that load has touched, so what "
         "a worker needs apart from KV lies between the last column and the column `both RSS`."

@@ -5,7 +5,7 @@
 Measures memory bandwidth and matmul peak of this machine with one thread and
 with all, then starts our mixed worker and reads the time of its steps from its
 own metrics (`pdcluster_engine_step_seconds`), so nothing of the engine's inside
-is known here.  It takes about a minute and a half, and wants the machine to
+is known here.  It takes one to three minutes, and wants the machine to
 itself.
 """
 
@@ -61,7 +61,7 @@ class Phase:
 def phases(budget: int) -> list[Phase]:
     """Prompts of a decode phase fit into one step together, so that all sequences decode side by side from then on."""
     prompt = 8
-    made = {1: 96, 16: 160}
+    made = {1: 128, 16: 480}  # of 16: a mean context near that of workload A
     decodes = [
         Phase(
             f"decode step of {count}",

@@ -10,7 +10,7 @@ Exits 0 when every answer was complete, 1 when one was not or a system failed,
 2 when it cannot run, 130 when it was stopped.
 
     bench/run.py [--workload NAME ...] [--only SYSTEM ...] [--rounds N] [--set FIELD=VALUE ...]
-                 [--quick] [--seed SEED] [--log]
+                 [--variant FIELD=VALUE ...] [--quick] [--seed SEED] [--log]
 """
 
 import argparse
@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "bench" / "LOG.md"
 FILES = {"mixed": ROOT / "examples" / "mixed.yaml", "1p1d": ROOT / "examples" / "chat.yaml"}
 SYSTEMS = (*FILES, "vllm", "hf")
+VARIANT = "variant"
 NAMES = tuple(dict.fromkeys([*GROUPS, *(workload.name for workload in FULL)]))
 KEPT = frozenset({"vllm"})
 IDLE_SECONDS = 5.0
@@ -64,8 +65,9 @@ STARTED_SECONDS = time.monotonic()
 class Bench:
     """What is measured.
 
-    engine: fields of `spec.engine` that replace those of our files
-    dtype:  of all systems: what our workers choose on this machine
+    engine:  fields of `spec.engine` that replace those of our files
+    dtype:   of all systems: what our workers choose on this machine
+    variant: further such fields of the system VARIANT, which is `mixed` otherwise
     """
 
     systems: Sequence[str]
@@ -75,6 +77,7 @@ class Bench:
     model: Path
     engine: Mapping[str, Any]
     dtype: str
+    variant: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def served(self) -> Served:
@@ -88,6 +91,9 @@ class Bench:
 
     def start(self, name: str) -> Start:
         """How one system is started."""
+        if name == VARIANT:
+            setup = Setup(FILES["mixed"], self.model, {**self.engine, **self.variant})
+            return lambda: running_cluster(name, setup)
         if name in FILES:
             return lambda: running_cluster(name, Setup(FILES[name], self.model, self.engine))
         if name == "vllm":
@@ -155,6 +161,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help=f"of {', '.join(SYSTEMS)}")
     parser.add_argument("--rounds", type=int, default=3, help="of every workload on every system (default: 3)")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of spec.engine, in place of our files' values")
+    parser.add_argument(
+        "--variant",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help=f"measures `mixed` with these fields of spec.engine too, as the system {VARIANT}: what a setting costs or gains",
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see whether all works")
     parser.add_argument("--seed", default=secrets.token_hex(4), help="of prompts and arrivals, to repeat a run (default: a new one)")
     parser.add_argument("--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}")
@@ -173,10 +186,11 @@ def _bench_of(options: argparse.Namespace) -> Bench:
         raise StartError(f"no model in {model}: run `make model`", exit_code=2)
     sizes = QUICK if options.quick else FULL
     workloads = [workload for workload in sizes if {workload.name, workload.group} & set(options.workload)]
-    systems = [name for name in SYSTEMS if name in options.only]
+    systems = [name for name in SYSTEMS if name in options.only] + ([VARIANT] if options.variant else [])
     if "vllm" in systems or any(workload.by == "vllm" for workload in workloads):
         check_installed()
-    return Bench(systems, workloads, options.rounds, options.seed, model, engine_fields(options.set), machine_dtype())
+    engine, variant = engine_fields(options.set), engine_fields(options.variant)
+    return Bench(systems, workloads, options.rounds, options.seed, model, engine, machine_dtype(), variant)
 
 
 def machine_dtype() -> str:
@@ -197,7 +211,7 @@ def engine_fields(pairs: Sequence[str]) -> dict[str, Any]:
     {'maxBatchedTokens': 512}
     """
     if wrong := [pair for pair in pairs if "=" not in pair]:
-        raise StartError(f"--set: {wrong[0]} is no FIELD=VALUE; write e.g. maxBatchedTokens=512", exit_code=2)
+        raise StartError(f"--set or --variant: {wrong[0]} is no FIELD=VALUE; write e.g. maxBatchedTokens=512", exit_code=2)
     fields = dict(pair.split("=", 1) for pair in pairs)
     return {name: yaml.safe_load(value) for name, value in fields.items()}
 

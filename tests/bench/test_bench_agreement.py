@@ -1,12 +1,16 @@
 """The bench of agreement: what it counts as equal, and what its tables say."""
 
+import json
 from pathlib import Path
 
 import agreement as agreement_bench
 import pytest
 from agreement_figures import Agreement, Difference, agreement, agreement_table, first_difference, until_end
 
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.bench.openai import OpenAIServer, http_session
 from tests.make_tiny_model import make_tiny_model
+from tests.operator.bench.small_servers import serving
 from tests.system.prompts import Prompts
 
 EXPECTED = [[1, 2, 3, 4], [5, 6, 0], [7, 8, 9, 9]]
@@ -62,3 +66,22 @@ def test_bench_takes_every_path_and_compares_it(tmp_path: Path):
     rows = [line for line in text.splitlines() if line.startswith("| ") and "equal answers" not in line]
     assert len(rows) == 1 + len(agreement_bench.PATHS) + len(agreement_bench.PATHS) - 1
     assert [row for row in rows if "18 of 18" not in row and "17 of 18" not in row] == []
+
+
+async def test_vllm_is_asked_for_greedy_token_ids():
+    work = agreement_bench.Work([[5, 6]], 3, end=-1)
+    reply = json.dumps({"choices": [{"token_ids": [7, 8, 9]}]}).encode()
+    async with serving(lambda body: reply) as small, http_session() as session:
+        server = OpenAIServer(session, small.base_url, "small")
+        found = await agreement_bench._vllm_answer(server, [5, 6], work)
+
+    assert found == [7, 8, 9]
+    wanted = {"model": "small", "prompt": [5, 6], "max_tokens": 3, "temperature": 0, "return_token_ids": True}
+    assert small.bodies == [wanted]
+
+
+async def test_vllm_that_refuses_is_an_error_that_shows_it():
+    work = agreement_bench.Work([[5]], 3, end=-1)
+    async with serving(lambda body: b"too long", status=400) as small, http_session() as session:
+        with pytest.raises(StartError, match="HTTP 400: too long"):
+            await agreement_bench._vllm_answer(OpenAIServer(session, small.base_url, "small"), [5], work)

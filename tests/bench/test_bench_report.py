@@ -46,7 +46,7 @@ def test_report_takes_ratios_inside_each_round() -> None:
     report = render(results(mixed=[measured(0.1), measured(0.3)], vllm=[measured(0.2), measured(0.2)]), "seed")
 
     assert line_of(report, "TTFT p50")[1:] == ["200 [100 - 300]", "200 [200 - 200]", "1 [0.5 - 1.5]"]
-    assert line_of(report, "A ")[:4] == ["A", "decode-0", "10 [10 - 10]", "2 [2 - 2]"]
+    assert line_of(report, "A ")[:5] == ["A", "mixed", "decode-0", "10 [10 - 10]", "2 [2 - 2]"]
 
 
 def test_report_shows_failures_and_has_no_ratio_without_a_figure() -> None:

@@ -69,7 +69,7 @@ def test_model_of_another_form_is_refused() -> None:
 def test_phases_fill_one_step_with_their_prompts() -> None:
     one, sixteen, chunk = roofline.phases(budget=128)
 
-    assert (one.step, sixteen.step) == (Step.decode(1, 8 + 48), Step.decode(16, 8 + 80))
+    assert (one.step, sixteen.step) == (Step.decode(1, 8 + 64), Step.decode(16, 8 + 240))
     assert sixteen.num_requests * sixteen.lengths.input_len <= 128
     assert (chunk.lengths.input_len, chunk.lengths.output_len) == (4 * 128, 1)
     assert chunk.step == Step.chunk(128, 1.5 * 128)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import footprint
 import psutil
 import pytest
 import run as run_module
@@ -136,12 +137,23 @@ def test_workloads_are_chosen_by_name_or_group(asked: list[str], names: list[str
     model = Path(__file__).parent
     monkeypatch.setattr(run_module, "cached_model", lambda _: model)
     monkeypatch.setattr(Path, "is_file", lambda _: True)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--workload", *asked, "--only", "mixed", "--set", "maxSequences=128"])
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "--workload", *asked, "--only", "mixed", "--set", "maxSequences=128", "--variant", "maxBatchedTokens=512"]
+    )
     monkeypatch.setattr(run_module, "machine_dtype", lambda: "bfloat16")
     bench = run_module._bench_of(run_module._options())
 
     assert [workload.name for workload in bench.workloads] == names
+    assert (bench.systems, bench.variant) == (["mixed", "variant"], {"maxBatchedTokens": 512})
     assert bench.engine == {"maxSequences": 128}
+
+
+async def test_idle_footprint_is_of_the_process_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "SETTLE_SECONDS", 0.0)
+    [found] = await footprint.idle_footprints([footprint.Watched("me", os.getpid(), 7)], 0.01)
+
+    assert (found.worker, found.kv_bytes) == ("me", 7)
+    assert found.server_bytes[0] > found.server_bytes[1] > 0
 
 
 def test_dtype_is_asked_without_importing_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,5 +192,5 @@ def test_wrong_option_is_refused(
 
 def test_field_of_the_engine_without_a_value_is_refused() -> None:
     assert doctest.testmod(run_module).failed == 0
-    with pytest.raises(StartError, match=r"--set: maxBatchedTokens is no FIELD=VALUE; write e\.g\. maxBatchedTokens=512"):
+    with pytest.raises(StartError, match=r"--set or --variant: maxBatchedTokens is no FIELD=VALUE; write e\.g\. maxBatchedTokens=512"):
         run_module.engine_fields(["maxBatchedTokens"])
