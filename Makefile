@@ -4,11 +4,12 @@ CACHE  := $(HOME)/.cache/pdcluster
 MODEL  := $(CACHE)/smollm2-135m-instruct
 KUBERNETES := $(CACHE)/kubernetes
 KERNELS := $(wildcard worker/src/pdcluster_worker/model/ops/kernels/*.[ch])
+VLLM   := $(CACHE)/vllm
 # Of two cores, one would often wait with fewer: tests of processes mostly wait for them.
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test check bench bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test check bench-peers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,8 +45,11 @@ test: setup model kubernetes ## all tests, in PROCESSES side by side (3)
 check: setup ## format, lint, types, import directions, sizes and duplicates
 	@scripts/check.sh
 
-bench: setup model ## our mixed and 1P1D beside Hugging Face generate(), in one run
-	@$(PYTHON) bench/run.py
+bench-peers: setup model $(VLLM)/.ready ## ours beside vLLM and Hugging Face, in one run; BENCH='--only mixed vllm --workload A' for a part
+	@$(PYTHON) bench/run.py $(BENCH)
+
+$(VLLM)/.ready: bench/peers/install_vllm.sh | .venv/.ready
+	@bench/peers/install_vllm.sh $(VLLM)
 
 bench-operator: setup kubernetes ## the operator with 100 PDClusters on a real API server, 10 minutes of it at rest; logged
 	@$(PYTHON) bench/operator_scale.py --objects 100 --rest-seconds 600 --log

@@ -1,14 +1,16 @@
-"""Greedy tokens of our engine beside transformers' `generate()` in the same dtype, and of each path beside the others.
+"""Greedy tokens of our engine, and of vLLM, beside transformers' `generate()` in the same dtype; of each path beside the others.
 
-    bench/agreement.py [--dtype bfloat16 float32] [--prompts 54] [--tokens 64] [--log]
+    bench/agreement.py [--dtype bfloat16 float32] [--prompts 54] [--tokens 64] [--vllm] [--log]
 
 Prompts are chat questions and pieces of the LICENSE, so that a run can be
 repeated.  Engines run in this process, as in tests/worker/equality: the real
-model, scheduler, KV cache and transfer, without HTTP between.  Times mean
-nothing here, so load on the machine does not matter.
+model, scheduler, KV cache and transfer, without HTTP between; vLLM is the
+server that `bench/run.py` measures.  Times mean nothing here, so load on the
+machine does not matter.
 """
 
 import argparse
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -18,9 +20,12 @@ from typing import Any
 
 import torch
 from agreement_figures import Agreement, Tokens, agreement, agreement_table, until_end
-from report import log_entry, setting_lines
+from setting import log_entry, setting_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm_server import Served, check_installed, running_vllm
 
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.bench.openai import COMPLETIONS, OpenAIServer
 from pdcluster_worker.engine.messages import RequestSpec, Sampling
 
 ROOT = Path(__file__).parents[1]
@@ -139,7 +144,28 @@ def path_answers(path: str, folder: Path, dtype: Any, work: Work) -> list[Tokens
     return found
 
 
-def compare(folder: Path, dtype: Any, work: Work) -> str:
+async def vllm_answers(folder: Path, dtype: str, work: Work) -> list[Tokens]:
+    """vLLM's answers, as many prompts together as on our paths.  Raises StartError."""
+    found: list[Tokens] = []
+    async with running_vllm("vllm", Served(folder, 1, dtype)) as system:
+        for start in range(0, len(work.prompts), GROUP):
+            group = work.prompts[start : start + GROUP]
+            answers = await asyncio.gather(*(_vllm_answer(system.server, prompt, work) for prompt in group))
+            found += [until_end(answer, work.end) for answer in answers]
+    return found
+
+
+async def _vllm_answer(server: OpenAIServer, prompt: list[int], work: Work) -> Tokens:
+    body = {"model": server.model, "prompt": prompt, "max_tokens": work.num_tokens, "temperature": 0, "return_token_ids": True}
+    async with server.session.post(server.base_url + COMPLETIONS, json=body) as response:
+        answer = await response.json()
+    if response.status != 200:
+        raise StartError(f"vLLM answered HTTP {response.status}: {answer}", exit_code=1)
+    tokens: list[int] = answer["choices"][0]["token_ids"]
+    return tokens
+
+
+def compare(folder: Path, dtype: Any, work: Work, *, with_vllm: bool = False) -> str:
     """All comparisons in one dtype, as two tables."""
     reference = Generate(folder, getattr(torch, dtype))
 
@@ -149,6 +175,8 @@ def compare(folder: Path, dtype: Any, work: Work) -> str:
     ours, batched = next(iter(PATHS)), f"generate() in batches of {GROUP}"
     expected = reference.answers(work, 1)
     against, among = [(batched, agreement(expected, reference.answers(work, GROUP), judge))], []
+    if with_vllm:
+        against.append(("vLLM", agreement(expected, asyncio.run(vllm_answers(folder, dtype, work)), judge)))
     first: list[Tokens] = []
     for path in PATHS:
         answers = path_answers(path, folder, dtype, work)
@@ -177,11 +205,14 @@ def main() -> int:
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
     parser.add_argument("--prompts", type=int, default=54)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--vllm", action="store_true", help="vLLM beside ours; `make bench-peers` installs it")
     parser.add_argument("--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}")
     options = parser.parse_args()
     if not (FOLDER / "config.json").is_file():
         print(f"bench: no model in {FOLDER}: run `make model`", file=sys.stderr)
         return 2
+    if options.vllm:
+        check_installed()
     load_average = os.getloadavg()[0]
     tokenizer = AutoTokenizer.from_pretrained(FOLDER, local_files_only=True)
     chats = [[{"role": "user", "content": question}] for question in questions(options.prompts)]
@@ -190,7 +221,7 @@ def main() -> int:
     work = Work(prompts, options.tokens, tokenizer.eos_token_id)
     sections = []
     for dtype in options.dtype:
-        sections.append(compare(FOLDER, dtype, work))
+        sections.append(compare(FOLDER, dtype, work, with_vllm=options.vllm))
         print(sections[-1], file=sys.stderr, flush=True)  # a run takes long, and this part of it is whole
     setting = [*setting_lines("bench/agreement.py", "", load_average), _asked(prompts, options.tokens)]
     report = "\n\n".join(["\n".join(setting), DEFINITIONS, *sections])
@@ -202,4 +233,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except StartError as e:
+        sys.exit(f"bench: {e}")

@@ -7,7 +7,7 @@ what follows it is another answer and is not compared.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from report import cell, table
+from layout import cell, table
 
 Tokens = Sequence[int]
 

@@ -1,11 +1,12 @@
-"""Hugging Face `generate()` under test: a child process that answers static batches, greedily.
+"""Hugging Face `generate()` under test: a child process that answers static batches.
 
 A static batch is what `generate()` offers: requests that are waiting when it is
 idle go in together (at most MAX_BATCH), and the next wait for the whole batch.
 The child writes a line for each step, from the streamer that `generate()` calls
 as it picks a step's tokens; the parent stamps the line as it stamps our chunks,
-on its own clock.  All prompts that wait at a time must have the same length, so
-nothing is padded.  The child is this file, run with the folder and the threads.
+on its own clock.  Shorter prompts of a batch are filled up on the left.  All
+answers of a workload have the same length.  The child is this file, run with
+the folder and the threads.
 """
 
 import asyncio
@@ -21,9 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from client import IncompleteAnswerError, OnChunk
-from cluster import START_LIMIT_SECONDS, Footprint, end_process
+from footprint import Footprint
 from stats import EngineCounters
+from system import Address
+
+from pdcluster_operator.api.errors import IncompleteAnswerError, StartError
+from pdcluster_operator.bench.load import Ask, Counted, OnChunk
+from pdcluster_operator.bench.started import START_LIMIT_SECONDS, end_process
 
 MAX_BATCH = 16  # A's concurrency, so that each of its batches is full
 # Clients that wait for one batch send their next requests together; this lets all of them arrive.
@@ -33,14 +38,14 @@ _GATHER_SECONDS = 0.005
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     prompt: list[int]
-    num_output_tokens: int
+    ask: Ask
     on_chunk: OnChunk
     num_tokens: asyncio.Future[int]
 
 
 @asynccontextmanager
 async def running_generate(name: str, model: Path, num_threads: int) -> AsyncIterator["HuggingFace"]:
-    """The child from its model in memory to its end.  Raises RuntimeError when it does not start."""
+    """The child from its model in memory to its end.  Raises StartError when it does not start."""
     start = time.monotonic()
     command = (__file__, str(model), str(num_threads))
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=PIPE, stdout=PIPE, start_new_session=True)
@@ -66,11 +71,18 @@ class HuggingFace:
     process: Process
     queue: asyncio.Queue[_Waiting] = field(default_factory=asyncio.Queue)
 
-    async def generate(self, prompt: list[int], num_output_tokens: int, on_chunk: OnChunk) -> int:
-        """See `client.Target`."""
-        waiting = _Waiting(prompt, num_output_tokens, on_chunk, asyncio.get_running_loop().create_future())
+    @property
+    def address(self) -> Address | None:
+        """It takes no HTTP."""
+        return None
+
+    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+        """See `load.Target`; prompts are token ids."""
+        if isinstance(ask.prompt, str):
+            raise IncompleteAnswerError("this child has no tokenizer: send token ids")
+        waiting = _Waiting(ask.prompt, ask, on_chunk, asyncio.get_running_loop().create_future())
         self.queue.put_nowait(waiting)
-        return await waiting.num_tokens
+        return Counted(await waiting.num_tokens)
 
     async def engine_counters(self) -> dict[str, EngineCounters]:
         """It has no engine that counts."""
@@ -107,7 +119,9 @@ class HuggingFace:
     async def _run(self, batch: list[_Waiting]) -> int:
         """One `generate()`; returns the tokens of each answer."""
         assert self.process.stdin is not None
-        job = {"prompts": [waiting.prompt for waiting in batch], "num_output_tokens": batch[0].num_output_tokens}
+        first = batch[0].ask
+        prompts = [waiting.prompt for waiting in batch]
+        job = {"prompts": prompts, "num_output_tokens": first.num_output_tokens, "temperature": first.temperature}
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
         while (line := await _line(self.process)) == b"step\n":
             for waiting in batch:
@@ -126,7 +140,7 @@ async def _first_line(process: Process) -> dict[str, Any]:
     try:
         said: dict[str, Any] = json.loads(await asyncio.wait_for(_line(process), START_LIMIT_SECONDS))
     except (TimeoutError, IncompleteAnswerError) as e:
-        raise RuntimeError(f"generate() did not start: {e!r}; its error is above") from e
+        raise StartError(f"generate() did not start: {e!r}; its error is above", exit_code=1) from e
     return said
 
 
@@ -167,11 +181,18 @@ def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
     print(json.dumps({"dtype": str(model.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}), file=out, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        prompts, num_tokens = torch.tensor(job["prompts"]), job["num_output_tokens"]
+        prompts, num_tokens = job["prompts"], job["num_output_tokens"]
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         lengths = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens}
+        # top_k 0: all tokens, as the servers draw; the model's generation config may say otherwise.
+        drawn: dict[str, Any] = {"do_sample": bool(job["temperature"])}
+        if job["temperature"]:
+            drawn |= {"temperature": job["temperature"], "top_k": 0, "top_p": 1.0}
         with torch.inference_mode():
-            answers = model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, streamer=Steps(), **lengths)
-        print(answers.shape[1] - prompts.shape[1], file=out, flush=True)
+            answers = model.generate(ids, attention_mask=mask, streamer=Steps(), **drawn, **lengths)
+        print(answers.shape[1] - longest, file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
-from stats import percentile
+
+from pdcluster_operator.bench.answers import percentile
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})

@@ -1,12 +1,16 @@
-"""`make bench`: our mixed worker, our 1P1D and Hugging Face `generate()` side by side, in one run on one machine.
+"""`make bench-peers`: ours, vLLM and Hugging Face side by side, in one run on one machine.
 
 All serve the same model folder in the same dtype and get the same prompts at
-the same times.  One system is up at a time; each round starts, warms up,
-measures and stops them all, in an order that turns, so that noise hits all
-alike.  Exits 0 when every answer was complete, 1 when one was not, 2 when it
-cannot run, 130 when it was stopped.
+the same times.  One system is measured at a time; each round starts, warms up,
+measures and stops them, in an order that turns, so that noise hits all alike.
+vLLM stays up, idle, while others are measured: its start takes a minute, and at
+rest it takes less than 2 % of a core.  A system that fails is reported, and the
+figures of the others stay.
+Exits 0 when every answer was complete, 1 when one was not or a system failed,
+2 when it cannot run, 130 when it was stopped.
 
-    bench/run.py [--workload A|B|all] [--only SYSTEM ...] [--rounds N] [--quick] [--seed SEED] [--log]
+    bench/run.py [--workload NAME ...] [--only SYSTEM ...] [--rounds N] [--set FIELD=VALUE ...]
+                 [--quick] [--seed SEED] [--log]
 """
 
 import argparse
@@ -15,148 +19,236 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from client import Target, run_workload
-from cluster import Footprint, running_cluster
+import yaml
+from cluster import Setup, running_cluster
+from footprint import others_cpu_seconds
 from hugging_face import running_generate
-from report import Measurement, Results, log_entry, render
-from stats import EngineCounters, Run, summarize
-from workload import FULL, QUICK, Workload
+from report import render
+from results import Measurement, Results
+from setting import log_entry
+from stats import summarize
+from system import Start, System
+from vllm_client import run_client
+from vllm_server import Served, check_installed, running_vllm
+from workload import FULL, GROUPS, QUICK, Workload
 
+from pdcluster_operator.api.errors import InvalidObjectError, OperatorError, StartError
 from pdcluster_operator.api.load import load
+from pdcluster_operator.bench.answers import Run
+from pdcluster_operator.bench.load import run_load
+from pdcluster_operator.bench.measure import checked
 from pdcluster_operator.local.machine import available_cores
 from pdcluster_operator.local.model import cached_model
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "bench" / "LOG.md"
 FILES = {"mixed": ROOT / "examples" / "mixed.yaml", "1p1d": ROOT / "examples" / "chat.yaml"}
-SYSTEMS = (*FILES, "hf")
-IDLE_SECONDS = 10.0
+SYSTEMS = (*FILES, "vllm", "hf")
+NAMES = tuple(dict.fromkeys([*GROUPS, *(workload.name for workload in FULL)]))
+KEPT = frozenset({"vllm"})
+IDLE_SECONDS = 5.0
 SHOWN = ("TTFT p50 ms", "TPOT p50 ms", "output tokens/s", "goodput good/s")  # in progress lines; the report has all
 STARTED_SECONDS = time.monotonic()
 
 
-class System(Target, Protocol):
-    """A system that is up."""
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is measured.
+
+    engine: fields of `spec.engine` that replace those of our files
+    dtype:  of all systems: what our workers choose on this machine
+    """
+
+    systems: Sequence[str]
+    workloads: Sequence[Workload]
+    rounds: int
+    seed: str
+    model: Path
+    engine: Mapping[str, Any]
+    dtype: str
 
     @property
-    def start_seconds(self) -> float:
-        """From its command to ready."""
-        ...
+    def served(self) -> Served:
+        """As many threads as pdctl gives the one mixed worker."""
+        return Served(self.model, available_cores(), self.dtype)
 
-    def conditions(self) -> list[str]:
-        """Dtype and threads as the system itself says them, a line for each of its processes."""
-        ...
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return int(json.loads((self.model / "config.json").read_text())["vocab_size"])
 
-    async def engine_counters(self) -> dict[str, EngineCounters]:
-        """By worker; empty where there is nothing to read."""
-        ...
-
-    async def footprints(self, seconds: float) -> list[Footprint]:
-        """What its workers use over so many idle seconds; empty where it is not measured."""
-        ...
-
-
-Start = Callable[[], AbstractAsyncContextManager[System]]
+    def start(self, name: str) -> Start:
+        """How one system is started."""
+        if name in FILES:
+            return lambda: running_cluster(name, Setup(FILES[name], self.model, self.engine))
+        if name == "vllm":
+            return lambda: running_vllm(name, self.served)
+        return lambda: running_generate(name, self.model, available_cores())
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What every system does in one round.  number: from 0."""
+class Stage:
+    """The systems that are up: the one that is measured, and those of KEPT that were, idle."""
 
-    number: int
-    workloads: Sequence[Workload]
-    seed: str
-    vocab_size: int
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._kept: dict[str, tuple[System, AsyncExitStack]] = {}
+
+    @asynccontextmanager
+    async def system(self, name: str) -> AsyncIterator[tuple[System, bool]]:
+        """One system, and whether it was started for this; it ends here, or on an error, or in `clear`."""
+        is_new = name not in self._kept
+        if is_new:
+            _say(f"starting {name}")
+            stack = AsyncExitStack()
+            self._kept[name] = (await stack.enter_async_context(self.bench.start(name)()), stack)
+        try:
+            yield self._kept[name][0], is_new
+        except BaseException:
+            await self._end(name)
+            raise
+        if name not in KEPT:
+            await self._end(name)
+
+    async def clear(self) -> None:
+        """End them all."""
+        for name in list(self._kept):
+            await self._end(name)
+
+    async def _end(self, name: str) -> None:
+        await self._kept.pop(name)[1].aclose()
 
 
 def main() -> int:
     """Run the bench; returns the exit status."""
     options = _options()
-    model = _model_folder()
-    if not (model / "config.json").is_file():
-        print(f"bench: no model in {model}: run `make model`", file=sys.stderr)
-        return 2
-    chosen = [workload for workload in (QUICK if options.quick else FULL) if options.workload in ("all", workload.name[0])]
     try:
-        results = asyncio.run(_bench(options, chosen, model))
-    except RuntimeError as e:  # a system that does not start
+        bench = _bench_of(options)
+        results = asyncio.run(_run(bench))
+    except OperatorError as e:  # nothing was measured
         print(f"bench: {e}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("bench: stopped before its end; nothing is left running", file=sys.stderr)
         return 130
-    report = render(results, options.seed)
-    print(report if not options.quick else f"{report}\n\nquick: sizes too small for figures, good for a look whether all works")
+    report = render(results, bench.seed)
+    print(f"quick: sizes too small for figures, good for a look whether all works\n\n{report}" if options.quick else report)
     if options.log:
         with LOG.open("a") as log:
             log.write(log_entry(report))
-    return 1 if any(one.run.failures for measured in results.measurements.values() for one in measured) else 0
+    return 1 if results.has_failures else 0
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="our mixed worker, our 1P1D and Hugging Face generate() side by side")
-    parser.add_argument("--workload", choices=("A", "B", "all"), default="all", help="A: closed loop; B: Poisson arrivals of long prompts")
+    parser = argparse.ArgumentParser(description="ours, vLLM and Hugging Face generate() side by side")
+    parser.add_argument(
+        "--workload", nargs="+", choices=NAMES, default=GROUPS, metavar="NAME", help=f"of {', '.join(NAMES)}; B is all of B-*"
+    )
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help=f"of {', '.join(SYSTEMS)}")
-    parser.add_argument("--rounds", type=int, help="rounds of every workload (default: 3 of A, 2 of B)")
-    parser.add_argument("--quick", action="store_true", help="one round of tiny sizes, to see whether all works")
+    parser.add_argument("--rounds", type=int, default=3, help="of every workload on every system (default: 3)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of spec.engine, in place of our files' values")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see whether all works")
     parser.add_argument("--seed", default=secrets.token_hex(4), help="of prompts and arrivals, to repeat a run (default: a new one)")
     parser.add_argument("--log", action="store_true", help=f"append the report to {LOG.relative_to(ROOT)}")
     options = parser.parse_args()
-    if options.rounds is not None and options.rounds < 1:
+    if options.rounds < 1:
         parser.error("--rounds: must be at least 1")
     if options.log and options.quick:
         parser.error("--log: keeps figures, and --quick makes none: leave one out")
-    options.only = [name for name in SYSTEMS if name in options.only]
     return options
 
 
-def _model_folder() -> Path:
-    """Where `pdctl up` finds the model of both PDCluster files."""
-    return cached_model(load(FILES["mixed"]).spec.model)
+def _bench_of(options: argparse.Namespace) -> Bench:
+    """What the options ask for.  Raises StartError when a part of it is not on this machine."""
+    model = cached_model(load(FILES["mixed"]).spec.model)  # where `pdctl up` finds the model of both files
+    if not (model / "config.json").is_file():
+        raise StartError(f"no model in {model}: run `make model`", exit_code=2)
+    sizes = QUICK if options.quick else FULL
+    workloads = [workload for workload in sizes if {workload.name, workload.group} & set(options.workload)]
+    systems = [name for name in SYSTEMS if name in options.only]
+    if "vllm" in systems or any(workload.by == "vllm" for workload in workloads):
+        check_installed()
+    return Bench(systems, workloads, options.rounds, options.seed, model, engine_fields(options.set), machine_dtype())
 
 
-async def _bench(options: argparse.Namespace, workloads: Sequence[Workload], model: Path) -> Results:
+def machine_dtype() -> str:
+    """What our workers choose for `dtype: auto` on this machine.
+
+    Asked in a process of its own: the worker's model room sets OpenMP's
+    environment as it is imported, and every system would inherit that.
+    """
+    program = "from pdcluster_worker.model.loader import resolve_dtype; print(resolve_dtype('auto'))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return said.stdout.strip().removeprefix("torch.")
+
+
+def engine_fields(pairs: Sequence[str]) -> dict[str, Any]:
+    """Fields of `spec.engine` and their values, of `FIELD=VALUE`.  Raises StartError.
+
+    >>> engine_fields(["maxBatchedTokens=512"])
+    {'maxBatchedTokens': 512}
+    """
+    if wrong := [pair for pair in pairs if "=" not in pair]:
+        raise StartError(f"--set: {wrong[0]} is no FIELD=VALUE; write e.g. maxBatchedTokens=512", exit_code=2)
+    fields = dict(pair.split("=", 1) for pair in pairs)
+    return {name: yaml.safe_load(value) for name, value in fields.items()}
+
+
+async def _run(bench: Bench) -> Results:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # leaves through every `finally`, as Ctrl-C does
-    results = Results(workloads, options.only, os.getloadavg()[0])
-    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
-    starts = {name: _start(name, model) for name in options.only}
-    for number in range(options.rounds or max(workload.rounds for workload in workloads)):
-        todo = [workload for workload in workloads if options.rounds or number < workload.rounds]
-        turn = number % len(options.only)
-        for name in (*options.only[turn:], *options.only[:turn]):
-            _say(f"round {number + 1}: starting {name}")
-            async with starts[name]() as system:
-                await _visit(system, name, results, Round(number, todo, options.seed, vocab_size))
+    results = Results(bench.workloads, bench.systems, os.getloadavg()[0])
+    stage = Stage(bench)
+    try:
+        for number in range(bench.rounds):
+            turn = number % len(bench.systems)
+            for name in (*bench.systems[turn:], *bench.systems[:turn]):
+                await _turn(stage, name, results, number)
+    finally:
+        await stage.clear()
+    if not results.measurements:
+        raise StartError("no system gave a figure:\n" + "\n".join(results.troubles), exit_code=2)
     return results
 
 
-def _start(name: str, model: Path) -> Start:
-    if name in FILES:
-        return lambda: running_cluster(name, FILES[name])
-    return lambda: running_generate(name, model, available_cores())  # as many threads as pdctl gives the one mixed worker
+async def _turn(stage: "Stage", name: str, results: Results, number: int) -> None:
+    """Measure one system; what goes wrong with it is reported and ends its turn only."""
+    try:
+        async with stage.system(name) as (system, is_new):
+            if is_new:
+                results.start_seconds[name].append(system.start_seconds)
+            await _visit(stage.bench, system, name, results, number)
+    except InvalidObjectError:
+        raise
+    except (OperatorError, OSError, KeyError, IndexError) as e:
+        trouble = f"round {number + 1}, {name}: {type(e).__name__}: {e}"
+        results.troubles.append(trouble)
+        _say(trouble)
 
 
-async def _visit(system: System, name: str, results: Results, this: Round) -> None:
+async def _visit(bench: Bench, system: System, name: str, results: Results, number: int) -> None:
     """Warm one system up, measure it, and look at it at rest in the first round."""
     results.conditions[name] = system.conditions()
-    results.start_seconds[name].append(system.start_seconds)
-    for length in {workload.num_prompt_tokens: workload for workload in this.workloads}.values():
-        await run_workload(system, length.warm_up(), f"warm-up {this.seed} {this.number}", this.vocab_size)
-    for workload in this.workloads:
-        measured = await _measure(system, workload, this)
-        results.measurements[workload.name, name].append(measured)
-        _say(f"round {this.number + 1}: {name} {workload.name}: {_outcome(measured.run)}")
-    if this.number == 0:
+    for length in {workload.num_prompt_tokens: workload for workload in bench.workloads}.values():
+        warm_up = length.warm_up()
+        asks = warm_up.asks(f"warm-up {bench.seed} {number}", bench.vocab_size)
+        checked(await run_load(system, asks, warm_up.pace(bench.seed)))
+    for workload in bench.workloads:
+        if system.address is None and not workload.for_batches:
+            continue
+        measured = await _measure(bench, system, workload, f"{bench.seed} {number}")
+        results.measurements[workload.name, name][number] = measured
+        _say(f"round {number + 1}: {name} {workload.name}: {_outcome(measured.run)}")
+    if number == 0:
         results.footprints[name] = await system.footprints(IDLE_SECONDS)
 
 
@@ -165,11 +257,16 @@ def _outcome(run: Run) -> str:
     return f"{run.duration_seconds:.1f} s, {figures}, {len(run.failures)} failed"
 
 
-async def _measure(system: System, workload: Workload, this: Round) -> Measurement:
+async def _measure(bench: Bench, system: System, workload: Workload, seed: str) -> Measurement:
     before = await system.engine_counters()
-    run = await run_workload(system, workload, f"{this.seed} {this.number}", this.vocab_size)
+    others = others_cpu_seconds()
+    if workload.by == "vllm" and system.address is not None:
+        run = await run_client(system.address, workload, bench.served, seed)
+    else:
+        run = await run_load(system, workload.asks(seed, bench.vocab_size), workload.pace(seed))
+    others = max(0.0, others_cpu_seconds() - others)
     after = await system.engine_counters()
-    return Measurement(run, {worker: counters.since(before[worker]) for worker, counters in after.items()})
+    return Measurement(run, others, {worker: counters.since(before[worker]) for worker, counters in after.items()})
 
 
 def _say(text: str) -> None:

@@ -1,89 +1,24 @@
-"""What the bench measures and how it counts, as pure functions over recorded times.
+"""How the bench counts, over rounds and systems: pure functions over recorded answers and counters.
 
-Times are seconds of one monotonic clock, the load generator's.  A failed answer
-stays in every count that speaks of requests and is left out of the latencies
-only; nothing is dropped.  It does not know systems, workloads or HTTP.
-
-    TTFT   scheduled arrival to first chunk
-    TPOT   per request, (e2e - TTFT) / (output tokens - 1); undefined for one token
-    ITL    every gap between two chunks of an answer, over all answers
-    e2e    scheduled arrival to last chunk
+The formulas of a single answer are `pdcluster_operator.bench.answers`', which
+`pdctl bench` uses too.  It does not know systems, workloads or HTTP.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
-TTFT_SLO_SECONDS = 2.0
-TPOT_SLO_SECONDS = 0.1
+from pdcluster_operator.bench.answers import Run, Slo, percentile
 
-LATENCIES = ("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "ITL p50 ms", "ITL p99 ms")
-RATES = ("output tokens/s", "requests/s", "goodput good/s", "good share of sent")
+SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.1)
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One request as its client saw it.
-
-    scheduled_seconds: when it should have been sent; started_seconds: when it was.
-    chunk_seconds:     arrival of each chunk that showed output.
-    num_tokens:        output tokens, as the system itself counts them.
-    failure:           None for a complete answer, else why it is not one.
-    """
-
-    scheduled_seconds: float
-    started_seconds: float
-    chunk_seconds: tuple[float, ...]
-    num_tokens: int
-    failure: str | None = None
-
-    @property
-    def ttft_seconds(self) -> float:
-        """Scheduled arrival to first chunk; the answer has one."""
-        return self.chunk_seconds[0] - self.scheduled_seconds
-
-    @property
-    def tpot_seconds(self) -> float | None:
-        """(e2e - TTFT) / (output tokens - 1), None for a single token."""
-        if self.num_tokens < 2:
-            return None
-        return (self.chunk_seconds[-1] - self.chunk_seconds[0]) / (self.num_tokens - 1)
-
-    @property
-    def gaps_seconds(self) -> list[float]:
-        """The gaps between its chunks."""
-        return [after - before for before, after in pairwise(self.chunk_seconds)]
-
-    @property
-    def is_good(self) -> bool:
-        """Complete and inside both SLOs; a single token has only the first to meet."""
-        if self.failure is not None:
-            return False
-        return self.ttft_seconds <= TTFT_SLO_SECONDS and (self.tpot_seconds or 0.0) <= TPOT_SLO_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Every request of one workload on one system.
-
-    duration_seconds:   first scheduled arrival to the end of the last answer.
-    client_cpu_seconds: processor time of the load generator in it.
-    """
-
-    answers: tuple[Answer, ...]
-    duration_seconds: float
-    client_cpu_seconds: float
-
-    @property
-    def complete(self) -> list[Answer]:
-        """The answers without a failure."""
-        return [answer for answer in self.answers if answer.failure is None]
-
-    @property
-    def failures(self) -> list[str]:
-        """Why each of the other answers failed."""
-        return [answer.failure for answer in self.answers if answer.failure is not None]
+LATENCIES = (
+    *("TTFT mean ms", "TTFT p50 ms", "TTFT p99 ms"),
+    *("TPOT p50 ms", "TPOT p99 ms"),
+    *("ITL p50 ms", "ITL p99 ms"),
+)
+STREAM_RATE = "tokens/s of a stream"
+RATES = ("output tokens/s", "requests/s", STREAM_RATE, "goodput good/s", "good share of sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +54,6 @@ class Spread:
     high: float
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile by linear interpolation between closest ranks (numpy's default).
-
-    >>> percentile([1.0, 2.0, 3.0, 5.0], 50)
-    2.5
-    >>> percentile([1.0, 2.0], 99)
-    1.99
-
-    Raises ValueError for no values.
-    """
-    if not values:
-        raise ValueError("values: a percentile needs at least one")
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    below = int(rank)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
-
-
 def spread(values: Sequence[float]) -> Spread:
     """Median, least and greatest of one figure's values, a round each."""
     return Spread(median(values), min(values), max(values))
@@ -150,7 +66,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 def summarize(run: Run) -> dict[str, float]:
     """LATENCIES that are defined (a run may have no complete answer) and all RATES."""
-    return _latencies(run.complete) | _rates(run)
+    return _latencies(run) | _rates(run)
 
 
 def start_delays(run: Run) -> list[float]:
@@ -164,16 +80,21 @@ def chunks_per_token(run: Run) -> float:
     return sum(len(answer.chunk_seconds) for answer in run.complete) / num_tokens if num_tokens else 0.0
 
 
-def _latencies(complete: list[Answer]) -> dict[str, float]:
-    series = {
-        "TTFT": [answer.ttft_seconds for answer in complete],
-        "TPOT": [answer.tpot_seconds for answer in complete if answer.tpot_seconds is not None],
-        "ITL": [gap for answer in complete for gap in answer.gaps_seconds],
-    }
-    return {f"{name} p{p} ms": 1e3 * percentile(values, p) for name, values in series.items() if values for p in (50, 99)}
+def _latencies(run: Run) -> dict[str, float]:
+    series = {name.upper(): values for name, values in run.latencies_seconds.items() if values}
+    found = {f"{name} mean ms": 1e3 * fmean(values) for name, values in series.items()}
+    found |= {f"{name} p{p} ms": 1e3 * percentile(values, p) for name, values in series.items() for p in (50, 99)}
+    return {name: found[name] for name in LATENCIES if name in found}
 
 
 def _rates(run: Run) -> dict[str, float]:
-    num_good = sum(answer.is_good for answer in run.answers)
-    counts = (sum(answer.num_tokens for answer in run.complete), len(run.complete), num_good)
-    return dict(zip(RATES, [*(count / run.duration_seconds for count in counts), num_good / len(run.answers)], strict=True))
+    num_good = run.num_good(SLO)
+    seconds_a_token = run.latencies_seconds["tpot"]
+    found = {
+        "output tokens/s": sum(answer.num_tokens for answer in run.complete) / run.duration_seconds,
+        "requests/s": len(run.complete) / run.duration_seconds,
+        STREAM_RATE: 1 / median(seconds_a_token) if seconds_a_token and median(seconds_a_token) else 0.0,
+        "goodput good/s": num_good / run.duration_seconds,
+        "good share of sent": num_good / len(run.answers),
+    }
+    return {name: found[name] for name in RATES}

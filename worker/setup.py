@@ -88,7 +88,7 @@ class BuildKernels(build_ext):
         # Renamed into place: a worker that runs keeps the object that it has mapped.
         part = target.with_suffix(".part")
         ended = subprocess.run(
-            [*command, *FLAGS, *flags, "-o", str(part), str(SOURCES / "kernels.c"), "-lm"], capture_output=True, text=True
+            [*command, *FLAGS, *flags, "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], capture_output=True, text=True
         )
         if ended.returncode:
             raise CompileError(f"{command[0]} ended with {ended.returncode}: {ended.stderr[-2000:]}")
@@ -99,7 +99,7 @@ setup(
     ext_modules=[
         Extension(
             f"{PACKAGE}.{level}",
-            sources=[str(SOURCES / "kernels.c")],
+            sources=[str(path) for path in sorted(SOURCES.glob("*.c"))],
             depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
             extra_compile_args=flags,
             optional=True,

@@ -368,6 +368,12 @@ RULES = [
     ),
     Rule(
         "spec.roles",
+        "a remote prefill gives the same bits as a local one: give prefill and decode the same engine.batchInvariant",
+        both(at("spec.engine.batchInvariant", True), at("spec.roles.decode.engine.batchInvariant", True)),
+        at("spec.roles.prefill.engine.batchInvariant", True),
+    ),
+    Rule(
+        "spec.roles",
         "roles must be exactly {prefill, decode} or {mixed}: add the missing role or remove the others",
         only("mixed"),
         at("spec.roles.mixed", {"pools": [CPU]}),

@@ -56,6 +56,8 @@ METRICS = (
     "generation_tokens",
     "prefill_seconds",
     "decode_seconds",
+    "engine_phase_seconds",
+    "engine_failed_rows",
     "prefix_cache_hit_tokens",
     "prefix_cache_query_tokens",
     "remote_prefill",

@@ -43,6 +43,16 @@ def test_plan_gives_every_process_a_thread(document: dict[str, Any]) -> None:
     assert {p.engine.threads for p in plan.processes} == {1}
 
 
+@pytest.mark.parametrize(("cores", "owned"), [(9, False), (10, True)])
+def test_processes_own_their_cores_where_all_threads_have_one(document: dict[str, Any], cores: int, owned: bool) -> None:
+    document = two_by_two(document)
+    document["spec"]["engine"] = {"threads": 2}
+    plan = plan_local(parse(document), cores=cores, port=0)
+
+    assert [p.engine.threads for p in plan.processes] == [3, 3, 2, 2]
+    assert {p.owns_cores for p in plan.processes} == {owned}
+
+
 def test_plan_refuses_gpus_and_a_cluster_without_ingress(document: dict[str, Any]) -> None:
     document["spec"]["roles"]["prefill"]["pools"][0]["gpu"] = "B200"
     document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 0

@@ -371,6 +371,11 @@ BAD = [
         "spec.roles",
     ),
     Wrong(
+        at("spec.roles.prefill.engine", {"batchInvariant": True}),
+        "spec.roles.decode.engine.batchInvariant: a remote prefill must give the same bits as a local one, but one role is batch-invariant",
+        "spec.roles",
+    ),
+    Wrong(
         at("spec.roles.decode.engine", {"maxSequences": 512}),
         "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
         "spec.roles.decode",

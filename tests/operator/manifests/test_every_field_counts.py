@@ -48,6 +48,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "transferBandwidth": 5,
     "verifyTransfers": True,
     "fenceTimeoutSeconds": 3.5,
+    "batchInvariant": True,
 }
 
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change

@@ -28,7 +28,7 @@ FACTS = EngineReady(
     num_blocks=64,
     max_model_len=256,
     vocab_size=100,
-    device=Device("cpu", "Xeon"),
+    device=Device("cpu", "Xeon", "reference", "decoder"),
     transport="tcp",
 )
 

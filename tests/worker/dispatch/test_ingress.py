@@ -1,5 +1,6 @@
 """Which decode worker runs a request, and what happens when that worker fails."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
@@ -201,3 +202,12 @@ async def test_ingress_admits_all_choices_of_a_prompt_as_one(worker: Worker, eng
     tokens = await collect(make_ingress(worker, engine), spec("a"), spec("b"), spec("c"))
 
     assert sorted(tokens) == [(0, 7), (0, 8), (1, 7), (1, 8), (2, 7), (2, 8)]
+
+
+async def test_ingress_runs_a_lone_choice_in_its_readers_task(worker: Worker, engine: ScriptedEngine) -> None:
+    ingress = make_ingress(worker, engine)
+    before = asyncio.all_tasks()
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        async for _ in tokens:
+            assert asyncio.all_tasks() == before
+    ingress.abort("r")

@@ -33,6 +33,7 @@ class EngineRig:
         """One step, after which the pool must be whole."""
         outputs = self.core.step()
         self.core.check()
+        self.core.check_when_idle()
         self.outputs += outputs
         return outputs
 

@@ -1,8 +1,11 @@
 """BlockPool: five states, reuse order [V16], and that every step not allowed is an assertion."""
 
+from collections import Counter
+
 import pytest
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
+from pdcluster_worker.engine.checking import PoolWalk
 
 
 def hashed(pool, count):
@@ -124,6 +127,16 @@ def test_pool_check_finds_a_lost_reference():
     pool._ref_counts[block] = 0
     with pytest.raises(AssertionError, match="in use by nobody"):
         pool.check()
+
+
+def test_pool_check_finds_a_double_on_the_free_stack():
+    pool = BlockPool(3)
+    pool._free[0] = pool._free[1]
+    with pytest.raises(AssertionError, match="has doubles"):
+        pool.check()
+    walk = PoolWalk(pool, Counter)
+    with pytest.raises(AssertionError, match="has doubles"):
+        walk.turn()
 
 
 def test_pool_check_finds_a_wrong_sum():

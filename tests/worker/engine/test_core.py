@@ -3,6 +3,7 @@
 import pytest
 
 from pdcluster_worker.engine import messages as m
+from pdcluster_worker.engine.checking import SLICE_BLOCKS
 
 PROMPT = list(range(10))
 
@@ -211,6 +212,39 @@ def test_idle_engine_checks_its_pool_after_its_output_is_out(engine, spec):
     assert any(isinstance(output, m.Tokens) for output in rig.core.step())
     with pytest.raises(AssertionError, match="has 1 references, 0 holders are known"):
         rig.core.check_when_idle()
+
+
+def test_an_idle_engine_checks_a_slice_of_its_pool_a_turn_and_then_rests(engine, spec):
+    rig = engine(num_blocks=5 * SLICE_BLOCKS)
+    rig.handle(m.Submit(spec("a", max_tokens=1)))
+    looked = []
+    check = rig.core.pool.check_blocks
+    rig.core.pool.check_blocks = lambda block_ids, held: (looked.append(len(block_ids)), check(block_ids, held))
+    while rig.core.next_wake_seconds() is not None:
+        rig.core.check_when_idle()
+    assert looked == [SLICE_BLOCKS] * 4  # one of five was looked at before
+    rig.core.check_when_idle()  # as after a ping: nothing has happened
+    assert len(looked) == 4
+
+
+def test_a_check_that_work_interrupts_looks_at_every_block_in_the_end(engine, spec):
+    rig = engine(num_blocks=3 * SLICE_BLOCKS)
+    rig.handle(m.Submit(spec("a", max_tokens=1)))
+    rig.handle(m.Submit(spec("b", [9], max_tokens=1)))
+    rig.core.pool.allocate(1)  # whose holder nobody knows
+    rig.core.check_when_idle()  # the last third, which comes next
+    with pytest.raises(AssertionError, match="has 1 references, 0 holders are known"):
+        rig.core.check_when_idle()
+
+
+def test_the_next_turn_of_the_check_waits_for_a_hundred_times_its_cost(engine, spec):
+    rig = engine(num_blocks=3 * SLICE_BLOCKS)
+    rig.handle(m.Submit(spec("a", max_tokens=1)))
+    assert rig.core.next_wake_seconds() == 0.0
+    check = rig.core.pool.check_totals
+    rig.core.pool.check_totals = lambda: (rig.clock.advance(0.01), check())
+    rig.core.check_when_idle()
+    assert rig.core.next_wake_seconds() == pytest.approx(100 * 0.01 - 0.01)
 
 
 def test_epochs_are_unguessable_by_default(engine):

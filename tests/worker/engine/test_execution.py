@@ -4,6 +4,7 @@ import pytest
 
 from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.engine.ports import StepSeconds, failed_row
 
 
 def test_one_bad_request_of_a_batch_fails_alone(engine, spec):
@@ -59,3 +60,70 @@ def test_a_failing_prefill_is_answered_and_its_send_cancelled(pair, spec):
     assert [failure.request_id for failure in both.prefill.of(m.RequestFailed)] == ["a"]
     assert both.prefill.of(m.PrefillFailed) == []
     assert set(both.prefill.blocks) == {"free", "cached"}
+
+
+def test_a_row_that_fails_by_itself_fails_alone_and_nothing_runs_again(engine, spec):
+    rig = engine()
+    rig.runner.failing_rows = {"bad": failed_row("not_finite", "the logits are not finite after 3 tokens")}
+    rig.handle(*(m.Submit(spec(request_id, [ord(request_id[0])])) for request_id in ("a", "bad", "c")))
+    assert rig.runner.executed == [[("a", 1), ("bad", 1), ("c", 1)]]
+    rig.run()
+    message = "the model failed on this request: the logits are not finite after 3 tokens"
+    assert rig.of(m.RequestFailed) == [m.RequestFailed("bad", message)]
+    for request_id in "ac":
+        assert rig.token_ids(request_id) == rig.runner.reference([ord(request_id)], 3)
+    assert rig.blocks == {"free": 16}
+
+
+def test_a_row_may_fail_before_its_prompt_is_computed(engine, spec):
+    rig = engine(max_batched_tokens=4)
+    rig.runner.failing_rows = {"bad": failed_row("unknown_token_ids", "logit_bias: no token 2000")}
+    rig.handle(m.Submit(spec("bad", range(10))))
+    assert [failure.request_id for failure in rig.of(m.RequestFailed)] == ["bad"]
+    assert rig.blocks == {"free": 16}
+
+
+def test_failed_rows_are_counted_by_their_reason(engine, spec):
+    rig = engine()
+    rig.runner.failing_rows = {
+        "nan": failed_row("not_finite", "x"),
+        "nan2": failed_row("not_finite", "x"),
+        "none": failed_row("no_token_left", "x"),
+    }
+    rig.handle(*(m.Submit(spec(request_id)) for request_id in ("a", *rig.runner.failing_rows)))
+    rig.runner.failing = {"raises": ValueError("x")}
+    rig.handle(m.Submit(spec("raises")))
+    rig.run()
+    assert rig.stats.failed_rows == {"not_finite": 2, "no_token_left": 1, "raised": 1}
+
+
+def test_three_whole_batches_of_rows_that_are_not_finite_end_the_engine(engine, spec):
+    rig = engine()
+
+    def fail_batch(number):
+        names = [f"{name}{number}" for name in "ab"]
+        rig.runner.failing_rows = {name: failed_row("not_finite", "NaN") for name in names}
+        rig.handle(*(m.Submit(spec(name)) for name in names))
+
+    fail_batch(0)
+    fail_batch(1)
+    with pytest.raises(EngineBrokenError, match="3 model steps in a row failed for every request"):
+        fail_batch(2)
+
+
+def test_requests_at_fault_never_end_the_engine_however_many(engine, spec):
+    rig = engine()
+    for number in range(5):
+        names = [f"{name}{number}" for name in "ab"]
+        rig.runner.failing_rows = {name: failed_row("no_token_left", "x") for name in names}
+        rig.handle(*(m.Submit(spec(name)) for name in names))
+    assert len(rig.of(m.RequestFailed)) == 10
+
+
+def test_statistics_say_where_the_models_time_went_retries_included(engine, spec):
+    rig = engine()
+    rig.runner.seconds = StepSeconds(inputs=1.0, forward=20.0, sample=3.0)
+    rig.runner.failing = {"bad": ValueError("x")}
+    rig.handle(*(m.Submit(spec(request_id, max_tokens=1)) for request_id in ("a", "bad", "c")))
+    stats = rig.stats
+    assert (stats.inputs_seconds, stats.forward_seconds, stats.sample_seconds) == (2.0, 40.0, 6.0)

@@ -89,12 +89,12 @@ class Driver:
         while len(request.block_table) * 16 < request.num_tokens + num_more_tokens:
             request.block_table.append(self._free.pop())
 
-    def step(self, *items: tuple[Request, int]) -> list[Sample | None]:
+    def step(self, *items: tuple[Request, int]) -> list[Sample | Exception | None]:
         """Run one batch of (request, num_tokens) and take its results into the requests."""
         samples = self.runner.execute(Batch(tuple(Scheduled(request, count) for request, count in items)))
         for (request, count), sample in zip(items, samples, strict=True):
             request.num_computed_tokens += count
-            if sample is not None:
+            if isinstance(sample, Sample):
                 request.tokens.append(sample.token_id)
         return samples
 

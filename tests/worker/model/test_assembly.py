@@ -47,7 +47,7 @@ def test_a_small_cache_is_enough_for_the_proof(num_blocks, block_size, assembled
 def test_a_decoder_that_computes_something_else_is_not_used(kind, wrong, dtype, tiny_folder, make_driver, reference, monkeypatch, caplog):
     monkeypatch.setattr(families, "FAMILIES", {kind: wrong})
     driver = make_driver(tiny_folder(kind), dtype=dtype)
-    assert driver.runner.code == "transformers"
+    assert driver.runner.forward.code == "transformers"
     assert "our decoder's logits differ from transformers' by" in caplog.text
     if dtype == "float32":
         request = driver.request("a", [5, 6, 7, 8])
@@ -101,7 +101,12 @@ def test_batch_invariance_without_kernels_is_refused(tiny_folder, monkeypatch):
         assemble(loaded, KVCache(loaded.info.geometry, 8), invariant=True)
 
 
-def test_logits_are_float32_whatever_the_dtype(assembled):
-    forward = assembled("llama", "bfloat16")
-    hidden = forward._weights.embedding[:2]
-    assert forward._operations.linear(hidden, forward._weights.head).dtype == torch.float32
+@pytest.mark.parametrize("kernels", ["", "off"])
+def test_logits_are_float32_whatever_the_dtype(kernels, tiny_folder, make_driver, monkeypatch):
+    monkeypatch.setenv("PDCLUSTER_KERNELS", kernels)
+    driver = make_driver(tiny_folder("llama"), dtype="bfloat16")
+    found = []
+    logits = driver.runner.forward.logits
+    monkeypatch.setattr(driver.runner.forward, "logits", lambda plan: found.append(logits(plan)) or found[-1])
+    driver.finish([driver.request("a", [5, 6, 7])], 1)
+    assert [part.dtype for part in found] == [torch.float32]

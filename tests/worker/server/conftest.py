@@ -48,7 +48,7 @@ def build_model_folder(folder: Path) -> Path:
     return folder
 
 
-DEVICE = Device("cpu", "Xeon")
+DEVICE = Device("cpu", "Xeon", "reference", "decoder")
 
 
 @dataclass

@@ -12,13 +12,13 @@ from pdcluster_worker.engine.messages import Token
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.server import token_bytes
 from pdcluster_worker.server.choice import Choice, TextRules
-from pdcluster_worker.server.detokenizer import Detokenizer
+from pdcluster_worker.server.detokenizer import Detokenizer, Piece
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 
 def decoded(tokens: list[bytes]) -> list[str]:
     detokenizer = Detokenizer()
-    return [*(detokenizer.feed(token) for token in tokens), detokenizer.flush()]
+    return [*(detokenizer.feed(Piece(token)) for token in tokens), detokenizer.flush()]
 
 
 def byte_level_tokenizer() -> tokenizers.Tokenizer:

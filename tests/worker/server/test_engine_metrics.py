@@ -31,6 +31,10 @@ STATS = EngineStats(
     bytes_received=2000,
     num_transfers=1,
     num_inputs=3,
+    inputs_seconds=0.1,
+    forward_seconds=0.6,
+    sample_seconds=0.2,
+    failed_rows={"not_finite": 2},
 )
 
 
@@ -75,6 +79,20 @@ def test_steps_and_gauges_are_taken_as_they_are(clock):
     assert sample(metrics, "kv_blocks", state="quarantined") == 2
     assert sample(metrics, "kv_cache_usage_ratio") == pytest.approx(12 / 20)
     assert sample(metrics, "fences_overdue") == 1
+
+
+def test_phases_and_failed_rows_move_by_the_difference(clock):
+    metrics = Metrics()
+    engine = EngineMetrics(metrics, clock)
+    engine.update(STATS)
+    rows = {"not_finite": 3, "raised": 1}
+    engine.update(msgspec.structs.replace(STATS, forward_seconds=0.9, failed_rows=rows))
+
+    seconds = {p: sample(metrics, "engine_phase_seconds_total", phase=p) for p in ("inputs", "forward", "sample")}
+    assert seconds == pytest.approx({"inputs": 0.1, "forward": 0.9, "sample": 0.2})
+    assert sample(metrics, "engine_failed_rows_total", reason="not_finite") == 3
+    assert sample(metrics, "engine_failed_rows_total", reason="raised") == 1
+    assert sample(metrics, "engine_failed_rows_total", reason="no_token_left") == 0
 
 
 def test_usage_of_an_engine_without_blocks_is_zero(clock):

@@ -203,6 +203,19 @@ async def test_stop_string_ends_one_choice_and_its_siblings_go_on(rig, client):
     assert rig.backend.aborted == [f"{reply.id}-0"]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_stop_string_ends_one_prompt_and_the_others_go_on(rig, client, n):
+    """A prompt whose choices have all ended is closed; nothing more of it is computed."""
+    encoded = [i for c in "one END two" for i in rig.tokenizer._tokenizer.encode(c).ids]
+    rig.backend.script = lambda spec: [*(encoded if len(spec.prompt) == 1 else encoded[:4] * 9), 258]
+    reply = await client.completions.create(model="tiny", prompt=["x", "yy"], n=n, stop="END", max_tokens=60)
+
+    assert [choice.text for choice in reply.choices] == ["one "] * n + ["one " * 9] * n
+    assert [choice.finish_reason for choice in reply.choices] == ["stop"] * (2 * n)
+    assert rig.backend.cancelled.is_set()
+    assert rig.backend.aborted == [f"{reply.id}-{i}" for i in range(n - 1)]
+
+
 async def test_stop_string_of_the_last_choice_closes_the_backend(rig, client):
     reply = await client.chat.completions.create(model="tiny", messages=HELLO, stop=",", extra_body={"include_stop_str_in_output": True})
 

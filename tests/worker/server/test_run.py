@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.server import run
 from pdcluster_worker.server.run import serve
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -64,3 +65,18 @@ async def test_close_cuts_streams_off(rig, server, wire):
 def _connects(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_an_idle_server_looks_at_itself_once_a_second_and_ends_at_once(rig, monkeypatch):
+    """uvicorn's own loop looks ten times a second; here the date alone needs a look."""
+    waits = []
+    timeout = asyncio.timeout
+    monkeypatch.setattr(run.asyncio, "timeout", lambda seconds: (waits.append(seconds), timeout(seconds))[1])
+    server = await run.serve(rig.app, "127.0.0.1", 0)
+    while not waits:
+        await asyncio.sleep(0)
+    server.refuse()
+    async with timeout(20):
+        await server.finished
+
+    assert waits == [1.0]

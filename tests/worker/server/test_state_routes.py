@@ -75,7 +75,12 @@ async def test_version_is_the_packages(http):
 
 
 async def test_version_says_what_the_engine_computes_on(rig, http):
-    assert (await http.get("/version")).json()["device"] == {"kind": "cpu", "name": "Xeon"}
+    assert (await http.get("/version")).json()["device"] == {
+        "kind": "cpu",
+        "name": "Xeon",
+        "operations": "reference",
+        "model_code": "decoder",
+    }
     rig.backend.device = None  # it has not loaded yet
     assert (await http.get("/version")).json()["device"] is None
 

@@ -178,7 +178,7 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device
         num_blocks=num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        device=device,
+        device=Device(device.kind, device.name, runner.forward.operations.name, runner.forward.code),
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
     )

@@ -9,7 +9,10 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pdcluster_worker.engine.execution import RAISED
 from pdcluster_worker.engine.messages import FinishReason
+from pdcluster_worker.engine.ports import ROW_FAILURES
+from pdcluster_worker.histogram import TokenHistogram
 
 _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
@@ -22,6 +25,8 @@ _FIRST_VALUES = {
         *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
     ),
     "request_success": get_args(FinishReason),
+    "engine_phase_seconds": ("inputs", "forward", "sample"),
+    "engine_failed_rows": (*ROW_FAILURES, RAISED),
 }
 """Label values of counters that are there from the start: the rate of a series that begins at 1 misses what made it 1."""
 
@@ -38,7 +43,9 @@ class Metrics:
         self.time_per_output_token_seconds = self._histogram(
             "time_per_output_token_seconds", "per request: (end - first token) / (output tokens - 1)"
         )
-        self.inter_token_latency_seconds = self._histogram("inter_token_latency_seconds", "each gap between two tokens")
+        self.inter_token_latency_seconds = TokenHistogram(
+            "pdcluster_inter_token_latency_seconds", "each gap between two tokens", self.registry, _SECONDS
+        )
         self.e2e_request_latency_seconds = self._histogram("e2e_request_latency_seconds", "arrival of the request to its last token")
         self.engine_step_seconds = self._histogram("engine_step_seconds", "one engine step", "kind")
         self.kv_transfer_seconds = self._histogram("kv_transfer_seconds", "first write to last acknowledgement of one request's KV")
@@ -70,6 +77,8 @@ class Metrics:
         self.prefill_seconds = self._counter("prefill_seconds", "engine time spent on prefill tokens")
         self.decode_seconds = self._counter("decode_seconds", "engine time spent on decode tokens")
         self.engine_overhead_seconds = self._counter("engine_overhead_seconds", "engine time spent outside the model")
+        self.engine_phase_seconds = self._counter("engine_phase_seconds", "engine time inside the model, by phase", "phase")
+        self.engine_failed_rows = self._counter("engine_failed_rows", "requests that failed in a step of the model, by reason", "reason")
         self.engine_steps = self._counter("engine_steps", "engine steps")
         self.prefix_cache_query_tokens = self._counter("prefix_cache_query_tokens", "tokens looked up in the prefix cache")
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")

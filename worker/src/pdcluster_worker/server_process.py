@@ -15,6 +15,7 @@ to a worker that is on the way.  The lease is revoked either way.
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Coroutine
@@ -43,10 +44,14 @@ from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.waiting import wait_environment
 
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+SERVER_NICENESS = 10
+"""Of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
 
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
 """What an engine process means that ends with one of these statuses."""
@@ -96,7 +101,7 @@ class ServerProcess:
 
     async def run(self) -> int:
         """Serve; see the module."""
-        engine = EngineChild(self._config_path)
+        engine = EngineChild(self._config_path, wait_environment(self._config.engine.threads, os.environ))
         backend = WorkerBackend(self._config.model.name, engine.client)
         stop, hurry = _signals()
         http = await self._serve_http(backend)
@@ -156,6 +161,8 @@ class ServerProcess:
         if dtype is None:
             return
         await engine.start(dtype)
+        # The engine runs on every core: a server process that takes one in the middle of a step holds up all its threads.
+        os.nice(SERVER_NICENESS)
         facts = await _unless(stop, engine.client.ready())
         if facts is None:
             return

@@ -19,8 +19,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, KVMemory, Sample, SendEnded, TransferEvent
+from pdcluster_worker.engine.batch import Batch, Scheduled
+from pdcluster_worker.engine.ports import (
+    BlocksSent,
+    Fenced,
+    KVMemory,
+    RowOutcome,
+    Sample,
+    SendEnded,
+    StepSeconds,
+    TransferEvent,
+)
+from pdcluster_worker.errors import RequestError
 
 SLOT_BYTES = 8
 
@@ -43,6 +53,7 @@ class FakeRunner:
     """A ModelRunner and KVMemory whose answers are worked out in this module's docstring.
 
     failing:    request id -> what `execute` raises while a batch holds that request.
+    failing_rows: request id -> what its row's outcome is.
     on_write:   called with the id of each block that a step writes.
     on_execute: called at each execution, e.g. to move a clock.
     executed:   (request id, number of tokens) of each batch, in order.
@@ -52,6 +63,8 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_bytes = block_size * SLOT_BYTES
         self.failing: dict[str, Exception] = {}
+        self.failing_rows: dict[str, RequestError] = {}
+        self.seconds = StepSeconds()
         self.on_write: Callable[[int], None] = lambda block_id: None
         self.on_execute: Callable[[], None] = lambda: None
         self.executed: list[list[tuple[str, int]]] = []
@@ -62,22 +75,22 @@ class FakeRunner:
         self._bytes = memoryview(bytearray(num_blocks * self.block_bytes))
         self._slots = self._bytes.cast("q")
 
-    def execute(self, batch: Batch) -> list[Sample | None]:
+    def execute(self, batch: Batch) -> list[RowOutcome]:
         """See ports.ModelRunner."""
         self.on_execute()
         self.executed.append([(item.request.request_id, item.num_tokens) for item in batch.items])
         for item in batch.items:
             if (error := self.failing.get(item.request.request_id)) is not None:
                 raise error
-        samples: list[Sample | None] = []
+        outcomes: list[RowOutcome] = []
         for item in batch.items:
             tokens, block_table = item.request.tokens, item.request.block_table
             assert item.num_tokens > 0, "a model computes at least one token"
             for position in range(item.start, item.end):
                 self.on_write(block_table[position // self._block_size])
                 self._slots[self._slot(block_table, position)] = _kv(tokens[position], position)
-            samples.append(Sample(self._next_token(block_table, item.end)) if item.samples else None)
-        return samples
+            outcomes.append(self._outcome(item))
+        return outcomes
 
     def forget(self, request_id: str) -> None:
         """See ports.ModelRunner."""
@@ -96,6 +109,11 @@ class FakeRunner:
             total += _kv(token, len(known))
             known.append(token)
         return known[len(tokens) :]
+
+    def _outcome(self, item: Scheduled) -> RowOutcome:
+        request = item.request
+        sample = Sample(self._next_token(request.block_table, item.end)) if item.samples else None
+        return self.failing_rows.get(request.request_id, sample)
 
     def _slot(self, block_table: list[int], position: int) -> int:
         return block_table[position // self._block_size] * self._block_size + position % self._block_size

@@ -4,6 +4,7 @@ OperatorError
 ├── InvalidObjectError    a PDCluster object is refused; carries every fault with its path, reason and fix
 ├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries every fault with its line, reason and fix
 ├── EtcdUnreachableError  no etcd endpoint answers
+├── IncompleteAnswerError a server that is measured answered with an error, or its answer ended early
 └── StartError            a cluster cannot start or go on here; carries the exit code (2 = the user's input, 1 = the rest)
 """
 
@@ -50,6 +51,10 @@ class InvalidTraceError(OperatorError):
 
 class EtcdUnreachableError(OperatorError):
     """No endpoint answered in time; the message names them all."""
+
+
+class IncompleteAnswerError(OperatorError):
+    """A server that is measured answered with an error, or ended before its answer did."""
 
 
 class StartError(OperatorError):

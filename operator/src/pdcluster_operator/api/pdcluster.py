@@ -135,6 +135,13 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _invariant_everywhere(self) -> Self:
+        if len({self.engine_of(name).batch_invariant for name in self.roles.present()}) > 1:
+            reason = "a remote prefill must give the same bits as a local one, but one role is batch-invariant and one is not"
+            raise rule(reason, "give both roles the same", at="roles.decode.engine.batchInvariant")
+        return self
+
+    @model_validator(mode="after")
     def _step_has_room_for_every_sequence(self) -> Self:
         for name in self.roles.present():
             engine = self.engine_of(name)

@@ -124,6 +124,7 @@ class EngineSpec(Section):
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
+    batch_invariant:       a request's bits do not depend on what else is computed, cached or not, here or remotely
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -138,6 +139,7 @@ class EngineSpec(Section):
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
+    batch_invariant: bool = False
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""

@@ -11,6 +11,7 @@ import typer
 
 from pdcluster_operator.api.errors import InvalidObjectError, StartError
 from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.cli.bench import app as bench
 from pdcluster_operator.cli.explaining import autoscale, plan_command, why_command
 from pdcluster_operator.cli.refusals import failed, load_file, refused
 from pdcluster_operator.cli.status import find_run, render_status
@@ -84,6 +85,7 @@ def validate_command(file: File) -> None:
 app.command("why")(why_command)
 app.command("plan")(plan_command)
 app.add_typer(autoscale, name="autoscale")
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

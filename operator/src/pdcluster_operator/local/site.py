@@ -42,6 +42,7 @@ def write_process(cluster: PDCluster, process: ProcessSpec, site: Site) -> Launc
             "POD_NAMESPACE": cluster.metadata.namespace,
             "POD_IP": LOOPBACK,
             "PYTHONUNBUFFERED": "1",
+            "PDCLUSTER_OWN_CORES": str(process.engine.threads if process.owns_cores else 0),
         },
     )
 

@@ -73,6 +73,9 @@ _ENGINE_TIME = tuple(
     for metric, word in (("prefill_seconds", "prefill"), ("decode_seconds", "decode"), ("engine_overhead_seconds", "overhead"))
 )
 
+_PHASE_TIME = _rate("engine_phase_seconds", f"{_BY}, phase", f"{_POOL} {{{{phase}}}}")
+_FAILED_ROWS = _rate("engine_failed_rows", "reason", "{{reason}}")
+
 _DEVICES = Query(f"count by ({_BY}, device, name) (pdcluster_engine_device_info{{$scope}})", f"{_POOL} {{{{device}}}} {{{{name}}}}")
 
 _USERS = (
@@ -126,6 +129,8 @@ _ENGINES = (
     Panel("Devices", "Workers by what their engines compute on.", "short", (_DEVICES,)),
     Panel("Engine dtype", "Workers by what they compute in, and whether their CPU does so natively.", "short", (_DTYPES,)),
     Panel("Engine time", "Seconds per second: on prefill, on decode, outside the model.", "percentunit", _ENGINE_TIME),
+    Panel("Time in the model", "Seconds per second: its inputs, the forward pass, sampling.", "percentunit", (_PHASE_TIME,)),
+    Panel("Requests that failed in the model", "Per second, by reason.", "short", (_FAILED_ROWS,)),
 )
 
 

@@ -18,7 +18,10 @@ MAX_PROCESSES = 64  # each loads the model anew; more is a slip of the pen rathe
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One worker process.  http_port 0 = any free port; gRPC and KV ports are always any free port."""
+    """One worker process.  http_port 0 = any free port; gRPC and KV ports are always any free port.
+
+    owns_cores: its threads have cores that no other worker's threads are planned on.
+    """
 
     name: str
     role: str
@@ -26,6 +29,7 @@ class ProcessSpec:
     ordinal: int
     engine: EngineSpec
     http_port: int
+    owns_cores: bool
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,17 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
     ]
     first_ingress = next(slot for slot in slots if slot[0] == cluster.spec.ingress_role)
     threads = max(1, cores // len(slots))
+    engines = {slot: _with_threads(cluster.spec.engine_of(slot[0]), threads) for slot in slots}
+    owns_cores = sum(engine.threads for engine in engines.values()) <= cores
     processes = {
         slot: ProcessSpec(
             name=process_name(cluster.metadata.name, slot[0], slot[1].name, slot[2]),
             role=slot[0],
             pool=slot[1],
             ordinal=slot[2],
-            engine=_with_threads(cluster.spec.engine_of(slot[0]), threads),
+            engine=engines[slot],
             http_port=port if slot == first_ingress else 0,
+            owns_cores=owns_cores,
         )
         for slot in slots
     }

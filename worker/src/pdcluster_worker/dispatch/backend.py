@@ -1,7 +1,6 @@
 """What the HTTP side sees of this worker, from before its engine has loaded until after it has died."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import EngineClient
 from pdcluster_worker.dispatch.node import Node
@@ -46,13 +45,11 @@ class WorkerBackend:
             return True
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
-    async def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
             raise RequestError(f"this worker is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
-        async with aclosing(self._node.ingress.generate(specs, prefill)) as tokens:
-            async for generated in tokens:
-                yield generated
+        return self._node.ingress.generate(specs, prefill)
 
     def abort(self, request_id: str) -> None:
         """End one choice early."""

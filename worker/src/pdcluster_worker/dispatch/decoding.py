@@ -49,15 +49,19 @@ class DecodeDispatcher:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
         mailbox = self._worker.engine.open(spec.request_id)
         self._num_queued += 1
-        started = False
+        started, token = False, None
         try:
-            async with aclosing(self._tokens(mailbox, spec, prefill)) as tokens:
-                async for generated in tokens:
+            async with aclosing(self._first_tokens(mailbox, spec, prefill)) as firsts:
+                async for generated in firsts:
                     if not started:
                         started = True
                         self._num_queued -= 1
                         self._num_decoding += 1
+                    token = generated.token
                     yield generated
+            while token is None or token.finish_reason is None:
+                token = await mailbox.token()
+                yield Generated(token)
         finally:
             if started:
                 self._num_decoding -= 1
@@ -65,7 +69,8 @@ class DecodeDispatcher:
                 self._num_queued -= 1
             self._worker.engine.close(mailbox)
 
-    async def _tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def _first_tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """The first token, and after a remote prefill the first that was decoded here."""
         started = False
         hashes = [] if prefill == "local" else self._hashes(spec)
         if prefill == "remote" or (prefill == "auto" and self._offloads(spec, hashes)):
@@ -78,14 +83,9 @@ class DecodeDispatcher:
         else:
             self._worker.engine.send(Submit(spec))
         if started:
-            token = await self._first_step(mailbox)
-            yield Generated(token)
+            yield Generated(await self._first_step(mailbox))
         else:
-            token = await mailbox.token()
-            yield Generated(token, "local")
-        while token.finish_reason is None:
-            token = await mailbox.token()
-            yield Generated(token)
+            yield Generated(await mailbox.token(), "local")
 
     def _hashes(self, spec: RequestSpec) -> list[bytes]:
         """Block hashes of all tokens known so far, as the engines of both roles compute them."""

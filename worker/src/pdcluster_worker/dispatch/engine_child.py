@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
+from pdcluster_worker.dispatch.pair_socket import PairSocket
 from pdcluster_worker.engine.messages import Stop
 
 logger = logging.getLogger(__name__)
@@ -28,13 +30,14 @@ class EngineChild:
     exit_status: of the process, when it has ended; killed: done when `kill` was called.
     """
 
-    def __init__(self, config_path: Path) -> None:
+    def __init__(self, config_path: Path, environment: Mapping[str, str]) -> None:
+        """environment: of the process, over this one's."""
         self._config_path = config_path
+        self._environment = {**os.environ, **environment}
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")  # 0700: the socket is ours alone
-        self._context = zmq.asyncio.Context(io_threads=1)
-        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
+        self._context = zmq.Context(io_threads=1)
         self._address = f"ipc://{self._folder.name}/engine"
+        self._socket = PairSocket(self._context, self._address)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[object]] = []
         self.client = EngineClient(self._socket)
@@ -43,10 +46,10 @@ class EngineChild:
 
     async def start(self, dtype: str) -> None:
         """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
-        self._socket.bind(self._address)
+        self._socket.bind()
         arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype)
         command = (sys.executable, "-m", "pdcluster_worker", *arguments)
-        self._process = await asyncio.create_subprocess_exec(*command)
+        self._process = await asyncio.create_subprocess_exec(*command, env=self._environment)
         self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
 
     def kill(self, reason: str) -> None:
@@ -73,7 +76,7 @@ class EngineChild:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close(linger=0)
+        self._socket.close()
         self._context.term()
         self._folder.cleanup()
 

@@ -9,6 +9,7 @@ the messages mean for a request is `dispatch.decoding`'s and `dispatch.prefillin
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -63,12 +64,13 @@ class EngineStalledError(RequestError):
 
 
 class Mailbox:
-    """What the engine says about one request, in order."""
+    """What the engine says about one request, in order, for one reader at a time."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.ended = False  # the engine holds nothing of this request any more
-        self._queue: asyncio.Queue[RequestOutput | RequestError] = asyncio.Queue()
+        self._items: deque[RequestOutput | RequestError] = deque()
+        self._arrival: asyncio.Future[None] | None = None  # what the one reader waits for
 
     def put(self, item: RequestOutput | RequestError) -> None:
         """Deliver; `ended` follows from what the item says."""
@@ -77,7 +79,9 @@ class Mailbox:
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
             # An engine that stands still holds the request, and would go on with it.
             self.ended = not isinstance(item, EngineStalledError)
-        self._queue.put_nowait(item)
+        self._items.append(item)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     async def get(self) -> RequestOutput:
         """Wait for the next output.
@@ -85,7 +89,10 @@ class Mailbox:
         Raises RequestError when the request failed in the engine, EngineDiedError or
         EngineStalledError when the engine did.
         """
-        item = await self._queue.get()
+        while not self._items:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        item = self._items.popleft()
         if isinstance(item, RequestError):
             raise item
         return item

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Container
 from contextlib import aclosing
 from functools import partial
 
-from pdcluster_worker.dispatch.choices import Choices
+from pdcluster_worker.dispatch.choices import Choices, Stream
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.worker import Worker
@@ -57,18 +57,30 @@ class Ingress:
             others: PrefillMode = "local" if prefill == "remote" else prefill
             run = self._run_here if peer is None else partial(self._relay, peer, may_run_here)
             streams = {spec.request_id: run(spec, others if index else prefill) for index, spec in enumerate(specs)}
-            choices = Choices(streams)
-            self._choices.update(dict.fromkeys(streams, choices))
-            try:
-                async with aclosing(choices.tokens()) as tokens:
-                    async for generated in tokens:
-                        yield generated
-            finally:
-                for request_id in streams:
-                    del self._choices[request_id]
+            async with aclosing(self._together(streams)) as tokens:
+                async for generated in tokens:
+                    yield generated
+
+    def _together(self, streams: dict[str, Stream]) -> Stream:
+        """One stream of all choices; of a lone one its own, which costs neither a task nor a queue."""
+        if len(streams) == 1:
+            (stream,) = streams.values()
+            return stream
+        return self._abortable(streams)
+
+    async def _abortable(self, streams: dict[str, Stream]) -> Stream:
+        choices = Choices(streams)
+        self._choices.update(dict.fromkeys(streams, choices))
+        try:
+            async with aclosing(choices.tokens()) as tokens:
+                async for generated in tokens:
+                    yield generated
+        finally:
+            for request_id in streams:
+                del self._choices[request_id]
 
     def abort(self, request_id: str) -> None:
-        """End one choice early; unknown and ended ids are a no-op."""
+        """End one of several choices early; unknown and ended ids are a no-op, and so is a lone choice."""
         if (choices := self._choices.get(request_id)) is not None:
             choices.abort(request_id)
 

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from pdcluster_worker.engine.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(msgspec.Struct, frozen=True):
     """`num_tokens` tokens of one request, from `request.num_computed_tokens` on, whose blocks are allocated."""
 
     request: Request
@@ -25,7 +26,8 @@ class Scheduled:
     @property
     def samples(self) -> bool:
         """Whether a token is sampled after this step: all known tokens are then computed."""
-        return self.end == self.request.num_tokens
+        request = self.request
+        return request.num_computed_tokens + self.num_tokens == len(request.tokens)
 
 
 @dataclass(frozen=True, slots=True)

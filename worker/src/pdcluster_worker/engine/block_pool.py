@@ -11,7 +11,7 @@ block.  Which request holds what is the caller's knowledge (`engine.block_table`
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from pdcluster_worker.engine.prefix_cache import PrefixCache
@@ -36,6 +36,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.num_moves = 0  # times that a block was taken, shared, hashed or let go
         self.prefix_cache = PrefixCache()
         self._states = bytearray(num_blocks)
         self._ref_counts = [0] * num_blocks
@@ -73,12 +74,14 @@ class BlockPool:
                 self._move(block_id, BlockState.CACHED, BlockState.IN_USE)
             assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} acquired while {self.state(block_id).name}"
             self._ref_counts[block_id] += 1
+            self.num_moves += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Drop one holder of each, last first; a block without holders becomes free, or cached when it has a hash."""
         for block_id in reversed(block_ids):
             assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} released while {self.state(block_id).name}"
             self._ref_counts[block_id] -= 1
+            self.num_moves += 1
             if self._ref_counts[block_id] > 0:
                 continue
             if block_id in self.prefix_cache:
@@ -91,6 +94,7 @@ class BlockPool:
     def cache(self, block_id: int, block_hash: bytes) -> None:
         """Make a full, computed block findable by its hash."""
         assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} hashed while {self.state(block_id).name}"
+        self.num_moves += 1
         self.prefix_cache.insert(block_id, block_hash)
 
     def start_receiving(self, block_ids: Iterable[int]) -> None:
@@ -119,18 +123,36 @@ class BlockPool:
 
     def check(self) -> None:
         """Assert that the states sum to the total and that every structure agrees with them; O(num_blocks)."""
-        self.prefix_cache.check()
+        self.check_totals()
+        for block_id in range(self.num_blocks):
+            self._check_block(block_id, self.state(block_id))
+        self.check_free(range(len(self._free)), bytearray(self.num_blocks))
+
+    def check_totals(self) -> None:
+        """The part of `check` that looks at no block by itself."""
+        self.prefix_cache.check_totals()
         assert sum(self._counts) == self.num_blocks, f"states {self.counts()} do not sum to {self.num_blocks}"
         for state in BlockState:
             assert self._states.count(state) == self._counts[state], f"{state.name} is counted wrong"
-        assert len(self._free) == len(set(self._free)) == self._counts[BlockState.FREE], "the free stack has doubles or strays"
+        assert len(self._free) == self._counts[BlockState.FREE], "the free stack has strays"
         assert len(self._cached) == self._counts[BlockState.CACHED], "the cached queue has strays"
-        for block_id in range(self.num_blocks):
+
+    def check_blocks(self, block_ids: range, held: Mapping[int, int]) -> None:
+        """Assert of these blocks that every structure agrees on them, and that their references are `held`, 0 where it has none."""
+        for block_id in block_ids:
             self._check_block(block_id, self.state(block_id))
-        assert all(self._states[block_id] == BlockState.FREE for block_id in self._free), "a block on the free stack is not free"
+            found, expected = self._ref_counts[block_id], held.get(block_id, 0)
+            assert found == expected, f"block {block_id} has {found} references, {expected} holders are known"
+
+    def check_free(self, positions: range, seen: bytearray) -> None:
+        """Assert of this part of the free stack that its blocks are free, each once.  seen: [num_blocks], of the parts before."""
+        for block_id in self._free[positions.start : positions.stop]:
+            assert self._states[block_id] == BlockState.FREE, "a block on the free stack is not free"
+            assert not seen[block_id], "the free stack has doubles"
+            seen[block_id] = 1
 
     def _check_block(self, block_id: int, state: BlockState) -> None:
-        ref_count, hashed = self._ref_counts[block_id], block_id in self.prefix_cache
+        ref_count, hashed = self._ref_counts[block_id], self.prefix_cache.check_block(block_id)
         assert (block_id in self._cached) == (state is BlockState.CACHED), f"block {block_id} is {state.name} in the wrong queue"
         if state is BlockState.IN_USE:
             assert ref_count > 0, f"block {block_id} is in use by nobody"
@@ -154,3 +176,4 @@ class BlockPool:
         self._states[block_id] = new
         self._counts[old] -= 1
         self._counts[new] += 1
+        self.num_moves += 1

@@ -62,18 +62,20 @@ class BlockTables:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Extend the table to `num_tokens`; False, with nothing taken, when blocks are short."""
+        if num_tokens <= len(request.block_table) * self._block_size:
+            return True
         missing = self.num_blocks(num_tokens) - len(request.block_table)
         if missing > self.pool.num_available:
             return False
-        if missing > 0:
-            request.block_table += self.pool.allocate(missing)
+        request.block_table += self.pool.allocate(missing)
         return True
 
     def advance(self, request: Request, num_tokens: int) -> None:
         """`num_tokens` more have their KV: hash the blocks that they fill."""
-        first = request.num_computed_tokens // self._block_size
-        request.num_computed_tokens += num_tokens
-        last = request.num_computed_tokens // self._block_size
+        computed = request.num_computed_tokens
+        first = computed // self._block_size
+        request.num_computed_tokens = computed + num_tokens
+        last = (computed + num_tokens) // self._block_size
         if not self._prefix_caching or first == last:
             return
         request.extend_hashes(self._block_size)

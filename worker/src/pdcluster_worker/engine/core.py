@@ -17,6 +17,7 @@ from pdcluster_worker.engine.acceptance import refusal
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
+from pdcluster_worker.engine.checking import PoolWalk
 from pdcluster_worker.engine.execution import Executor
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestFailed, RequestSpec, Target, Token
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
@@ -25,8 +26,9 @@ from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, Scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepWork
+from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepTimes, StepWork
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
+from pdcluster_worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ STATS_INTERVAL_SECONDS = 0.1
 """While the engine works, statistics go out at most this often."""
 
 CHECK_INTERVALS = 100
-"""Time between two self-checks of the pool, as a multiple of what the last one took."""
+"""Time between two turns of the pool's self-check, as a multiple of what the last one took."""
 
 
 def _random_epoch() -> bytes:
@@ -71,6 +73,7 @@ class EngineCore:
         self._reported_seconds = clock()
         self._num_overdue = 0
         self._num_inputs = 0
+        self._walk = PoolWalk(self.pool, self._holders)
         self._next_check_seconds = clock()
 
     @property
@@ -84,8 +87,16 @@ class EngineCore:
         return self._counters.num_steps
 
     def next_wake_seconds(self) -> float | None:
-        """In how many seconds a step is due though nothing happens, to report an overdue fence; None when never."""
-        return self._receiver.next_overdue_seconds(self._clock())
+        """In how many seconds a turn is due though nothing happens; None when never.
+
+        To report an overdue fence, or to go on with the check of the pool.
+        """
+        now = self._clock()
+        overdue = self._receiver.next_overdue_seconds(now)
+        if self.has_work or not self._walk.is_due:
+            return overdue
+        check = max(0.0, self._next_check_seconds - now)
+        return check if overdue is None else min(check, overdue)
 
     def handle(self, message: EngineInput) -> None:
         """Take one message; what it causes to be said comes out of the next `step`.
@@ -128,22 +139,27 @@ class EngineCore:
     def check_when_idle(self) -> None:
         """Let the pool check itself if no step is due; for after a step's output is sent.
 
-        A check walks all blocks, so the next one is put off until it costs at most a hundredth of the time.
+        A slice of it a turn, and the next one is put off until it costs at most a hundredth of the time.
         """
         now = self._clock()
-        if not self.has_work and now >= self._next_check_seconds:
-            self.check()
+        if not self.has_work and self._walk.is_due and now >= self._next_check_seconds:
+            self._check_receiving()
+            self._walk.turn()
             self._next_check_seconds = now + CHECK_INTERVALS * (self._clock() - now)
 
     def check(self) -> None:
         """Assert that the pool is whole and that its references are exactly those of live requests and sends; O(num_blocks)."""
         self.pool.check()
+        self.pool.check_blocks(range(self.pool.num_blocks), self._holders())
+        self._check_receiving()
+
+    def _holders(self) -> Counter[int]:
         held = Counter(self._sender.held())
         for request in self._requests.values():
             held.update(request.block_table)
-        for block_id in range(self.pool.num_blocks):
-            found, expected = self.pool.ref_count(block_id), held[block_id]
-            assert found == expected, f"block {block_id} has {found} references, {expected} holders are known"
+        return held
+
+    def _check_receiving(self) -> None:
         assert len(self._receiver.targets()) == self.pool.counts()["receiving"], "a receiving block belongs to no live request"
 
     # --- messages -----------------------------------------------------------------------------
@@ -277,7 +293,8 @@ class EngineCore:
         if tokens:
             self._outbox.append(messages.Tokens(tokens))
         self._changed = True
-        self._counters.count_step(work, self._clock() - started, now - model_started, len(tokens))
+        times = StepTimes(self._clock() - started, now - model_started, self._executor.seconds)
+        self._counters.count_step(work, times, len(tokens))
 
     def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
         request.tokens.append(sample.token_id)
@@ -306,7 +323,8 @@ class EngineCore:
             self._sender.write_full(request, request.target, now)
 
     def _fail(self, request: Request, error: Exception) -> None:
-        self._outbox.append(RequestFailed(request.request_id, f"the model failed on this request: {type(error).__name__}: {error}"))
+        why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+        self._outbox.append(RequestFailed(request.request_id, f"the model failed on this request: {why}"))
         self._end(request)
 
     # --- ends ---------------------------------------------------------------------------------
@@ -364,4 +382,5 @@ class EngineCore:
             bytes_received=receiver.num_bytes,
             num_transfers=self._sender.num_transfers + receiver.num_transfers,
             num_inputs=self._num_inputs,
+            failed_rows=dict(self._executor.num_failed),
         )

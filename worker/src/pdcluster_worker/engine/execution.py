@@ -1,15 +1,17 @@
 """Runs a batch so that one bad request fails alone.
 
-Guarantees that when the runner raises, each item is tried once by itself and
-only those that raise again are failed; that an engine which fails whole
-batches in a row is given up (EngineBrokenError).  What a failed request holds is
-`engine.core`'s to release.
+A row that fails by itself is an outcome like any other.  Guarantees that when
+the runner raises, each item is tried once by itself and only those that raise
+again are failed; that an engine which fails whole batches in a row is given up
+(EngineBrokenError).  What a failed request holds is `engine.core`'s to release.
 """
 
 import logging
+from collections import Counter
 
 from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.ports import ModelRunner, Sample
+from pdcluster_worker.engine.ports import ROW_FAILURES, ModelRunner, Sample, StepSeconds
+from pdcluster_worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +27,31 @@ Outcome = Sample | Exception | None
 """Of one item: its token, None when it does not reach the end of its known tokens, or why it failed."""
 
 
+RAISED = "raised"
+"""Reason of an item whose forward pass raised."""
+
+_OWN_FAULTS = ("no_token_left", "unknown_token_ids")
+"""Reasons that lie in the request: they say nothing of the device or the model."""
+
+
 class Executor:
-    """A runner and the memory of its recent failures."""
+    """A runner and the memory of its failures.
+
+    seconds:    what the runner spent on the last batch, retries of its items included.
+    num_failed: items that failed since the start, by reason (`ports.RowFailure` and `RAISED`).
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
+        self.seconds = StepSeconds()
+        self.num_failed: Counter[str] = Counter()
         self._runner = runner
         self._num_failed_steps = 0
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """One outcome per item, in order.  Raises EngineBrokenError after MAX_FAILED_STEPS failed batches in a row."""
+        self.seconds = StepSeconds()
         try:
-            outcomes: list[Outcome] = list(self._runner.execute(batch))
+            outcomes = self._run(batch)
         except Exception as e:
             logger.exception("model step failed items=%d", len(batch.items))
             outcomes = [e] if len(batch.items) == 1 else self._execute_each(batch)
@@ -43,11 +59,16 @@ class Executor:
         self._count(outcomes)
         return outcomes
 
+    def _run(self, batch: Batch) -> list[Outcome]:
+        outcomes: list[Outcome] = list(self._runner.execute(batch))
+        self.seconds += self._runner.seconds
+        return outcomes
+
     def _execute_each(self, batch: Batch) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for item in batch.items:
             try:
-                outcomes += self._runner.execute(Batch((item,)))
+                outcomes += self._run(Batch((item,)))
             except Exception as e:
                 logger.warning("model failed request=%s: %r", item.request.request_id, e)
                 outcomes.append(e)
@@ -55,12 +76,24 @@ class Executor:
 
     def _count(self, outcomes: list[Outcome]) -> None:
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        reasons = [_reason(failure) for failure in failures]
+        self.num_failed.update(reasons)
         if len(failures) < len(outcomes):
             self._num_failed_steps = 0
-        elif len(failures) >= 2 and len({type(failure) for failure in failures}) == 1:
-            # A lone item tells nothing: it may be the request's fault, so it neither counts nor clears the count.
+        elif len(failures) >= 2 and _are_alike(failures) and reasons[0] not in _OWN_FAULTS:
+            # A lone item tells nothing: it may be the request's fault, so it neither counts nor
+            # clears the count; nor does a batch of requests that are all at fault.
             self._num_failed_steps += 1
             if self._num_failed_steps >= MAX_FAILED_STEPS:
                 raise EngineBrokenError(
                     f"{self._num_failed_steps} model steps in a row failed for every request: {failures[-1]!r}"
                 ) from failures[-1]
+
+
+def _reason(error: Exception) -> str:
+    code = error.code if isinstance(error, RequestError) else None
+    return code if code in ROW_FAILURES else RAISED
+
+
+def _are_alike(failures: list[Exception]) -> bool:
+    return len({(type(failure), _reason(failure)) for failure in failures}) == 1

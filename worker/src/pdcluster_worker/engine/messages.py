@@ -39,10 +39,14 @@ class Device(msgspec.Struct, frozen=True):
 
     kind: cpu or cuda
     name: of the processor or the accelerator, as it names itself
+    operations: what the model is computed by, such as "cpu avx512_bf16"; empty until it has loaded
+    model_code: whose code computes the layers, decoder or transformers; empty likewise
     """
 
     kind: str
     name: str
+    operations: str = ""
+    model_code: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -282,6 +286,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     bytes_received: int
     num_transfers: int  # either way: not yet acknowledged, ended or fenced
     num_inputs: int  # messages taken since the start: what was sent after that many is not in this report
+    inputs_seconds: float = 0.0  # parts of busy_seconds inside the model: making its inputs,
+    forward_seconds: float = 0.0  # the forward pass,
+    sample_seconds: float = 0.0  # and sampling
+    failed_rows: dict[str, int] = {}  # items of batches that failed, by reason
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

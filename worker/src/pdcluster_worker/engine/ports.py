@@ -7,13 +7,15 @@ a peer; what happens later comes back through `Transport.poll`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol, get_args
+
+import msgspec
 
 from pdcluster_worker.engine.batch import Batch
+from pdcluster_worker.errors import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """The token chosen after the last scheduled position of one request."""
 
     token_id: int
@@ -21,16 +23,59 @@ class Sample:
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
+RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids"]
+"""Why one row of a batch has no token.
+
+not_finite:        its logits are NaN or infinite.
+no_token_left:     its sampling excludes every token.
+unknown_token_ids: its sampling names tokens that the model has not.
+"""
+
+ROW_FAILURES: tuple[RowFailure, ...] = get_args(RowFailure)
+
+
+def failed_row(reason: RowFailure, message: str) -> RequestError:
+    """The entry of a row that failed; the message names the cause and the fix."""
+    return RequestError(message, status=500 if reason == "not_finite" else 400, code=reason)
+
+
+RowOutcome = Sample | RequestError | None
+"""Of one item: its token, why it failed, or None where its known tokens are not all computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where the time of one `ModelRunner.execute` went: making inputs, the forward pass, sampling."""
+
+    inputs: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+
+    def __add__(self, other: "StepSeconds") -> "StepSeconds":
+        return StepSeconds(
+            self.inputs + other.inputs,
+            self.forward + other.forward,
+            self.sample + other.sample,
+        )
+
+
 class ModelRunner(Protocol):
     """Runs one step of the model over the paged KV cache that it owns."""
 
-    def execute(self, batch: Batch) -> list[Sample | None]:
+    @property
+    def seconds(self) -> StepSeconds:
+        """Of the last `execute` that returned."""
+        ...
+
+    def execute(self, batch: Batch) -> Sequence[RowOutcome]:
         """Compute the scheduled tokens and write their KV; one entry per item of the batch, in order.
 
         An entry is a Sample when the item reaches the end of its known tokens
-        (`item.samples`), else None.  Running the same items again gives the same
-        result (writes are idempotent), so a failed batch may be retried in parts.
-        Raises whatever the model raises; the core isolates the request at fault.
+        (`item.samples`), else None.  Where a row fails by itself its entry is the
+        error (`failed_row`), and the other rows are as if it were not there.
+        Running the same items again gives the same result (writes are idempotent),
+        so a failed batch may be retried in parts.  Raises whatever a forward pass
+        raises; the core isolates the request at fault.
         """
         ...
 

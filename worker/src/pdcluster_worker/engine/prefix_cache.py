@@ -61,9 +61,21 @@ class PrefixCache:
 
     def check(self) -> None:
         """Assert that the two maps are each other's inverse."""
+        self.check_totals()
+        for block_id in self._hashes:
+            self.check_block(block_id)
+
+    def check_totals(self) -> None:
+        """The part of `check` that looks at no block."""
         assert len(self._hashes) == len(self._block_ids), "prefix cache maps differ in length"
-        for block_id, block_hash in self._hashes.items():
-            assert self._block_ids.get(block_hash) == block_id, f"block {block_id} and its hash disagree"
+
+    def check_block(self, block_id: int) -> bool:
+        """The part of `check` that is about one block; whether it has a hash."""
+        block_hash = self._hashes.get(block_id)
+        if block_hash is None:
+            return False
+        assert self._block_ids.get(block_hash) == block_id, f"block {block_id} and its hash disagree"
+        return True
 
 
 def _note(block_hash: bytes, changes: dict[bytes, None], opposite: dict[bytes, None]) -> None:

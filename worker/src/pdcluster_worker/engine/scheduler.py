@@ -50,7 +50,7 @@ class Schedule:
 
     def add(self, request: Request) -> None:
         """Spend budget on as many of the request's tokens as it allows."""
-        num_tokens = min(request.num_tokens - request.num_computed_tokens, self.budget)
+        num_tokens = min(len(request.tokens) - request.num_computed_tokens, self.budget)
         self.items[request] = Scheduled(request, num_tokens)
         self.budget -= num_tokens
 
@@ -108,7 +108,7 @@ class Scheduler:
         """Plan the next step; every scheduled token has its block when this returns."""
         step = Schedule(self._settings.max_batched_tokens)
         self._seat_ready(step)
-        for request in sorted(self.running, key=_is_prefill):
+        for request in _decodes_first(self.running):
             if step.budget == 0:
                 break
             if request.status is Status.RUNNING:
@@ -127,7 +127,7 @@ class Scheduler:
         step.seated.append(request)
 
     def _schedule_running(self, request: Request, step: Schedule) -> None:
-        end = request.num_computed_tokens + min(_num_uncomputed(request), step.budget)
+        end = min(len(request.tokens), request.num_computed_tokens + step.budget)
         while not self._tables.grow(request, end):
             if (reason := too_large(request.num_tokens, self._settings)) is not None:
                 self._fail(request, reason, step)
@@ -181,11 +181,15 @@ def _num_uncomputed(request: Request) -> int:
 
 
 def _is_decode(request: Request) -> bool:
-    return request.num_output_tokens > 0 and _num_uncomputed(request) == 1
+    num_tokens = len(request.tokens)
+    return num_tokens > request.num_prompt_tokens and num_tokens - request.num_computed_tokens == 1
 
 
-def _is_prefill(request: Request) -> bool:
-    return not _is_decode(request)
+def _decodes_first(requests: list[Request]) -> list[Request]:
+    decodes = [request for request in requests if _is_decode(request)]
+    if len(decodes) == len(requests):
+        return decodes
+    return [*decodes, *(request for request in requests if not _is_decode(request))]
 
 
 def _running_order(request: Request) -> tuple[int, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.messages import EngineStats
+from pdcluster_worker.engine.ports import StepSeconds
 from pdcluster_worker.engine.request import Request
 
 
@@ -30,9 +31,12 @@ class StepWork:
         """Count the tokens of a batch that has not run yet."""
         num_tokens = num_decode = num_prompt = 0
         for item in batch.items:
-            num_tokens += item.num_tokens
-            num_decode += item.num_tokens == 1 and item.start >= item.request.num_prompt_tokens
-            num_prompt += max(0, min(item.end, item.request.num_prompt_tokens) - item.start)
+            count, start, prompt = item.num_tokens, item.request.num_computed_tokens, item.request.num_prompt_tokens
+            num_tokens += count
+            if start < prompt:
+                num_prompt += min(count, prompt - start)
+            elif count == 1:
+                num_decode += 1
         return cls(num_tokens, num_decode, num_prompt)
 
     @property
@@ -59,6 +63,16 @@ class Gauges:
     bytes_received: int
     num_transfers: int
     num_inputs: int
+    failed_rows: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step, and of its part inside the runner: in all, and by phase."""
+
+    step: float
+    model: float
+    phases: StepSeconds
 
 
 @dataclass(slots=True)
@@ -70,6 +84,7 @@ class Counters:
     overhead_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    phases: StepSeconds = field(default_factory=StepSeconds)
     prompt_tokens: int = 0
     prefill_tokens: int = 0
     generation_tokens: int = 0
@@ -84,17 +99,18 @@ class Counters:
         self.prefix_query_tokens += request.num_tokens
         self.prefix_hit_tokens += request.num_cached_tokens
 
-    def count_step(self, work: StepWork, step_seconds: float, model_seconds: float, num_sampled: int) -> None:
-        """A step ran the model; model_seconds is the part of step_seconds inside the runner."""
-        decode_seconds = step_seconds * work.num_decode_tokens / work.num_tokens
+    def count_step(self, work: StepWork, times: StepTimes, num_sampled: int) -> None:
+        """A step ran the model."""
+        decode_seconds = times.step * work.num_decode_tokens / work.num_tokens
         self.num_steps += 1
-        self.busy_seconds += step_seconds
-        self.overhead_seconds += step_seconds - model_seconds
+        self.busy_seconds += times.step
+        self.overhead_seconds += times.step - times.model
+        self.phases += times.phases
         self.decode_seconds += decode_seconds
-        self.prefill_seconds += step_seconds - decode_seconds
+        self.prefill_seconds += times.step - decode_seconds
         self.prefill_tokens += work.num_prompt_tokens
         self.generation_tokens += num_sampled
-        self.steps.append((work.kind, step_seconds))
+        self.steps.append((work.kind, times.step))
 
     def report(self, gauges: Gauges) -> EngineStats:
         """The message for the server; the list of steps starts anew."""
@@ -123,6 +139,10 @@ class Counters:
             bytes_received=gauges.bytes_received,
             num_transfers=gauges.num_transfers,
             num_inputs=gauges.num_inputs,
+            inputs_seconds=self.phases.inputs,
+            forward_seconds=self.phases.forward,
+            sample_seconds=self.phases.sample,
+            failed_rows=gauges.failed_rows,
         )
 
 

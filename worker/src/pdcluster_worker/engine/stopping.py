@@ -17,11 +17,10 @@ class Finish:
 def check_stop(request: Request, max_model_len: int) -> Finish | None:
     """Whether the last token ends the request: end of sequence, then stop ids (neither before min_tokens), then length."""
     sampling, last = request.sampling, request.tokens[-1]
-    if request.num_output_tokens >= sampling.min_tokens:
-        if not sampling.ignore_eos and last in sampling.eos_token_ids:
-            return Finish("stop")
-        if last in sampling.stop_token_ids:
-            return Finish("stop", stop_reason=last)
+    if not sampling.ignore_eos and last in sampling.eos_token_ids and request.num_output_tokens >= sampling.min_tokens:
+        return Finish("stop")
+    if last in sampling.stop_token_ids and request.num_output_tokens >= sampling.min_tokens:
+        return Finish("stop", stop_reason=last)
     if ends_by_length(request, max_model_len, num_more=0):
         return Finish("length")
     return None
@@ -29,5 +28,5 @@ def check_stop(request: Request, max_model_len: int) -> Finish | None:
 
 def ends_by_length(request: Request, max_model_len: int, num_more: int) -> bool:
     """Whether the request is at its length limit once it has `num_more` further tokens, whatever they are."""
-    longest = request.num_tokens + num_more >= max_model_len
-    return longest or request.num_output_tokens + num_more >= request.sampling.max_tokens
+    num_tokens = len(request.tokens) + num_more
+    return num_tokens >= max_model_len or num_tokens - request.num_prompt_tokens >= request.sampling.max_tokens

@@ -55,13 +55,13 @@ class Decoder:
 
     def __init__(self, operations: Operations, weights: DecoderWeights, query_width: int) -> None:
         """query_width: query heads times head size."""
-        self._operations = operations
+        self.operations = operations
         self._weights = weights
         self._query_width = query_width
 
     def logits(self, plan: StepPlan) -> Tensor:
         """See `Forward`."""
-        ops, weights = self._operations, self._weights
+        ops, weights = self.operations, self._weights
         rotation = Rotation(weights.cosine[plan.positions], weights.sine[plan.positions])
         hidden = self._embed(plan.token_ids)
         x: Tensor | None = None
@@ -78,7 +78,7 @@ class Decoder:
 
     def warm_up(self, num_rows: int) -> None:
         """See `Forward`: one layer's products stand for all."""
-        ops, layer = self._operations, self._weights.layers[0]
+        ops, layer = self.operations, self._weights.layers[0]
         hidden = self._weights.embedding[:1].repeat(num_rows, 1)
         qkv = ops.linear(hidden, layer.qkv)
         ops.linear(qkv[:, : self._query_width].contiguous(), layer.out)

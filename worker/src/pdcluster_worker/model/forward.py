@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pdcluster_worker.model.ops.operations import Operations
 from pdcluster_worker.model.step_plan import StepPlan
 
 
@@ -12,6 +13,9 @@ class Forward(Protocol):
 
     code: str
     """Whose code computes the layers, for the log and /version: "decoder" or "transformers"."""
+
+    operations: Operations
+    """That it computes by."""
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Compute one step and store its keys and values.  Returns [R, vocab_size] float32, a row for each of `plan.sample_at`."""

@@ -19,8 +19,8 @@ class Generic:
     code = "transformers"
 
     def __init__(self, module: Any, operations: Operations) -> None:
+        self.operations = operations
         self._module = module
-        self._operations = operations
 
     def logits(self, plan: StepPlan) -> Tensor:
         """See `Forward`."""
@@ -30,7 +30,7 @@ class Generic:
             position_ids=plan.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=plan.sample_at,
-            attend=PlannedAttention(plan, self._operations),
+            attend=PlannedAttention(plan, self.operations),
         )
         logits: Tensor = out.logits[0].float()
         return logits

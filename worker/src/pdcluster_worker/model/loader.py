@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import torch
 
+from pdcluster_worker.cpu_limit import available_threads
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model import attention
-from pdcluster_worker.model.cpu_limit import available_threads
 from pdcluster_worker.model.fingerprint import fingerprint
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.probe import probe

@@ -1,50 +1,77 @@
-"""Token counts of running requests, and the logits that penalties, bans and biases leave.
+"""What requests change in their logits: penalties, then biases, then bans, at the few tokens concerned.
 
 Counts are kept per request and moved forward by the tokens that are new since
 the last step; they are rebuilt from `request.tokens` whenever they do not fit
-them, so dropping them at any time is safe.
+them, so dropping them at any time is safe.  A batch's changes are made together,
+in place (`model.edits`): a request with 300 tokens changes at most that many logits.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from pdcluster_worker.engine.messages import Sampling
+from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.model.edits import Edits, Penalties
+
+FIRST_ROOM = 256
+"""Distinct tokens that fit a request's counts at first; when they do not, the room doubles."""
 
 
 @dataclass(slots=True)
 class TokenCounts:
-    """What one request has seen and said.
+    """The distinct tokens that one request is penalised for, in the order in which they came.
 
-    seen: [vocab_size] bool, tokens of prompt or output.  said: [vocab_size] float, times in the output.
-    num_counted: tokens of the request that are in them; last: the last of these.
+    first:       place in `request.tokens` from which on they are counted: its prompt matters to
+                 the repetition penalty alone.
+    num_counted: tokens of the request that are in them, or before `first`; last: the last of these.
     """
 
-    seen: Tensor
-    said: Tensor
+    first: int
     num_counted: int = 0
     last: int = -1
+    _ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(FIRST_ROOM, dtype=np.int64))
+    _said: NDArray[np.float32] = field(default_factory=lambda: np.zeros(FIRST_ROOM, np.float32))
+    _place: dict[int, int] = field(default_factory=dict)
 
-    @classmethod
-    def empty(cls, vocab_size: int) -> "TokenCounts":
-        """Nothing counted."""
-        return cls(torch.zeros(vocab_size, dtype=torch.bool), torch.zeros(vocab_size))
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """[N] token ids, each once."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def said(self) -> NDArray[np.float32]:
+        """[N] times that each is in the output."""
+        return self._said[: len(self._place)]
 
     def follows(self, request: Request) -> bool:
-        """Whether the request's tokens begin with what is counted, as far as its length and last token tell."""
+        """Whether the request's tokens begin with those counted, by its length and their last."""
         if self.num_counted == 0:
             return True
-        return self.num_counted <= request.num_tokens and request.tokens[self.num_counted - 1] == self.last
+        is_long_enough = self.num_counted <= request.num_tokens
+        return is_long_enough and request.tokens[self.num_counted - 1] == self.last
 
     def extend(self, request: Request) -> None:
         """Count the request's tokens from `num_counted` on."""
-        fresh = torch.tensor(request.tokens[self.num_counted :], dtype=torch.long)
-        output = torch.tensor(request.tokens[max(self.num_counted, request.num_prompt_tokens) :], dtype=torch.long)
-        self.seen[fresh] = True
-        self.said.index_add_(0, output, torch.ones(len(output)))
+        start = max(self.num_counted, self.first)
+        self._add(request.tokens[start:])
+        for token_id in request.tokens[max(start, request.num_prompt_tokens) :]:
+            self._said[self._place[token_id]] += 1
         self.num_counted, self.last = request.num_tokens, request.tokens[-1]
+
+    def _add(self, token_ids: list[int]) -> None:
+        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._place]
+        before, after = len(self._place), len(self._place) + len(new)
+        if after > len(self._ids):
+            # Fresh memory: a step's edits may still look at the old one.
+            self._ids = np.concatenate([self._ids, np.empty(after, dtype=np.int64)])
+            self._said = np.concatenate([self._said, np.zeros(after, dtype=np.float32)])
+        self._ids[before:after] = new
+        self._place.update(zip(new, range(before, after), strict=True))
 
 
 class PenaltyState:
@@ -58,7 +85,9 @@ class PenaltyState:
         """Up-to-date counts of this request."""
         counts = self._counts.get(request.request_id)
         if counts is None or not counts.follows(request):
-            counts = self._counts[request.request_id] = TokenCounts.empty(self._vocab_size)
+            is_prompt_seen = request.sampling.repetition_penalty != 1.0
+            counts = TokenCounts(0 if is_prompt_seen else request.num_prompt_tokens)
+            self._counts[request.request_id] = counts
         counts.extend(request)
         return counts
 
@@ -66,10 +95,44 @@ class PenaltyState:
         """Drop the request's counts; unknown ids are a no-op."""
         self._counts.pop(request_id, None)
 
+    def edits(self, requests: Sequence[Request]) -> tuple[Edits, dict[int, RequestError]]:
+        """What the requests change in their rows, and why some rows cannot have what they ask for."""
+        edits, errors = Edits.nothing(self._vocab_size), dict[int, RequestError]()
+        for row, request in enumerate(requests):
+            if is_plain(request):
+                continue
+            error = self._unknown_token(request)
+            if error is None:
+                self._add(edits, row, request)
+            else:
+                errors[row] = error
+        return edits, errors
+
+    def _add(self, edits: Edits, row: int, request: Request) -> None:
+        sampling = request.sampling
+        if uses_penalties(sampling):
+            counts = self.counts(request)
+            edits.penalties.append(Penalties(row, counts.ids, counts.said, sampling))
+        edits.biases.extend((row, *pair) for pair in sampling.logit_bias.items())
+        edits.bans.extend((row, token_id) for token_id in banned_tokens(request))
+
+    def _unknown_token(self, request: Request) -> RequestError | None:
+        named: list[tuple[str, Iterable[int]]] = [
+            ("logit_bias", request.sampling.logit_bias),
+            ("stop_token_ids", banned_tokens(request)),
+        ]
+        for name, token_ids in named:
+            for token_id in token_ids:
+                if not 0 <= token_id < self._vocab_size:
+                    message = f"request {request.request_id}: {name} names token {token_id}, but token ids are 0 to {self._vocab_size - 1}"
+                    return failed_row("unknown_token_ids", message)
+        return None
+
 
 def is_plain(request: Request) -> bool:
     """Whether its logits are used as the model made them."""
-    return not (uses_penalties(request.sampling) or request.sampling.logit_bias or banned_tokens(request))
+    sampling = request.sampling
+    return not (uses_penalties(sampling) or sampling.logit_bias or banned_tokens(request))
 
 
 def uses_penalties(sampling: Sampling) -> bool:
@@ -83,31 +146,3 @@ def banned_tokens(request: Request) -> list[int]:
     if request.num_output_tokens >= sampling.min_tokens:
         return []
     return [*sampling.eos_token_ids, *sampling.stop_token_ids]
-
-
-def adjust(logits: Tensor, request: Request, state: PenaltyState) -> Tensor:
-    """A copy of one row with penalties, then bias, then bans applied.
-
-    logits: [vocab_size] float32.  Repetition divides positive and multiplies
-    negative logits of every token seen (CTRL); frequency subtracts for each time
-    a token was said and presence once (OpenAI: output only).
-    Raises ValueError for a token id outside the vocabulary.
-    """
-    sampling = request.sampling
-    row = logits.clone()
-    if uses_penalties(sampling):
-        counts = state.counts(request)
-        factor = sampling.repetition_penalty
-        row = torch.where(counts.seen, torch.where(row > 0, row / factor, row * factor), row)
-        row -= sampling.frequency_penalty * counts.said + sampling.presence_penalty * (counts.said > 0)
-    for token_id, bias in sampling.logit_bias.items():
-        row[_checked(token_id, len(row), "logit_bias")] += bias
-    for token_id in banned_tokens(request):
-        row[_checked(token_id, len(row), "stop_token_ids")] = float("-inf")
-    return row
-
-
-def _checked(token_id: int, vocab_size: int, field: str) -> int:
-    if not 0 <= token_id < vocab_size:
-        raise ValueError(f"{field} names token {token_id}, but token ids are 0 to {vocab_size - 1}")
-    return token_id

@@ -14,7 +14,7 @@ import torch
 from pdcluster_worker.config import EngineConfig, ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.messages import Sampling
-from pdcluster_worker.engine.ports import Sample
+from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.forward import Forward
@@ -29,40 +29,41 @@ logger = logging.getLogger(__name__)
 class Runner:
     """A loaded model over its KV cache.
 
-    longest_warm_up_seconds: of the steps of `warm_up`.
+    forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
+    seconds: see `engine.ports.ModelRunner`.
     """
 
     def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache, *, max_sequences: int, max_tokens: int) -> None:
         """max_sequences, max_tokens: of one batch."""
         self.info = info
+        self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
-        self._forward = forward
+        self.forward = forward
         self._cache = cache
         self._max_tokens = max_tokens
         max_blocks = -(-info.max_model_len // cache.geometry.block_size)
         self._planner = StepPlanner(
             block_size=cache.geometry.block_size, max_sequences=max_sequences, max_tokens=max_tokens, max_blocks=max_blocks
         )
-        self._sampler = Sampler(info.vocab_size)
+        self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
 
-    @property
-    def code(self) -> str:
-        """Whose code computes the layers; see `Forward`."""
-        return self._forward.code
-
-    def execute(self, batch: Batch) -> list[Sample | None]:
+    def execute(self, batch: Batch) -> list[RowOutcome]:
         """Compute the batch; see `engine.ports.ModelRunner`.
 
-        Raises ValueError when one request's logits are not finite or its sampling
-        names tokens that do not exist, and whatever else the model raises.
+        A request whose logits are not finite, or whose sampling leaves no token, fails alone.
+        Raises whatever the model raises.
         """
         if not batch.items:
             return []
+        started = time.monotonic()
         plan = self._planner.plan(batch)
         with torch.inference_mode():
-            logits = self._forward.logits(plan)
+            planned = time.monotonic()
+            logits = self.forward.logits(plan)
+            computed = time.monotonic()
             sampled = [item.request for item in batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
+        self.seconds = StepSeconds(planned - started, computed - planned, time.monotonic() - computed)
         return [next(samples) if item.samples else None for item in batch.items]
 
     def forget(self, request_id: str) -> None:
@@ -77,7 +78,7 @@ class Runner:
         """
         with torch.inference_mode():
             for num_rows in row_sizes(self._max_tokens):
-                self._forward.warm_up(num_rows)
+                self.forward.warm_up(num_rows)
         size = self._cache.geometry.block_size
         num_blocks = min(self._cache.num_blocks, self._max_tokens // size + 1)
         prompt = [0] * max(1, min(self._max_tokens, num_blocks * size - 1, self.info.max_model_len - 1))
@@ -85,7 +86,7 @@ class Runner:
         for _ in range(2):
             start = time.monotonic()
             (sample,) = self.execute(Batch((Scheduled(request, request.num_tokens - request.num_computed_tokens),)))
-            assert sample is not None
+            assert isinstance(sample, Sample), sample
             request.num_computed_tokens = request.num_tokens
             request.tokens.append(sample.token_id)
             self.longest_warm_up_seconds = max(self.longest_warm_up_seconds, time.monotonic() - start)

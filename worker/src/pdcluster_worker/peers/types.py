@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from pdcluster_worker.engine.messages import KVGeometry, Token
 from pdcluster_worker.routing.geometry import PeerFacts
 
@@ -13,8 +15,7 @@ PrefillPlace = Literal["local", "remote"]
 """Where the first token was made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(msgspec.Struct, frozen=True):
     """One token of one choice; `prefill` is set on a choice's first token."""
 
     token: Token

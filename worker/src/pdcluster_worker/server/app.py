@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
@@ -159,8 +160,8 @@ def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
 
     @app.get("/version")
     async def version() -> Version:
-        device = worker.device
-        return Version(version=__version__, device=DeviceState(kind=device.kind, name=device.name) if device else None)
+        device = None if worker.device is None else DeviceState(**msgspec.structs.asdict(worker.device))
+        return Version(version=__version__, device=device)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def prometheus() -> Response:

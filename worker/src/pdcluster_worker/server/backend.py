@@ -47,8 +47,8 @@ class Backend(Worker, Protocol):
         ...
 
     def abort(self, request_id: str) -> None:
-        """End one choice early (a stop string was found): it makes no more tokens, its siblings go on.
+        """End one of a prompt's choices early (a stop string was found): it makes no more tokens, its siblings go on.
 
-        Unknown and ended ids are a no-op.
+        Unknown and ended ids are a no-op.  The last choice of a prompt ends by `aclose()` of its stream.
         """
         ...

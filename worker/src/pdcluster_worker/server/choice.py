@@ -5,6 +5,8 @@ Holds what has to be remembered between two tokens; HTTP, JSON and clocks are el
 
 from dataclasses import dataclass
 
+import msgspec
+
 from pdcluster_worker.engine.messages import FinishReason, Token
 from pdcluster_worker.server.detokenizer import Detokenizer
 from pdcluster_worker.server.stop_strings import StopStrings
@@ -26,8 +28,7 @@ class TextRules:
     min_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one token adds to one choice.
 
     index:         of the choice, over all prompts.
@@ -38,9 +39,14 @@ class Delta:
 
     index: int
     text: str
-    scored: tuple[tuple[Token, int], ...]
-    is_first: bool
-    finish_reason: FinishReason | None
+    scored: tuple[tuple[Token, int], ...] = ()
+    is_first: bool = False
+    finish_reason: FinishReason | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is text and nothing else."""
+        return bool(self.text) and not (self.is_first or self.scored or self.finish_reason)
 
 
 def finish_reason_of(deltas: list[Delta]) -> FinishReason:
@@ -80,7 +86,7 @@ class Choice:
         return Delta(self.index, text, scored, is_first, self.finish_reason)
 
     def _decode(self, token: Token) -> str:
-        text = "" if self._is_hidden(token) else self._detokenizer.feed(self._tokenizer.token_bytes(token.token_id))
+        text = "" if self._is_hidden(token) else self._detokenizer.feed(self._tokenizer.piece(token.token_id))
         return text + self._detokenizer.flush() if token.finish_reason else text
 
     def _is_hidden(self, token: Token) -> bool:

@@ -35,6 +35,9 @@ class EngineMetrics:
         self._set_gauges(stats)
         for counter, now, before in _counters(self._metrics, stats, self._last):
             counter.inc(now - before)
+        before_rows = self._last.failed_rows if self._last else {}
+        for reason, count in stats.failed_rows.items():
+            self._metrics.engine_failed_rows.labels(reason).inc(count - before_rows.get(reason, 0))
         for kind, seconds in stats.steps:
             self._metrics.engine_step_seconds.labels(kind).observe(seconds)
         self._last = stats
@@ -80,4 +83,5 @@ def _counters(metrics: Metrics, stats: EngineStats, last: EngineStats | None) ->
     }
     pairs = [(getattr(metrics, name), field) for name, field in fields.items()]
     pairs += [(metrics.kv_transfer_bytes.labels(way), f"bytes_{way}") for way in ("sent", "received")]
+    pairs += [(metrics.engine_phase_seconds.labels(phase), f"{phase}_seconds") for phase in ("inputs", "forward", "sample")]
     return [(counter, getattr(stats, field), getattr(last, field) if last else 0) for counter, field in pairs]

@@ -5,13 +5,15 @@ OpenAI's: prompt by prompt, n choices each.  Closing the deltas closes every
 backend stream.  JSON shapes are `chat`'s and `completion`'s business.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.engine.messages import RequestSpec
+from pdcluster_worker.dispatch.merging import Merged
+from pdcluster_worker.engine.messages import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.server.backend import Backend
@@ -60,6 +62,8 @@ class Generation:
         self._specs = [spec for specs in plan.specs for spec in specs]
         self._choices = [Choice(index, serving.tokenizer, plan.rules) for index in range(len(self._specs))]
         self._timers = [ChoiceTimer(serving.metrics, plan.arrival_seconds) for _ in self._specs]
+        self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
+        self._merged: Merged[Generated] | None = None
         self.prefill: PrefillPlace | None = None
 
     @property
@@ -69,25 +73,27 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """One for each token, until every choice has ended.  Raises RequestError as the backend does."""
-        running = len(self._choices)
         is_cut = False  # whether a stop string ended a choice that the engine would go on with
         async with aclosing(self._generated()) as stream:
             async for generated in stream:
                 choice = self._choices[generated.index]
                 if choice.finish_reason is not None:
                     continue  # made before the engine heard of the stop string
-                self.prefill = self.prefill or generated.prefill
-                delta = self._take(choice, generated)
-                running -= delta.finish_reason is not None
+                if generated.prefill is not None:
+                    self.prefill = self.prefill or generated.prefill
+                delta = self._take(choice, generated.token)
+                if delta.finish_reason is None:
+                    yield delta
+                    continue
+                self._running[self._prompt_of(choice)] -= 1
                 yield delta
-                if delta.finish_reason is not None and generated.token.finish_reason is None:
+                if generated.token.finish_reason is None:
                     is_cut = True
-                    if running:
-                        self._serving.backend.abort(generated.token.request_id)
-                if is_cut and not running:
+                    self._cut(choice)
+                if is_cut and not any(self._running):
                     return  # closes the stream; one that was not cut ends by itself
-        if running:
-            raise RuntimeError(f"the backend ended with {running} choices unfinished")
+        if any(self._running):
+            raise RuntimeError(f"the backend ended with {sum(self._running)} choices unfinished")
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -97,10 +103,21 @@ class Generation:
         cached = PromptTokensDetails(cached_tokens=sum(choice.cached_tokens for choice in firsts))
         return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, prompt_tokens_details=cached)
 
-    def _take(self, choice: Choice, generated: Generated) -> Delta:
+    def _prompt_of(self, choice: Choice) -> int:
+        return choice.index // len(self._plan.specs[0])
+
+    def _cut(self, choice: Choice) -> None:
+        """End a choice whose siblings go on, or the stream of a prompt that has no other one."""
+        prompt = self._prompt_of(choice)
+        if self._running[prompt]:
+            self._serving.backend.abort(self._specs[choice.index].request_id)
+        elif self._merged is not None:
+            self._merged.end(prompt)
+
+    def _take(self, choice: Choice, token: Token) -> Delta:
         timer = self._timers[choice.index]
-        timer.token(generated.token, self._serving.clock())
-        delta = choice.feed(generated.token)
+        timer.token(token, self._serving.clock())
+        delta = choice.feed(token)
         if delta.finish_reason is not None:
             timer.finished(delta.finish_reason)
         return delta
@@ -109,34 +126,14 @@ class Generation:
         """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
         streams = [backend.generate(specs, plan.prefill) for specs in plan.specs]
-        return streams[0] if len(streams) == 1 else _merge(streams, num_choices=len(plan.specs[0]))
+        if len(streams) == 1:
+            return streams[0]
+        n = len(plan.specs[0])
+        self._merged = Merged([_counted_from(stream, position * n) for position, stream in enumerate(streams)])
+        return self._merged.items()
 
 
-async def _merge(streams: list[AsyncGenerator[Generated, None]], num_choices: int) -> AsyncGenerator[Generated, None]:
-    """All streams as they come, stream s counting its choices from s * num_choices; an error of one ends all."""
-    items: asyncio.Queue[Generated | Exception | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[Generated, None], first_index: int) -> None:
-        try:
-            async with aclosing(stream):
-                async for generated in stream:
-                    items.put_nowait(Generated(generated.token, generated.prefill, first_index + generated.index))
-            items.put_nowait(None)
-        except Exception as e:
-            items.put_nowait(e)
-
-    tasks = [asyncio.create_task(pump(stream, position * num_choices)) for position, stream in enumerate(streams)]
-    try:
-        running = len(tasks)
-        while running:
-            item = await items.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _counted_from(stream: AsyncGenerator[Generated, None], first_index: int) -> AsyncGenerator[Generated, None]:
+    async with aclosing(stream):
+        async for generated in stream:
+            yield replace(generated, index=first_index + generated.index)

@@ -22,6 +22,7 @@ from pdcluster_worker.server import openai_errors, sse
 from pdcluster_worker.server.choice import Delta
 from pdcluster_worker.server.generation import Generation
 from pdcluster_worker.server.replies import Usage
+from pdcluster_worker.server.sse import Events
 
 logger = logging.getLogger(__name__)
 
@@ -83,23 +84,19 @@ class GenerationResponse(Response):
         await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
+        events = Events(self._form.shape.chunk)
         async with aclosing(self._generation.deltas()) as deltas:
             first = await anext(deltas)
             headers = Response(headers={**self._answer_headers(sse.MEDIA_TYPE), "cache-control": "no-cache"}).raw_headers
             await send({"type": "http.response.start", "status": 200, "headers": [h for h in headers if h[0] != b"content-length"]})
             try:
-                await self._send_delta(first, send)
+                await _send(send, events.of(first))
                 async for delta in deltas:
-                    await self._send_delta(delta, send)
+                    await _send(send, events.of(delta))
                 await _send(send, self._end())
             except Exception as e:
                 await _send(send, sse.event(openai_errors.reply(self._shown(e))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_delta(self, delta: Delta, send: Send) -> None:
-        chunk = self._form.shape.chunk(delta)
-        if chunk is not None:
-            await _send(send, sse.event(chunk))
 
     def _end(self) -> bytes:
         usage = sse.event(self._form.shape.usage_chunk(self._generation.usage())) if self._form.include_usage else b""
@@ -117,8 +114,9 @@ class GenerationResponse(Response):
         return {"content-type": media_type} | ({PREFILL_HEADER: place} if place else {})
 
 
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+async def _send(send: Send, body: bytes | None) -> None:
+    if body is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:

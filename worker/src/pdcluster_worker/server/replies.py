@@ -206,10 +206,17 @@ class State(BaseModel):
 
 
 class DeviceState(BaseModel):
-    """What the engine computes on.  kind: cpu or cuda; name: of the processor or the accelerator."""
+    """What the engine computes on.
+
+    kind: cpu or cuda; name: of the processor or the accelerator.
+    operations: what the model is computed by ("reference": plain torch, without compiled kernels).
+    model_code: whose code computes the layers, decoder (ours) or transformers.
+    """
 
     kind: str
     name: str
+    operations: str
+    model_code: str
 
 
 class Version(BaseModel):

@@ -1,11 +1,48 @@
 """Server-sent events as OpenAI frames them: one `data:` line an event, `[DONE]` at a good end only."""
 
+from collections.abc import Callable
+
+import msgspec
 from pydantic import BaseModel
+
+from pdcluster_worker.server.choice import Delta
 
 DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
+
+_to_json = msgspec.json.Encoder().encode
+_MARK = "0"
 
 
 def event(body: BaseModel) -> bytes:
     """Frame one JSON body; JSON has no raw line break, so one line is enough."""
     return b"data: " + body.model_dump_json().encode() + b"\n\n"
+
+
+class Events:
+    """The events of one answer.
+
+    Most tokens add text and nothing else: the bytes around that text are those of
+    the choice's first such event, so no body is built again.
+    """
+
+    def __init__(self, body_of: Callable[[Delta], BaseModel | None]) -> None:
+        self._body_of = body_of
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # by the choice's index
+
+    def of(self, delta: Delta) -> bytes | None:
+        """The event of one delta; None when it shows nothing."""
+        if not delta.is_plain:
+            body = self._body_of(delta)
+            return None if body is None else event(body)
+        around = self._around.get(delta.index)
+        if around is None:
+            around = self._around[delta.index] = self._split(delta.index)
+        return around[0] + _to_json(delta.text) + around[1]
+
+    def _split(self, index: int) -> tuple[bytes, bytes]:
+        body = self._body_of(Delta(index, _MARK))
+        assert body is not None, "text shows"
+        # What follows the text is written by us alone, so the last mark is the text's.
+        before, _, after = event(body).rpartition(_to_json(_MARK))
+        return before, after

@@ -16,6 +16,7 @@ import tokenizers
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.server import token_bytes
 from pdcluster_worker.server.chat_template import ChatTemplate
+from pdcluster_worker.server.detokenizer import Piece
 
 _INLINE_CHARACTERS = 4096  # about 1 ms of encoding; more goes to a thread
 
@@ -29,7 +30,7 @@ class Tokenizer:
     def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None, eos_token_ids: list[int]) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._bytes: dict[int, bytes] = {}
+        self._pieces: dict[int, Piece] = {}
         self.eos_token_ids = eos_token_ids
 
     @classmethod
@@ -75,10 +76,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; none for an id beyond the vocabulary (padded embeddings)."""
-        known = self._bytes.get(token_id)
+        return self.piece(token_id).raw
+
+    def piece(self, token_id: int) -> Piece:
+        """What a token stands for, see `token_bytes`."""
+        known = self._pieces.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id)
-            known = self._bytes[token_id] = b"" if token is None else self._read(token)
+            known = self._pieces[token_id] = Piece(b"" if token is None else self._read(token))
         return known
 
     def is_special(self, token_id: int) -> bool:

@@ -24,9 +24,11 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     norm_fields,
     plan_arguments,
     rotation_arguments,
+    shared_rows,
 )
 from pdcluster_worker.model.ops.kernel_object import Kernels
 from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.sample_kernel import kernel_choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 _STEP_BYTES = 64
@@ -61,6 +63,7 @@ class CpuOperations:
         declare(library)
         self._add_rms_norm, self._gate_mul = library.add_rms_norm, library.gate_mul
         self._rope_store, self._attend, self._product = library.rope_store, library.attend, library.product
+        self.choosing = kernel_choosing(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))
         self._cache = cache
         self._kind = KINDS[cache.dtype]
         self._model = model_arguments(cache, shape)

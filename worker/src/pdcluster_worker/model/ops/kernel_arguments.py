@@ -1,6 +1,7 @@
 """What the kernels are given: the structures of kernels/model.h and product.h, and the types of their functions."""
 
 import ctypes
+import functools
 from ctypes import c_float, c_int64, c_void_p
 from typing import ClassVar
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.sample_kernel import RowFunction
 from pdcluster_worker.model.step_plan import StepPlan
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}
@@ -100,3 +102,10 @@ def declare(library: ctypes.CDLL) -> None:
         function = getattr(library, name)
         function.argtypes = types
         function.restype = c_int64 if name in ("attend", "packed_bytes") else None
+
+
+def shared_rows(library: ctypes.CDLL, name: str) -> RowFunction:
+    """A function over rows of the library by its name, its rows shared by torch's threads."""
+    function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+    library.share_rows.argtypes, library.share_rows.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), None
+    return functools.partial(library.share_rows, function)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from pdcluster_worker.model.sampler import Choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -72,6 +73,9 @@ class Operations(Protocol):
 
     name: str
     """For the log and /version, such as "cpu avx512_bf16"."""
+
+    choosing: Choosing
+    """How tokens are chosen from logits; every implementation gives the same bits."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
         """Prepare weights [N, K] of one product; the caller may drop `weight` afterwards.

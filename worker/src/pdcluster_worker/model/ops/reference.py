@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdcluster_worker.model.ops.operations import Activation, AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
 
@@ -24,6 +25,7 @@ class Reference:
     """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`."""
 
     name = "reference"
+    choosing = PLAIN_TENSORS
 
     def __init__(self, cache: Tensor, shape: AttentionShape) -> None:
         self._cache = cache

@@ -22,3 +22,23 @@ int64_t start(void *parallel, void *barrier, void *number, void *count, void *mo
     return 0;
 #endif
 }
+
+/* A function over rows [first, last) of its arguments, and the rows that threads share. */
+typedef struct {
+    void (*work)(const void *, int64_t, int64_t);
+    const void *arguments;
+    int64_t first, last;
+} shared_rows;
+
+static void my_rows(void *data) {
+    const shared_rows *shared = data;
+    int64_t first, last;
+    share(my_place(), shared->last - shared->first, &first, &last);
+    if (first < last) shared->work(shared->arguments, shared->first + first, shared->first + last);
+}
+
+/* Run a function of sample.c on all threads. */
+void share_rows(void (*work)(const void *, int64_t, int64_t), const void *arguments, int64_t first, int64_t last) {
+    shared_rows shared = {work, arguments, first, last};
+    run(my_rows, &shared, last - first > 1);
+}

@@ -48,7 +48,12 @@ def available_threads() -> int:
         num_cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         num_cores = os.cpu_count() or 1
-    return threads_for(num_cores, cgroup_limits(_read(Path("/proc/self/cgroup")), CGROUP_ROOT))
+    return threads_for(num_cores, process_limits())
+
+
+def process_limits() -> list[float]:
+    """Every CPU limit of this process, in cores."""
+    return cgroup_limits(_read(Path("/proc/self/cgroup")), CGROUP_ROOT)
 
 
 def cgroup_limits(proc_cgroup: str, root: Path) -> list[float]:

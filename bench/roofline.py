@@ -1,0 +1,213 @@
+"""The engine's steps beside what the machine can do: `mixed` under loads that make steps of one kind.
+
+    bench/roofline.py [--set FIELD=VALUE ...] [--log]
+
+Measures memory bandwidth and matmul peak of this machine with one thread and
+with all, then starts our mixed worker and reads the time of its steps from its
+own metrics (`pdcluster_engine_step_seconds`), so nothing of the engine's inside
+is known here.  It takes about a minute and a half, and wants the machine to
+itself.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from cluster import Cluster, Setup, running_cluster
+from footprint import others_cpu_seconds
+from layout import table
+from roofline_figures import BYTES, Machine, Reached, Shape, Step, reached
+from run import FILES, LOG, engine_fields
+from setting import log_entry, setting_lines
+
+from pdcluster_operator.api.errors import OperatorError, StartError
+from pdcluster_operator.api.load import load
+from pdcluster_operator.bench.datasets import Lengths, Sampling, random_asks
+from pdcluster_operator.bench.load import Pace, run_load
+from pdcluster_operator.bench.measure import checked
+from pdcluster_operator.local.machine import available_cores
+from pdcluster_operator.local.model import cached_model
+
+CHUNK = 256
+READ_ROWS = 16_384  # half a GB of bfloat16: larger than any cache of a processor
+MATMUL_ROWS = 2048
+REPEATS = 5
+GOAL = 0.7
+"""Of the measured bandwidth, at a decode step of 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A load whose steps of one kind are all alike.
+
+    kind:  the label of the step metric
+    step:  what each of them computes, at a mean context
+    """
+
+    name: str
+    kind: str
+    num_requests: int
+    lengths: Lengths
+    step: Step
+
+
+def phases(budget: int) -> list[Phase]:
+    """Prompts of a decode phase fit into one step together, so that all sequences decode side by side from then on."""
+    prompt = 8
+    made = {1: 96, 16: 160}
+    decodes = [
+        Phase(
+            f"decode step of {count}",
+            "decode",
+            count,
+            Lengths(prompt, num_output),
+            Step.decode(count, prompt + num_output / 2),
+        )
+        for count, num_output in made.items()
+    ]
+    chunk = min(CHUNK, budget)
+    count = 4
+    mean_before = chunk * (count - 1) / 2
+    # The last of its chunks samples, so reads the head once: left out.
+    prefill = Phase(f"prefill chunk of {chunk}", "prefill", 1, Lengths(chunk * count, 1), Step.chunk(chunk, mean_before))
+    return [*decodes, prefill]
+
+
+def bandwidth(num_threads: int) -> float:
+    """Bytes a second that the product of a large matrix with a vector reads, the best of several.
+
+    It reads as a decode step does; a sum over an array reads less a second.
+    """
+    torch.set_num_threads(num_threads)
+    matrix = torch.ones(READ_ROWS, READ_ROWS, dtype=torch.bfloat16)
+    vector = torch.ones(READ_ROWS, dtype=torch.bfloat16)
+    return 2 * READ_ROWS**2 / _best_seconds(lambda: matrix @ vector)
+
+
+def matmul_peak(num_threads: int, dtype: torch.dtype) -> float:
+    """Operations a second of a large product, the best of several."""
+    torch.set_num_threads(num_threads)
+    left, right = (torch.ones(MATMUL_ROWS, MATMUL_ROWS, dtype=dtype) for _ in range(2))
+    return 2 * MATMUL_ROWS**3 / _best_seconds(lambda: left @ right)
+
+
+def _best_seconds(work: Callable[[], object]) -> float:
+    work()
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+async def step_seconds(cluster: Cluster, phase: Phase, vocab_size: int) -> float:
+    """Mean time of the phase's steps, by the engine's own account.  Raises StartError when it made none."""
+    asks = random_asks(phase.num_requests, phase.lengths, vocab_size, phase.name, Sampling())
+    await _load(cluster, phase, vocab_size, "warm-up")
+    before = await cluster.steps(phase.kind)
+    checked(await run_load(cluster, asks, Pace()))
+    after = await cluster.steps(phase.kind)
+    count, seconds = after[0] - before[0], after[1] - before[1]
+    if not count:
+        raise StartError(f"{phase.name}: the engine made no step of the kind {phase.kind}", exit_code=1)
+    return seconds / count
+
+
+async def _load(cluster: Cluster, phase: Phase, vocab_size: int, seed: str) -> None:
+    lengths = Lengths(phase.lengths.input_len, min(4, phase.lengths.output_len))
+    asks = random_asks(phase.num_requests, lengths, vocab_size, seed + phase.name, Sampling())
+    checked(await run_load(cluster, asks, Pace()))
+
+
+async def measure(setup: Setup, vocab_size: int) -> tuple[str, list[tuple[Phase, float]]]:
+    """The engine's dtype, and the mean step of each phase."""
+    budget = int(setup.engine.get("maxBatchedTokens", load(setup.file).spec.engine.max_batched_tokens))
+    async with running_cluster("mixed", setup) as cluster:
+        found = [(phase, await step_seconds(cluster, phase, vocab_size)) for phase in phases(budget)]
+        return await cluster.dtype(), found
+
+
+def machine_table(rows: Mapping[int, Mapping[str, float]]) -> str:
+    """By threads: figures by name."""
+    names = list(next(iter(rows.values())))
+    return table(["threads", *names], [[str(n), *(f"{row[name]:.3g}" for name in names)] for n, row in rows.items()])
+
+
+def phase_table(rows: Sequence[tuple[str, Reached]]) -> str:
+    """A row for each phase."""
+    header = ["", "MB", "GFLOP", "floor ms", "bound", "measured ms", "of the roofline", "of the bandwidth", "of the peak"]
+    return table(
+        header,
+        [
+            [
+                name,
+                f"{one.bytes_moved / 1e6:.0f}",
+                f"{one.flops / 1e9:.1f}",
+                f"{1e3 * one.floor_seconds:.1f}",
+                one.bound,
+                f"{1e3 * one.seconds:.1f}",
+                *(f"{100 * share:.0f} %" for share in (one.floor_ratio, one.bandwidth_ratio, one.peak_ratio)),
+            ]
+            for name, one in rows
+        ],
+    )
+
+
+def report(load_average: float, setup: Setup) -> str:
+    """Measure everything, and write it down."""
+    others, start = others_cpu_seconds(), time.monotonic()
+    config = json.loads((setup.model / "config.json").read_text())
+    shape, cores = Shape.of(config), available_cores()
+    machine = {
+        threads: {
+            "GB/s read": bandwidth(threads) / 1e9,
+            "bfloat16 TFLOP/s": matmul_peak(threads, torch.bfloat16) / 1e12,
+            "float32 TFLOP/s": matmul_peak(threads, torch.float32) / 1e12,
+        }
+        for threads in sorted({1, cores})
+    }
+    dtype, found = asyncio.run(measure(setup, shape.vocab))
+    limits = Machine(machine[cores]["GB/s read"] * 1e9, machine[cores][f"{dtype} TFLOP/s"] * 1e12)
+    rows = [(phase.name, reached(phase.step, shape, BYTES[dtype], seconds, limits)) for phase, seconds in found]
+    share = (others_cpu_seconds() - others) / (time.monotonic() - start)
+    lines = [
+        *setting_lines("bench/roofline.py", "", load_average),
+        f"- mixed, {dtype}, {cores} threads; other processes took {100 * max(0.0, share):.0f} % of a core meanwhile",
+        "- A step's bytes are weights, and keys and values that it reads, once; its time is the mean of its kind, by the engine's metrics.",
+        "- Floor: the longer of bytes / bandwidth and operations / peak, with all threads.",
+    ]
+    ratio = dict(rows)["decode step of 16"].bandwidth_ratio
+    verdict = f"A decode step of 16 reaches {100 * ratio:.0f} % of the bandwidth (goal: {100 * GOAL:.0f} %)."
+    return "\n\n".join(["\n".join(lines), "### Machine", machine_table(machine), "### Steps", phase_table(rows), verdict])
+
+
+def main() -> int:
+    """Run it; returns the exit status."""
+    parser = argparse.ArgumentParser(description="the engine's steps beside the machine's bandwidth and matmul peak")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of spec.engine, in place of our file's values")
+    parser.add_argument("--log", action="store_true", help="append the report to docs/bench/LOG.md")
+    options = parser.parse_args()
+    model = cached_model(load(FILES["mixed"]).spec.model)
+    load_average = os.getloadavg()[0]
+    try:
+        text = report(load_average, Setup(Path(FILES["mixed"]), model, engine_fields(options.set)))
+    except (OperatorError, ValueError, OSError) as e:
+        print(f"bench: {e}", file=sys.stderr)
+        return 2
+    print(text)
+    if options.log:
+        with LOG.open("a") as log:
+            log.write(log_entry(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

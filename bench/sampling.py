@@ -1,0 +1,103 @@
+"""What choosing tokens costs a step: milliseconds by batch size and by what requests ask for.
+
+    bench/sampling.py [--threads 2] [--rows 1 16 128] [--times 15] [--kernels]
+
+Logits are random, as wide as SmolLM2's vocabulary and about as peaked as a chat
+model's: most of the mass on some hundred tokens.  Each request has 300 tokens,
+64 of them output.  A figure is the median of `--times` calls.  With `--kernels` gcc
+compiles ops/kernels/sample.c for this CPU, and one thread runs it.
+"""
+
+import argparse
+import ctypes
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from pdcluster_worker.engine.messages import Sampling
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.model.sample_kernel import kernel_choosing, row_function
+from pdcluster_worker.model.sampler import PLAIN_TENSORS, Choosing, Sampler
+
+VOCAB_SIZE = 49_152
+NUM_TOKENS = 300
+NUM_PROMPT_TOKENS = 236
+SETTINGS: dict[str, dict[str, object]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 1": {},
+    "min_p 0.05": {"min_p": 0.05},
+    "top_p 0.95": {"top_p": 0.95},
+    "top_k 50": {"top_k": 50},
+    "top_k 50, top_p 0.95": {"top_k": 50, "top_p": 0.95},
+    "greedy + penalties": {"temperature": 0.0, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+    "top_p 0.95 + penalties": {"top_p": 0.95, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+    "greedy, 8 biases": {"temperature": 0.0, "logit_bias": {n * 100: 1.0 for n in range(8)}},
+    "greedy, logprobs 5": {"temperature": 0.0, "logprobs": 5},
+}
+
+
+def make_request(number: int, sampling: dict[str, object]) -> Request:
+    tokens = torch.randint(VOCAB_SIZE, (NUM_TOKENS,), generator=generator(number)).tolist()
+    options = {"max_tokens": 1000, "seed": number, **sampling}
+    return Request(f"r{number}", tokens, NUM_PROMPT_TOKENS, Sampling(**options))
+
+
+def make_logits(num_rows: int) -> torch.Tensor:
+    """[num_rows, VOCAB_SIZE]: a broad base and a few hundred tokens well above it."""
+    logits = torch.randn(num_rows, VOCAB_SIZE, generator=generator(num_rows)) * 2
+    peaks = torch.randint(VOCAB_SIZE, (num_rows, 300), generator=generator(num_rows + 1))
+    heights = 10 + torch.randn(num_rows, 300, generator=generator(num_rows + 2)).abs() * 4
+    return logits.scatter(1, peaks, heights).bfloat16().float()
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def compiled() -> Choosing:
+    source = Path(__file__).parents[1] / "worker/src/pdcluster_worker/model/ops/kernels/sample.c"
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"{folder}/sample.so"
+        flags = ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"]
+        subprocess.run(["gcc", *flags, "-fPIC", "-shared", str(source), "-o", target, "-lm"], check=True)
+        library = ctypes.CDLL(target)
+    return kernel_choosing(row_function(library, "sample_rows"), row_function(library, "rank_rows"))
+
+
+def median_milliseconds(logits: torch.Tensor, sampling: dict[str, object], times: int, choosing: Choosing) -> float:
+    requests = [make_request(number, sampling) for number in range(len(logits))]
+    sampler = Sampler(VOCAB_SIZE, choosing)
+    seconds = []
+    for _ in range(times + 2):  # two to warm up
+        for number, request in enumerate(requests):
+            request.tokens.append(number)
+        start = time.perf_counter()
+        sampler.sample(logits, requests)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:]) * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128])
+    parser.add_argument("--times", type=int, default=15)
+    parser.add_argument("--kernels", action="store_true")
+    options = parser.parse_args()
+    choosing = compiled() if options.kernels else PLAIN_TENSORS
+    torch.set_num_threads(options.threads)
+    print(f"| threads {options.threads}, ms | " + " | ".join(f"B={rows}" for rows in options.rows) + " |")
+    print("| --- |" + " --- |" * len(options.rows))
+    batches = [make_logits(rows) for rows in options.rows]
+    for name, sampling in SETTINGS.items():
+        with torch.inference_mode():
+            cells = [median_milliseconds(logits, sampling, options.times, choosing) for logits in batches]
+        print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Milliseconds of single steps of the engine: the model's runner alone, without scheduler, server and client.
+
+    bench/steps.py [--threads N] [--dtype DTYPE] [--times N] [--spin N] [--cases CASE,...] [--budget TOKENS]
+
+Cases: decodeB (B requests of 283 tokens), longB (of 1037), prefillN (a new prompt of N tokens), chunkN (the last N
+tokens of a prompt of 1024), mixed (15 decodes beside a chunk of 241).  Run it on a machine that does nothing else.
+"""
+
+import argparse
+import os
+import random
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdcluster_worker.engine.batch import Batch, Scheduled
+    from pdcluster_worker.model.runner import Runner
+
+MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
+CASES = "decode1,decode4,decode16,decode64,long8,prefill256,prefill1024,chunk256,mixed"
+BLOCK_SIZE = 16
+WARM_UP = 3
+
+
+class Blocks:
+    """Block ids in scattered order, so that nothing is fast by blocks being neighbours."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._free = random.Random(7).sample(range(num_blocks), num_blocks)
+
+    def take(self, num_tokens: int) -> list[int]:
+        """Blocks for that many tokens."""
+        return [self._free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))]
+
+
+def main() -> int:
+    """Print a line for each case."""
+    options = parse()
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, which is why imports come later
+    os.environ["GOMP_SPINCOUNT"] = str(options.spin)
+    from pdcluster_worker.config import EngineConfig, ModelConfig
+    from pdcluster_worker.model.runner import open_runner
+
+    engine = EngineConfig(max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads)
+    runner, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype=options.dtype), engine)
+    print(f"dtype {info.dtype}, {options.threads} threads, spin count {options.spin}, median of {options.times}")
+    for name in options.cases.split(","):
+        batch = make_batch(name, Blocks(cache.num_blocks))
+        taken = measure(runner, batch, options.times)
+        spread = f"[{min(taken):.1f} - {max(taken):.1f}]"
+        print(f"{name:12} {statistics.median(taken):8.2f} ms {spread}", flush=True)
+        for item in batch.items:
+            runner.forget(item.request.request_id)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--times", type=int, default=15)
+    parser.add_argument("--spin", type=int, default=20_000)
+    parser.add_argument("--budget", type=int, default=2048)
+    parser.add_argument("--cases", default=CASES)
+    return parser.parse_args()
+
+
+def make_batch(name: str, blocks: Blocks) -> "Batch":
+    """The batch of a case; its contexts count as computed already."""
+    from pdcluster_worker.engine.batch import Batch
+
+    kind, number = re.fullmatch(r"([a-z]+)(\d*)", name).groups()  # type: ignore[union-attr]
+    match kind:
+        case "decode" | "long":
+            context = 283 if kind == "decode" else 1037
+            items = [scheduled(f"r{index}", context, 1, blocks) for index in range(int(number))]
+        case "prefill":
+            items = [scheduled("p", int(number), int(number), blocks)]
+        case "chunk":
+            items = [scheduled("p", 1024, int(number), blocks)]
+        case "mixed":
+            items = [*(scheduled(f"r{index}", 283, 1, blocks) for index in range(15)), scheduled("p", 256, 241, blocks)]
+        case _:
+            raise SystemExit(f"unknown case {name}: choose decodeB, longB, prefillN, chunkN or mixed")
+    return Batch(tuple(items))
+
+
+def scheduled(name: str, context: int, num_tokens: int, blocks: Blocks) -> "Scheduled":
+    """The last `num_tokens` of a request of `context` tokens."""
+    from pdcluster_worker.engine.batch import Scheduled
+    from pdcluster_worker.engine.messages import Sampling
+    from pdcluster_worker.engine.request import Request
+
+    tokens = [random.Random(f"{name}{place}").randrange(40_000) for place in range(context)]
+    sampling = Sampling(max_tokens=100, seed=0, temperature=0.0)
+    request = Request(name, tokens, context, sampling, block_table=blocks.take(context))
+    request.num_computed_tokens = context - num_tokens
+    return Scheduled(request, num_tokens)
+
+
+def measure(runner: "Runner", batch: "Batch", times: int) -> list[float]:
+    """Milliseconds of each run of the same step, after a few that do not count."""
+    taken = []
+    for turn in range(WARM_UP + times):
+        start = time.perf_counter()
+        runner.execute(batch)
+        if turn >= WARM_UP:
+            taken.append((time.perf_counter() - start) * 1e3)
+    return taken
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+"""What the bench asks of a system under test, whatever it is: ours, vLLM or Hugging Face."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from footprint import Footprint
+from stats import EngineCounters
+
+from pdcluster_operator.bench.load import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a system takes HTTP, and the model's name there."""
+
+    base_url: str
+    model: str
+
+
+class System(Target, Protocol):
+    """A system that is up."""
+
+    @property
+    def start_seconds(self) -> float:
+        """From its command to ready."""
+        ...
+
+    @property
+    def address(self) -> Address | None:
+        """None where it takes no HTTP."""
+        ...
+
+    def conditions(self) -> list[str]:
+        """Dtype and threads as the system itself says them, a line for each of its processes."""
+        ...
+
+    async def engine_counters(self) -> dict[str, EngineCounters]:
+        """By worker; empty where there is nothing to read."""
+        ...
+
+    async def footprints(self, seconds: float) -> list[Footprint]:
+        """What its workers use over so many idle seconds; empty where it is not measured."""
+        ...
+
+
+Start = Callable[[], AbstractAsyncContextManager[System]]

@@ -1,0 +1,133 @@
+"""What a load generator records, and the figures that follow from it: pure functions over times.
+
+Times are seconds of one monotonic clock, the load generator's.  A failed answer
+stays in every count that speaks of requests and is left out of the latencies
+only; nothing is dropped.  It does not know servers, loads or HTTP.
+
+    TTFT   scheduled arrival to first chunk
+    TPOT   per request, (e2e - TTFT) / (output tokens - 1); undefined for one token
+    ITL    every gap between two chunks of an answer, over all answers
+    e2e    scheduled arrival to last chunk
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits of a good answer, in seconds; None = no limit."""
+
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+    e2e_seconds: float | None = None
+
+    def is_met_by(self, answer: "Answer") -> bool:
+        """Complete and inside every limit; a single token has no TPOT to meet."""
+        if answer.failure is not None:
+            return False
+        pairs = (
+            (answer.ttft_seconds, self.ttft_seconds),
+            (answer.tpot_seconds or 0.0, self.tpot_seconds),
+            (answer.e2e_seconds, self.e2e_seconds),
+        )
+        return all(limit is None or seconds <= limit for seconds, limit in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request as its client saw it.
+
+    scheduled_seconds: when it should have been sent; started_seconds: when it was.
+    chunk_seconds:     arrival of each chunk that showed output.
+    num_tokens:        output tokens, as the server itself counts them.
+    failure:           None for a complete answer, else why it is not one.
+    num_prompt_tokens: as the server counts them, or as they were sent; 0 where neither is known.
+    """
+
+    scheduled_seconds: float
+    started_seconds: float
+    chunk_seconds: tuple[float, ...]
+    num_tokens: int
+    failure: str | None = None
+    num_prompt_tokens: int = 0
+
+    @property
+    def ttft_seconds(self) -> float:
+        """Scheduled arrival to first chunk; the answer has one."""
+        return self.chunk_seconds[0] - self.scheduled_seconds
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """(e2e - TTFT) / (output tokens - 1), None for a single token."""
+        if self.num_tokens < 2:
+            return None
+        return (self.chunk_seconds[-1] - self.chunk_seconds[0]) / (self.num_tokens - 1)
+
+    @property
+    def e2e_seconds(self) -> float:
+        """Scheduled arrival to last chunk; the answer has one."""
+        return self.chunk_seconds[-1] - self.scheduled_seconds
+
+    @property
+    def gaps_seconds(self) -> list[float]:
+        """The gaps between its chunks."""
+        return [after - before for before, after in pairwise(self.chunk_seconds)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Every request of one load on one server.
+
+    duration_seconds:   start of the load to the end of the last answer.
+    client_cpu_seconds: processor time of the load generator in it.
+    """
+
+    answers: tuple[Answer, ...]
+    duration_seconds: float
+    client_cpu_seconds: float
+
+    @property
+    def complete(self) -> list[Answer]:
+        """The answers without a failure."""
+        return [answer for answer in self.answers if answer.failure is None]
+
+    @property
+    def failures(self) -> list[str]:
+        """Why each of the other answers failed."""
+        return [answer.failure for answer in self.answers if answer.failure is not None]
+
+    @property
+    def latencies_seconds(self) -> dict[str, list[float]]:
+        """By name (ttft, tpot, itl, e2el, as in the module's text): all values of the complete answers."""
+        complete = self.complete
+        return {
+            "ttft": [answer.ttft_seconds for answer in complete],
+            "tpot": [answer.tpot_seconds for answer in complete if answer.tpot_seconds is not None],
+            "itl": [gap for answer in complete for gap in answer.gaps_seconds],
+            "e2el": [answer.e2e_seconds for answer in complete],
+        }
+
+    def num_good(self, slo: Slo) -> int:
+        """Answers that meet the limits."""
+        return sum(slo.is_met_by(answer) for answer in self.answers)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The percentile by linear interpolation between closest ranks (numpy's default).
+
+    >>> percentile([1.0, 2.0, 3.0, 5.0], 50)
+    2.5
+    >>> percentile([1.0, 2.0], 99)
+    1.99
+
+    Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("values: a percentile needs at least one")
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
