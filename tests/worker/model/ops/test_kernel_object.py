@@ -1,5 +1,7 @@
 """Which kernels a process gets: the best that the CPU runs, the one that is asked for, or none and a reason."""
 
+import ctypes
+import platform
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops import choose, kernel_object
 from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, NoKernels, cpu_flags, load_kernels
 from pdcluster_worker.model.ops.operations import AttentionShape
 
@@ -74,3 +77,9 @@ def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(mo
 def test_a_dtype_without_kernels_gets_plain_torch(caplog):
     assert make_operations(CACHE.half(), SHAPE, invariant=False).name == "reference"
     assert "none for torch.float16" in caplog.text
+
+
+def test_freed_memory_is_kept_where_malloc_can(monkeypatch):
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert not keep_freed_memory()
