@@ -64,6 +64,13 @@ def test_an_object_that_cannot_be_loaded_is_passed_over(tmp_path):
     assert isinstance(load_kernels.__wrapped__("", cpu_flags(), tmp_path), Kernels)
 
 
+def test_an_object_of_another_version_is_refused(tmp_path):
+    other = next(Path(torch.__file__).parent.glob("lib/libc10.so"))
+    (tmp_path / "plain.so").symlink_to(other)
+    found = load_kernels("plain", cpu_flags(), tmp_path)
+    assert found == NoKernels("kernels plain.so are of another version of the worker: install it again")
+
+
 def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(monkeypatch, caplog):
     assert make_operations(CACHE, SHAPE, invariant=False).name.startswith("cpu ")
     assert make_operations(CACHE, SHAPE, invariant=True).name.startswith("cpu ")

@@ -58,10 +58,11 @@ static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, in
 #endif
         for (int64_t p = pair; p < last_pair; p++) {
             panels_of b = {of->tiles + p * steps * 2 * TILE, 2, 2 * TILE, steps, NULL, 0};
-            /* One block of rows reads weights as they come; more of them share the asking for the next pair. */
+            /* With few blocks of rows the first one reads the weights as they come; many share the asking for the next pair. */
             const int64_t blocks = (least(ROW_BLOCK, last_row - block) + PAIR - 1) / PAIR;
-            b.ahead = b.tiles + (blocks == 1 ? SOON : steps * 2 * TILE);
-            b.lines = (2 * TILE / 64 + blocks - 1) / blocks;
+            const int is_few = blocks <= 4;
+            b.ahead = b.tiles + (is_few ? SOON : steps * 2 * TILE);
+            b.lines = is_few ? 2 * TILE / 64 : (2 * TILE / 64 + blocks - 1) / blocks;
             for (int64_t r = block; r < least(block + ROW_BLOCK, last_row); r += PAIR) {
                 const int64_t rows = least(least(PAIR, block + ROW_BLOCK - r), last_row - r);
 #if defined(__AMX_BF16__)
@@ -69,6 +70,7 @@ static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, in
                 else
 #endif
                     multiply(t, &tiles, w->x + r * x_stride, x_stride, rows, b, sums, PAIR);
+                if (is_few) b.lines = 0;
                 b.ahead += b.lines * steps * 64;
                 if (of->is_wide) finish_rows(F32, of, sums, w->out + r * out_stride, rows, p * PAIR);
                 else finish_rows(t, of, sums, w->out + r * out_stride, rows, p * PAIR);
