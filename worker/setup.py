@@ -71,6 +71,8 @@ class BuildKernels(build_ext):
         try:
             self._compile(extension)
         except (CompileError, OSError) as e:
+            # An older object beside newer Python would take other arguments.
+            (SOURCES / f"{extension.name.rpartition('.')[2]}.so").unlink(missing_ok=True)
             return str(e)
         return None
 
@@ -89,7 +91,7 @@ class BuildKernels(build_ext):
             [*command, *FLAGS, *flags, "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], capture_output=True, text=True
         )
         if ended.returncode:
-            raise CompileError(ended.stderr[-2000:])
+            raise CompileError(f"{command[0]} ended with {ended.returncode}: {ended.stderr[-2000:]}")
         part.replace(target)
 
 

@@ -1,5 +1,7 @@
 """Which kernels a process gets: the best that the CPU runs, the one that is asked for, or none and a reason."""
 
+import ctypes
+import platform
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops import choose, kernel_object
 from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, NoKernels, cpu_flags, load_kernels
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -63,6 +66,13 @@ def test_an_object_that_cannot_be_loaded_is_passed_over(tmp_path):
     assert isinstance(load_kernels.__wrapped__("", cpu_flags(), tmp_path), Kernels)
 
 
+def test_an_object_of_another_version_is_refused(tmp_path):
+    other = next(Path(torch.__file__).parent.glob("lib/libc10.so"))
+    (tmp_path / "plain.so").symlink_to(other)
+    found = load_kernels("plain", cpu_flags(), tmp_path)
+    assert found == NoKernels("kernels plain.so are of another version of the worker: install it again")
+
+
 def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(monkeypatch, caplog):
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=False).name.startswith("cpu ")
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=True).name.startswith("cpu ")
@@ -76,3 +86,9 @@ def test_operations_are_the_kernels_or_plain_torch_with_the_reason_in_the_log(mo
 def test_a_dtype_without_kernels_gets_plain_torch(caplog):
     assert make_operations(CACHE.half(), SHAPE, LIMITS, invariant=False).name == "reference"
     assert "none for torch.float16" in caplog.text
+
+
+def test_freed_memory_is_kept_where_malloc_can(monkeypatch):
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert not keep_freed_memory()

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.cpu import CpuOperations
+from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
 from pdcluster_worker.model.ops.operations import AttentionShape, Operations
@@ -25,6 +26,7 @@ def make_operations(cache: Tensor, shape: AttentionShape, limits: StepLimits, *,
         return CudaOperations(cache, shape, limits)
     kernels = kernels_found()
     if isinstance(kernels, Kernels) and cache.dtype in KINDS:
+        keep_freed_memory()
         return CpuOperations(cache, shape, kernels)
     reason = f"there are none for {cache.dtype}" if isinstance(kernels, Kernels) else kernels.reason
     if invariant:

@@ -26,6 +26,8 @@ LEVELS: dict[str, frozenset[str]] = {
 }
 """Levels, best first, and the CPU flags that each needs; worker/setup.py builds an object for each."""
 
+_FUNCTIONS = ("start", "pack", "product", "add_rms_norm", "gate_mul", "rope_store", "attend", "sample_rows", "rank_rows")
+
 _FOLDER = Path(__file__).parent / "kernels"
 
 
@@ -85,6 +87,8 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
         library = ctypes.CDLL(str(path))
     except OSError as e:
         return NoKernels(f"kernels {path.name} cannot be loaded: {e}")
+    if not all(hasattr(library, name) for name in _FUNCTIONS):
+        return NoKernels(f"kernels {path.name} are of another version of the worker: install it again")
     error = library.start(*_thread_functions())
     if error:
         return NoKernels(f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error {error})")

@@ -8,8 +8,6 @@
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
-#include <stdlib.h>
-
 #include "model.h"
 #include "multiply.h"
 #include "threads.h"
@@ -169,14 +167,17 @@ static INLINE w16 not_finite(const kind t, w16 word) {
 }
 
 /* Turn the values of one step's keys, rows[i] NULL beyond the last, into columns from `turned` on. */
-static INLINE void turn_values(const kind t, const int is_full, const int is_whole, const char *const *rows, int64_t dims, char *turned, w16 *bad) {
+static INLINE void turn_values(const kind t, const int is_full, const int is_whole, const attend_work *w, stream *f, const char *const *rows, int64_t dims, char *turned, w16 *bad) {
     for (int64_t dim = 0; dim < dims; dim += LANES) {
         w16 words[LANES];
         for (int i = 0; i < LANES; i++) words[i] = value_word(t, is_full, rows, i, dim, is_whole ? LANES : dims - dim);
         if (bad)
             for (int i = 0; i < LANES; i++) *bad |= not_finite(t, words[i]);
         transpose(words);
-        for (int64_t i = 0; i < LANES; i++) memcpy(turned + (dim + i) * PART * bytes_of(t), &words[i], 64);
+        for (int64_t i = 0; i < LANES; i++) {
+            memcpy(turned + (dim + i) * PART * bytes_of(t), &words[i], 64);
+            fetch(w, f, 1);
+        }
     }
 }
 
@@ -196,17 +197,17 @@ static INLINE void pack_keys(const kind t, const int is_whole, const attend_work
     for (int64_t at = 0; at < p->count; at += step) {
         const char *rows[32] = {NULL};
         const int64_t count = least(step, p->count - at);
-        fetch(w, f, step * 2 * bytes / 64);
         for (int64_t i = 0; i < count; i++) {
             if (here.left == 0) next_block(&here);
+            fetch(w, f, bytes / 64);
             copy_key(is_whole, here.key, bytes, packed + (at + i) * z->depth);
             rows[i] = here.key + values;
             here.left--;
             here.key += bytes;
         }
         char *turned = packed + PART * z->depth + at * bytes_of(t);
-        if (is_whole && count == step) turn_values(t, 1, 1, rows, dims, turned, bad);
-        else turn_values(t, 0, 0, rows, dims, turned, bad);
+        if (is_whole && count == step) turn_values(t, 1, 1, w, f, rows, dims, turned, bad);
+        else turn_values(t, 0, 0, w, f, rows, dims, turned, bad);
     }
 }
 
@@ -289,7 +290,7 @@ static INLINE void softmax(const kind t, const int fetches, const attend_work *w
     for (int64_t first = 0; first < count; first += step, weights += 2 * TILE)
         for (int64_t i = 0; i < step; i += 2) {
             const float *pair = scores + (first + i) * WIDE;
-            if (fetches) fetch(w, &d->ahead, 4);
+            if (fetches) fetch(w, &d->ahead, 2);
             const v16 even = exp2_of(t, fused(load(F32, pair, 0, LANES), factor, less)), odd = exp2_of(t, fused(load(F32, pair, WIDE, LANES), factor, less));
             total += even;
             other += odd;
@@ -316,8 +317,8 @@ static INLINE void attend_part(const kind t, const int fetches, const attend_wor
     const sizes_of *z = &w->size;
     const int64_t panels = tile.lanes > LANES ? 2 : 1, step = 64 / bytes_of(t), count = round_up(p.count, step);
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
-    const panels_of queries = {d->queries, panels, 2 * TILE, z->steps}, weights = {d->weights, panels, 2 * TILE, count / step};
-    multiply(t, &d->tiles, packed, z->depth, count, queries, d->scores, WIDE, 0);
+    const panels_of queries = {d->queries, panels, 2 * TILE, z->steps, NULL, 0}, weights = {d->weights, panels, 2 * TILE, count / step, NULL, 0};
+    multiply(t, &d->tiles, packed, z->depth, count, queries, d->scores, WIDE);
     const int64_t all_see = least(p.count, start + 1 + tile.lane / z->group - p.first);
     for (int64_t panel = 0; panel < panels; panel++) {
         i16 seen = seen_by(w, tile, panel) - (int32_t)p.first;
@@ -325,7 +326,7 @@ static INLINE void attend_part(const kind t, const int fetches, const attend_wor
         seen = (i16)select16(seen < most, (v16)seen, (v16)most);
         softmax(t, fetches, w, d, panel, count, seen, all_see);
     }
-    multiply(t, &d->tiles, packed + PART * z->depth, PART * bytes_of(t), z->padded, weights, d->now.values, WIDE, 0);
+    multiply(t, &d->tiles, packed + PART * z->depth, PART * bytes_of(t), z->padded, weights, d->now.values, WIDE);
 }
 
 /* Write a tile's rows of the output. */
@@ -364,19 +365,6 @@ static void attend_region(void *data) {
     attend_work *w = data;
     if (w->m->t == F32) attend_all(F32, w);
     else attend_all(BF16, w);
-}
-
-/* Memory of the calling thread that grows to the largest step and is kept. */
-static char *kept(int64_t bytes) {
-    static _Thread_local char *memory;
-    static _Thread_local int64_t size;
-    if (bytes > size) {
-        free(memory);
-        size = round_up(bytes + bytes / 4, 2 << 20);
-        memory = aligned_alloc(2 << 20, size);
-        if (!memory) size = 0;
-    }
-    return memory;
 }
 
 /* out [rows, heads * dim] of qkv [rows, (heads + 2 * kv_heads) * dim], whose keys and values are stored already.

@@ -12,11 +12,19 @@
 
 #define TILE 1024 /* bytes of a panel in one step */
 
-/* B: `panels` (1 or 2) panels whose tiles lie `stride` bytes apart from step to step. */
+/* B: `panels` (1 or 2) panels whose tiles lie `stride` bytes apart from step to step.
+ * ahead, lines: memory to ask for on the way, that many lines in a step. */
 typedef struct {
     const char *tiles;
     int64_t panels, stride, steps;
+    const char *ahead;
+    int64_t lines;
 } panels_of;
+
+static INLINE const char *ask(const char *ahead, int64_t lines) {
+    for (int64_t line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead);
+    return ahead;
+}
 
 #if defined(__AMX_BF16__)
 typedef struct {
@@ -41,16 +49,15 @@ static INLINE void end_tiles(tile_rows *now) {
 }
 
 /* Up to 32 rows by up to 32 columns in 4 tiles. */
-static INLINE void amx_block(const int two_rows, const int two_panels, const int ahead, const char *a, int64_t a_stride, panels_of b, float *c,
+static INLINE void amx_block(const int two_rows, const int two_panels, const char *a, int64_t a_stride, int64_t a_step, panels_of b, float *c,
                              int64_t c_stride) {
     const char *tile = b.tiles;
     _tile_zero(0);
     if (two_panels) _tile_zero(1);
     if (two_rows) _tile_zero(2);
     if (two_rows && two_panels) _tile_zero(3);
-    for (int64_t k = 0; k < b.steps; k++, a += 64, tile += b.stride) {
-        if (ahead)
-            for (int line = 0; line < (two_panels ? 2 * TILE : TILE); line += 64) _mm_prefetch(tile + 8192 + line, _MM_HINT_T0);
+    for (int64_t k = 0; k < b.steps; k++, a += a_step, tile += b.stride) {
+        b.ahead = ask(b.ahead, b.lines);
         _tile_loadd(6, tile, 64);
         _tile_loadd(4, a, a_stride);
         _tile_dpbf16ps(0, 4, 6);
@@ -70,15 +77,14 @@ static INLINE void amx_block(const int two_rows, const int two_panels, const int
     if (two_rows && two_panels) _tile_stored(3, c + 16 * c_stride + LANES, c_stride * 4);
 }
 
-static void amx_rows(tile_rows *now, const char *a, int64_t a_stride, int64_t rows, panels_of b, float *c, int64_t c_stride, int ahead) {
+static void amx_rows(tile_rows *now, const char *a, int64_t a_stride, int64_t a_step, int64_t rows, panels_of b, float *c, int64_t c_stride) {
     if (rows > 16) configure(now, 16, (int)rows - 16);
     else configure(now, (int)rows, now->second ? now->second : 16);
     const int two = b.panels == 2;
-    if (rows > 16 && two) amx_block(1, 1, 0, a, a_stride, b, c, c_stride);
-    else if (rows > 16) amx_block(1, 0, 0, a, a_stride, b, c, c_stride);
-    else if (two && ahead) amx_block(0, 1, 1, a, a_stride, b, c, c_stride);
-    else if (two) amx_block(0, 1, 0, a, a_stride, b, c, c_stride);
-    else amx_block(0, 0, 0, a, a_stride, b, c, c_stride);
+    if (rows > 16 && two) amx_block(1, 1, a, a_stride, a_step, b, c, c_stride);
+    else if (rows > 16) amx_block(1, 0, a, a_stride, a_step, b, c, c_stride);
+    else if (two) amx_block(0, 1, a, a_stride, a_step, b, c, c_stride);
+    else amx_block(0, 0, a, a_stride, a_step, b, c, c_stride);
 }
 #else
 typedef char tile_rows;
@@ -111,7 +117,8 @@ static INLINE void vector_block(const kind t, const int rows, const int panels, 
                                 int64_t c_stride) {
     v16 sums[MOST_ROWS][MOST_PANELS] = {{{0}}};
     const char *tile = b.tiles;
-    for (int64_t k = 0; k < b.steps; k++, a += 64, tile += b.stride)
+    for (int64_t k = 0; k < b.steps; k++, a += 64, tile += b.stride) {
+        b.ahead = ask(b.ahead, b.lines);
         for (int word = 0; word < 16; word++) {
             w16 columns[MOST_PANELS];
             for (int p = 0; p < panels; p++) memcpy(&columns[p], tile + p * TILE + word * 64, 64);
@@ -121,6 +128,7 @@ static INLINE void vector_block(const kind t, const int rows, const int panels, 
                 for (int p = 0; p < panels; p++) sums[r][p] = add_product(t, x, columns[p], sums[r][p]);
             }
         }
+    }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) memcpy(c + r * c_stride + p * LANES, &sums[r][p], 64);
 }
@@ -130,7 +138,7 @@ static INLINE void vector_panels(const kind t, const int panels, const char *a, 
     int64_t done = 0;
 #define BLOCKS(n) \
     for (; n <= MOST_ROWS && rows - done >= n; done += n) \
-        vector_block(t, n, panels, a + done * a_stride, a_stride, b, c + done * c_stride, c_stride)
+        vector_block(t, n, panels, a + done * a_stride, a_stride, b, c + done * c_stride, c_stride), b.lines = 0
     BLOCKS(MOST_ROWS);
     BLOCKS(8);
     BLOCKS(4);
@@ -139,17 +147,16 @@ static INLINE void vector_panels(const kind t, const int panels, const char *a, 
 #undef BLOCKS
 }
 
-/* C [rows][c_stride] = A [rows, a_stride bytes apart] * B.  ahead: B comes from memory, not from a cache. */
-static INLINE void multiply(const kind t, tile_rows *now, const char *a, int64_t a_stride, int64_t rows, panels_of b, float *c, int64_t c_stride,
-                            int ahead) {
+/* C [rows][c_stride] = A [rows, a_stride bytes apart] * B. */
+static INLINE void multiply(const kind t, tile_rows *now, const char *a, int64_t a_stride, int64_t rows, panels_of b, float *c, int64_t c_stride) {
 #if defined(__AMX_BF16__)
     if (t == BF16) {
         for (int64_t done = 0; done < rows; done += 32)
-            amx_rows(now, a + done * a_stride, a_stride, least(32, rows - done), b, c + done * c_stride, c_stride, ahead);
+            amx_rows(now, a + done * a_stride, a_stride, 64, least(32, rows - done), b, c + done * c_stride, c_stride);
         return;
     }
 #endif
-    (void)now, (void)ahead;
+    (void)now;
     if (MOST_PANELS == 2 && b.panels == 2) {
         vector_panels(t, MOST_PANELS, a, a_stride, rows, b, c, c_stride);
         return;

@@ -6,6 +6,7 @@
 #include "threads.h"
 
 #define PAIR 32       /* columns that are packed side by side */
+#define SOON 8192     /* bytes of weights between what is asked for and what is used */
 #define ROW_BLOCK 256 /* rows of x that stay in a core's cache while weights pass by */
 
 /* Weights [columns, depth] as [pairs][steps][2 panels][TILE]; bias: [columns] float32 or NULL. */
@@ -33,22 +34,49 @@ static INLINE void finish_rows(const kind out_kind, const weights_of *w, const f
         }
 }
 
+#if defined(__AMX_BF16__)
+/* Copy rows so that each tile of A is one piece of memory: [blocks of 32 rows][steps][32 rows of 64 bytes]. */
+static const char *gather_rows(const char *x, int64_t stride, int64_t rows, int64_t steps) {
+    char *to = kept(round_up(rows, PAIR) * steps * 64);
+    if (to)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < steps; k++) memcpy(to + ((r / PAIR * steps + k) * PAIR + r % PAIR) * 64, x + r * stride + k * 64, 64);
+    return to;
+}
+#endif
+
 static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
     const weights_of *of = w->weights;
     const kind out_kind = of->is_wide ? F32 : t;
     const int64_t steps = steps_of(t, of->depth), x_stride = of->depth * bytes_of(t), out_stride = of->columns * bytes_of(out_kind);
     float sums[PAIR * PAIR] __attribute__((aligned(64)));
     tile_rows tiles = {0};
-    for (int64_t block = row; block < last_row; block += ROW_BLOCK)
+    for (int64_t block = row; block < last_row; block += ROW_BLOCK) {
+        const char *gathered = NULL;
+#if defined(__AMX_BF16__)
+        if (t == BF16 && last_row - block > PAIR) gathered = gather_rows(w->x + block * x_stride, x_stride, least(ROW_BLOCK, last_row - block), steps);
+#endif
         for (int64_t p = pair; p < last_pair; p++) {
-            const panels_of b = {of->tiles + p * steps * 2 * TILE, 2, 2 * TILE, steps};
+            panels_of b = {of->tiles + p * steps * 2 * TILE, 2, 2 * TILE, steps, NULL, 0};
+            /* With few blocks of rows the first one reads the weights as they come; many share the asking for the next pair. */
+            const int64_t blocks = (least(ROW_BLOCK, last_row - block) + PAIR - 1) / PAIR;
+            const int is_few = blocks <= 4;
+            b.ahead = b.tiles + (is_few ? SOON : steps * 2 * TILE);
+            b.lines = is_few ? 2 * TILE / 64 : (2 * TILE / 64 + blocks - 1) / blocks;
             for (int64_t r = block; r < least(block + ROW_BLOCK, last_row); r += PAIR) {
                 const int64_t rows = least(least(PAIR, block + ROW_BLOCK - r), last_row - r);
-                multiply(t, &tiles, w->x + r * x_stride, x_stride, rows, b, sums, PAIR, last_row - row <= PAIR);
+#if defined(__AMX_BF16__)
+                if (gathered) amx_rows(&tiles, gathered + (r - block) * steps * 64, 64, PAIR * 64, rows, b, sums, PAIR);
+                else
+#endif
+                    multiply(t, &tiles, w->x + r * x_stride, x_stride, rows, b, sums, PAIR);
+                if (is_few) b.lines = 0;
+                b.ahead += b.lines * steps * 64;
                 if (of->is_wide) finish_rows(F32, of, sums, w->out + r * out_stride, rows, p * PAIR);
                 else finish_rows(t, of, sums, w->out + r * out_stride, rows, p * PAIR);
             }
         }
+    }
     end_tiles(&tiles);
 }
 

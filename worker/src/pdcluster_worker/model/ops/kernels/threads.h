@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define LARGE 32768 /* elements below which sharing costs more than it saves */
 
@@ -44,6 +45,19 @@ static inline void run(void (*work)(void *), void *data, int is_large) {
 static inline void share(place me, int64_t total, int64_t *first, int64_t *last) {
     *first = total * me.number / me.count;
     *last = total * (me.number + 1) / me.count;
+}
+
+/* Memory of the calling thread that grows to the largest step and is kept. */
+static char *kept(int64_t bytes) {
+    static _Thread_local char *memory;
+    static _Thread_local int64_t size;
+    if (bytes > size) {
+        free(memory);
+        size = (bytes + bytes / 4 + (2 << 20) - 1) >> 21 << 21;
+        memory = aligned_alloc(2 << 20, size);
+        if (!memory) size = 0;
+    }
+    return memory;
 }
 
 #endif

@@ -1,0 +1,21 @@
+"""Keeps what a step frees, so that the next step's tensors are not made of fresh pages."""
+
+import ctypes
+
+# Of glibc's malloc.h.
+_TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 64 << 20
+_LARGEST_BYTES = 32 << 20  # the largest map threshold that glibc takes
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc keep up to 64 MB that is free; returns whether it does (glibc).
+
+    By itself it gives a step's tensors back to the kernel and gets zeroed pages for
+    the next ones: half of the time of a norm or a gate of 256 rows (measured).
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return bool(mallopt(_MAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
