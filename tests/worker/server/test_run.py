@@ -3,12 +3,13 @@
 import asyncio
 import signal
 import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 
 import httpx
 import pytest
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.server import run
 from pdcluster_worker.server.run import serve
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -67,16 +68,17 @@ def _connects(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_an_idle_server_looks_at_itself_once_a_second_and_ends_at_once(rig, monkeypatch):
-    """uvicorn's own loop looks ten times a second; here the date alone needs a look."""
-    waits = []
-    timeout = asyncio.timeout
-    monkeypatch.setattr(run.asyncio, "timeout", lambda seconds: (waits.append(seconds), timeout(seconds))[1])
-    server = await run.serve(rig.app, "127.0.0.1", 0)
-    while not waits:
-        await asyncio.sleep(0)
+async def test_an_idle_server_sets_no_timer_and_ends_when_told(rig, monkeypatch):
+    """uvicorn's own loop looks at itself ten times a second."""
+    sleeps = []
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds, *rest: (sleeps.append(seconds), sleep(seconds, *rest))[1])
+    server = await serve(rig.app, "127.0.0.1", 0)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as http:
+        date = parsedate_to_datetime((await http.get("/health")).headers["date"])
+    assert sleeps == []
     server.refuse()
-    async with timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         await server.finished
 
-    assert waits == [1.0]
+    assert abs(datetime.now(UTC) - date) < timedelta(minutes=1)

@@ -7,7 +7,9 @@ with a running answer has no deadline here, however long that streams.
 
 import asyncio
 import logging
-from functools import partial
+import time
+from email.utils import formatdate
+from functools import lru_cache, partial
 from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -22,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 _FRAMING_RATIO = 8  # a chunk of one byte has 5 more; what is beyond that has another purpose
 _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> list[tuple[bytes, bytes]]:
+    """The Date header, made once a second at most and never while no request comes."""
+    return [(b"date", formatdate(second, usegmt=True).encode())]
 
 
 class Incoming(HttpToolsProtocol):
@@ -78,6 +86,7 @@ class Incoming(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A request."""
         self._header_came()
+        self.server_state.default_headers = [*_date(int(time.time())), *self.config.encoded_headers]
         if self.crowd is not None:
             self.scope["state"][ANSWERED] = partial(self.crowd.idle, self)
             if not self.crowd.busy(self):
