@@ -71,10 +71,10 @@ def reference() -> Callable[[Path], Reference]:
 class Driver:
     """Steps requests through a runner as a scheduler would; every block of its cache starts as NaN, so a stray read shows."""
 
-    def __init__(self, folder: Path, num_blocks: int = 256, dtype: str = "float32", threads: int = 1) -> None:
+    def __init__(self, folder: Path, num_blocks: int = 256, dtype: str = "float32", threads: int = 1, **engine: Any) -> None:
         loaded = load_model(folder, dtype, block_size=16, threads=threads)
         self.cache = KVCache(loaded.info.geometry, num_blocks)
-        self.runner = make_runner(loaded, self.cache, EngineConfig(max_batched_tokens=2048, max_sequences=64))
+        self.runner = make_runner(loaded, self.cache, EngineConfig(max_batched_tokens=2048, max_sequences=64, **engine))
         self.cache.tensor.fill_(float("nan"))
         # Scattered, so that nothing works by blocks happening to be neighbours.
         self._free = random.Random(7).sample(range(num_blocks), num_blocks)
