@@ -6,6 +6,7 @@ heads.  Memory is taken from the system page by page as blocks are first
 written.  Which request owns which block is the engine's business.
 """
 
+import contextlib
 import logging
 import mmap
 
@@ -66,11 +67,15 @@ class KVCache:
 
 
 def _reserve(num_bytes: int) -> mmap.mmap:
-    """Zeroed private memory, page-aligned, that costs nothing until it is touched."""
+    """Zeroed private memory, page-aligned, that costs nothing until it is touched; in huge pages where Linux gives them."""
     try:
-        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as e:
         reason = getattr(e, "strerror", None) or e
         raise ModelError(
             f"cannot reserve {num_bytes} bytes for KV blocks ({reason}): lower engine.kvCacheMemory or engine.numBlocks"
         ) from e
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
