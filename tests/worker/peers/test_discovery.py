@@ -202,9 +202,22 @@ async def test_unreachable_etcd_is_a_stated_problem_until_it_comes_up(stopped_et
 
     stopped_etcd.start()
 
-    await eventually(lambda: a.discovery.registered_once)
-    assert a.discovery.problem is None
-    assert a.pods == {"a"}
+    await eventually(lambda: a.discovery.registered_once and a.discovery.problem is None and a.pods == {"a"})
+
+
+async def test_worker_counts_as_registered_when_others_can_see_its_record(shared_etcd: Any, watcher: Any, eventually: Eventually) -> None:
+    """A client that looks into etcd, as pdctl does, sends its first request at that moment."""
+    a = watcher(shared_etcd.endpoint, "a")
+    put, seen = a.discovery._put_record, []
+
+    async def look(*given: Any) -> None:
+        seen.append(a.discovery.registered_once)
+        await put(*given)
+
+    a.discovery._put_record = look
+    await eventually(lambda: a.discovery.registered_once and a.pods == {"a"})
+
+    assert seen == [True]
 
 
 async def test_second_endpoint_serves_when_the_first_does_not(

@@ -131,10 +131,13 @@ class Discovery:
             # The command first: a worker that starts under one must never be seen as ready.
             command = await etcd.read(self._keys.command)
             self._set_draining(bool(command.values))
-            await self._put_record(etcd, lease_id)
             await self._pin(etcd)
             workers = await etcd.read(self._keys.workers_prefix)
-            self._on_registered(workers)
+            self._take_members(workers)
+            await self._register(etcd, lease_id)
+            if self.problem is not None:
+                logger.info("registered in etcd cluster=%x revision=%d", workers.cluster_id, workers.revision)
+            self.problem = None
             await run_until_first_ends(
                 self._keep_alive(etcd, lease_id),
                 self._keep_record(etcd, lease_id),
@@ -161,13 +164,18 @@ class Discovery:
         except EtcdError as e:
             logger.warning("left the worker record to its lease reason=%s", e)
 
-    def _on_registered(self, workers: Listing) -> None:
-        if self.problem is not None:
-            logger.info("registered in etcd cluster=%x revision=%d", workers.cluster_id, workers.revision)
-        self.problem = None
+    def _take_members(self, workers: Listing) -> None:
         listed = [self._decode(key, value) for key, value in workers.values.items()]
         self._apply(self._membership.resync({record.pod: record for record in listed if record is not None}))
-        self.registered_once = True
+
+    async def _register(self, etcd: Etcd, lease_id: int) -> None:
+        """Write the record.  It counts from the moment when others may see it, which is before etcd's answer comes."""
+        before, self.registered_once = self.registered_once, True
+        try:
+            await self._put_record(etcd, lease_id)
+        except BaseException:
+            self.registered_once = before
+            raise
 
     def _report_problem(self, problem: str) -> None:
         if problem != self.problem:
