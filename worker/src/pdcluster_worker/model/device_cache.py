@@ -40,11 +40,16 @@ def open_cache(
 
     weight_bytes: of the model, which is not on the device yet.
     """
+    cache: KVCache | DeviceKVCache
     if device.type == "cpu":
-        return KVCache(geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory))
-    free, total = torch.cuda.mem_get_info(device)
-    num_blocks = engine.num_blocks or device_blocks(geometry, engine, DeviceMemory(total, total - free + weight_bytes), vocab_size)
-    return DeviceKVCache(geometry, num_blocks, device)
+        cache = KVCache(geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory))
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        memory = DeviceMemory(total, total - free + weight_bytes)
+        cache = DeviceKVCache(geometry, engine.num_blocks or device_blocks(geometry, engine, memory, vocab_size), device)
+    tokens = cache.num_blocks * geometry.block_size
+    logger.info("reserved kv cache blocks=%d block_bytes=%d tokens=%d", cache.num_blocks, cache.block_bytes, tokens)
+    return cache
 
 
 def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemory, vocab_size: int) -> int:
@@ -84,7 +89,6 @@ class DeviceKVCache:
             ) from e
         self._blocks = self.tensor.view(num_blocks, -1).view(torch.uint8)
         self._stream = _cuda.Stream(device) if device.type == "cuda" else None
-        logger.info("reserved kv cache device=%s blocks=%d block_bytes=%d", device, num_blocks, self.block_bytes)
 
     def block(self, block_id: int) -> memoryview:
         """A copy of one block's bytes, as of now.  Raises IndexError for a block that does not exist."""

@@ -7,15 +7,12 @@ written.  Which request owns which block is the engine's business.
 """
 
 import contextlib
-import logging
 import mmap
 
 import torch
 
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
-
-logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -50,7 +47,6 @@ class KVCache:
         self.tensor = torch.frombuffer(self._bytes, dtype=DTYPES[geometry.dtype]).view(
             num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim
         )
-        logger.info("reserved kv cache blocks=%d block_bytes=%d tokens=%d", num_blocks, self.block_bytes, num_blocks * geometry.block_size)
 
     def block(self, block_id: int) -> memoryview:
         """The writable bytes of one block, `block_bytes` long.  Raises IndexError for a block that does not exist."""

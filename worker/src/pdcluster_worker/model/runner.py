@@ -5,6 +5,7 @@ table and sampling, and nothing of queues, transfers or clients.  Running the
 same items again writes the same keys and values and chooses the same tokens.
 """
 
+import gc
 import logging
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
+from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
@@ -115,6 +117,8 @@ def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -
     cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
     runner = make_runner(loaded, cache, engine)
     del loaded  # and with it the weights that are packed now
+    gc.collect()
+    give_back_freed_memory()
     start = time.monotonic()
     runner.warm_up()
     logger.info("warmed up seconds=%.1f", time.monotonic() - start)
