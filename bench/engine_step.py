@@ -58,6 +58,10 @@ class NoModel:
     def block(self, block_id: int) -> memoryview:
         return memoryview(bytearray(self.block_bytes))
 
+    landing = block
+
+    def land(self, block_id: int, landing: memoryview) -> None: ...
+
 
 def drop(address: str) -> None:
     """The other process: receive until an empty frame comes."""

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import psutil
 import yaml
 from cluster import Setup, running_cluster
 from footprint import others_cpu_seconds
@@ -243,7 +245,7 @@ async def _turn(stage: "Stage", name: str, results: Results, number: int) -> Non
             await _visit(stage.bench, system, name, results, number)
     except InvalidObjectError:
         raise
-    except (OperatorError, OSError, KeyError, IndexError) as e:
+    except (OperatorError, OSError, LookupError, ValueError, aiohttp.ClientError, psutil.Error) as e:
         trouble = f"round {number + 1}, {name}: {type(e).__name__}: {e}"
         results.troubles.append(trouble)
         _say(trouble)

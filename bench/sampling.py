@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ from pdcluster_worker.model.sampler import PLAIN_TENSORS, Choosing, Sampler
 VOCAB_SIZE = 49_152
 NUM_TOKENS = 300
 NUM_PROMPT_TOKENS = 236
-SETTINGS: dict[str, dict[str, object]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature 1": {},
     "min_p 0.05": {"min_p": 0.05},
@@ -40,7 +41,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-def make_request(number: int, sampling: dict[str, object]) -> Request:
+def make_request(number: int, sampling: dict[str, Any]) -> Request:
     tokens = torch.randint(VOCAB_SIZE, (NUM_TOKENS,), generator=generator(number)).tolist()
     options = {"max_tokens": 1000, "seed": number, **sampling}
     return Request(f"r{number}", tokens, NUM_PROMPT_TOKENS, Sampling(**options))
@@ -68,7 +69,7 @@ def compiled() -> Choosing:
     return kernel_choosing(row_function(library, "sample_rows"), row_function(library, "rank_rows"))
 
 
-def median_milliseconds(logits: torch.Tensor, sampling: dict[str, object], times: int, choosing: Choosing) -> float:
+def median_milliseconds(logits: torch.Tensor, sampling: dict[str, Any], times: int, choosing: Choosing) -> float:
     requests = [make_request(number, sampling) for number in range(len(logits))]
     sampler = Sampler(VOCAB_SIZE, choosing)
     seconds = []

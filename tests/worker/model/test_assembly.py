@@ -11,8 +11,11 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model import families
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.families import Family, NotOursError
+from pdcluster_worker.model.generic import PackedLinear
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from tests.equality import assert_same_tokens
 
@@ -43,6 +46,31 @@ def test_other_types_run_by_transformers_code_and_the_log_says_so(assembled, cap
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(2, 1), (2, 16), (3, 4)])
 def test_a_small_cache_is_enough_for_the_proof(num_blocks, block_size, assembled):
     assert assembled("llama", num_blocks=num_blocks, block_size=block_size).code == "decoder"
+
+
+def test_a_short_context_is_enough_for_the_proof(tiny_folder):
+    loaded = load_model(tiny_folder("llama"), "float32", block_size=16, max_model_len=5, threads=1)
+    assert assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False).code == "decoder"
+
+
+def test_products_stay_where_the_models_code_reads_its_layers(tiny_folder, monkeypatch, caplog):
+    loaded = load_model(tiny_folder("olmo2"), "float32", block_size=16, threads=1)
+    layer = loaded.module.model.layers[0].mlp
+    computed = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda x: computed(x.to(layer.gate_proj.weight.dtype)))
+    assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False)
+    assert "the model's products stay as they are" in caplog.text
+    assert type(layer.gate_proj) is nn.Linear
+
+
+@pytest.mark.parametrize("like", [lambda x: x[:, ::2], lambda x: x.transpose(0, 1)])
+def test_packed_products_take_rows_of_any_layout_and_refuse_another_dtype(like):
+    linear = nn.Linear(6, 5)
+    packed = PackedLinear(linear, Reference(torch.zeros(1, 1, 1, 2, 1, 2), AttentionShape(1, 1, 2, 1.0)), wide=False)
+    x = like(torch.randn(6, 8, 6))
+    assert torch.allclose(packed(x), linear(x), atol=1e-6)
+    with pytest.raises(TypeError, match="float32 weights with"):
+        packed(x.double())
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [("gemma", Family()), ("smollm3", Family()), ("llama", Family(offset_norms=True))])

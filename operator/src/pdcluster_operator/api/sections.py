@@ -125,7 +125,7 @@ class EngineSpec(Section):
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
-    batch_invariant:       a request's bits do not depend on what else is computed, cached or not, here or remotely
+    batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -73,11 +73,14 @@ class OpenAIServer:
                 if data == b"[DONE]":
                     is_done = True
                     continue
-                event = _event(data)
-                if any(_shows_output(choice) for choice in event["choices"]):
-                    on_chunk()
-                if usage := event.get("usage"):
-                    counted = Counted(usage["completion_tokens"], usage.get("prompt_tokens", 0))
+                try:
+                    event = _event(data)
+                    if any(_shows_output(choice) for choice in event["choices"]):
+                        on_chunk()
+                    if usage := event.get("usage"):
+                        counted = Counted(usage["completion_tokens"], usage.get("prompt_tokens", 0))
+                except (LookupError, TypeError, AttributeError) as e:
+                    raise IncompleteAnswerError(f"an event is not of this API ({e!r}): {data[:100]!r}") from e
         if not is_done or counted is None:
             raise IncompleteAnswerError("the stream ended without [DONE] and usage")
         return counted
@@ -89,7 +92,7 @@ def _event(data: bytes) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(data)
     except ValueError as e:
         raise IncompleteAnswerError(f"an event is no JSON: {data[:100]!r}") from e
-    if "error" in event:
+    if event.get("error"):
         raise IncompleteAnswerError(f"error event: {event['error']}")
     if "choices" not in event:
         raise IncompleteAnswerError(f"an event without choices: {data[:100]!r}")

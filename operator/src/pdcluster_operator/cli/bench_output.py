@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +33,21 @@ def reported(source: Path | str) -> Iterator[None]:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run it to its end; Ctrl-C ends what it started, and the command with 130."""
+    """Run it to its end; Ctrl-C, SIGTERM or SIGHUP ends what it started, and the command with 130."""
     try:
-        return asyncio.run(work)
+        return asyncio.run(_ended_by_signals(work))
     except (KeyboardInterrupt, asyncio.CancelledError) as e:
         typer.echo("stopped before its end; nothing is left running", err=True)
         raise typer.Exit(130) from e
+
+
+async def _ended_by_signals(work: Coroutine[Any, Any, Result]) -> Result:
+    """Cancel it at SIGTERM and SIGHUP, so that it ends what it started."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await work
 
 
 def write_result(path: Path | None, result: dict[str, Any]) -> None:

@@ -8,13 +8,14 @@ from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.model.families import NotOursError, read_weights
 from pdcluster_worker.model.forward import Forward
-from pdcluster_worker.model.generic import Generic, pack_linears
+from pdcluster_worker.model.generic import Generic, pack_linears, unpack
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache
 from pdcluster_worker.model.loader import LoadedModel
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.operations import Operations
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.probe import probe
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,31 @@ def assemble(loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLi
     try:
         forward: Forward = _proven_decoder(loaded, operations, cache.num_blocks)
     except NotOursError as e:
-        if cache.tensor.device.type != "cpu":
-            raise ModelError(f"{e}; other models run by transformers' code, on CPUs only: set engine.device: cpu") from e
-        logger.info("the model runs by transformers' code, which is slower: %s", e)
-        pack_linears(loaded.module, operations)
-        forward = Generic(loaded.module, operations)
-    logger.info("computes with operations=%s code=%s", operations.name, forward.code)
+        reason = str(e)
+    else:
+        return _said(forward)
+    if invariant:
+        raise ModelError(f"engine.batchInvariant needs our own decoder: {reason}; leave it out")
+    if cache.tensor.device.type != "cpu":
+        raise ModelError(f"{reason}; other models run by transformers' code, on CPUs only: set engine.device: cpu")
+    logger.info("the model runs by transformers' code, which is slower: %s", reason)
+    _pack(loaded, operations)
+    return _said(Generic(loaded.module, operations))
+
+
+def _said(forward: Forward) -> Forward:
+    logger.info("computes with operations=%s code=%s", forward.operations.name, forward.code)
     return forward
+
+
+def _pack(loaded: LoadedModel, operations: Operations) -> None:
+    """Pack the module's products, unless its code reads the layers themselves and no longer runs."""
+    packed = pack_linears(loaded.module, operations)
+    try:
+        probe(loaded.module, loaded.info.geometry.num_layers, loaded.info.max_model_len)
+    except ModelError as e:
+        logger.warning("the model's products stay as they are, which is slower: %s", e)
+        unpack(packed)
 
 
 def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int) -> Decoder:
@@ -46,7 +65,12 @@ def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int
     theirs = Generic(loaded.module, Reference(beside.tensor, loaded.attention))
     num_blocks = min(num_blocks, beside.num_blocks)
     found = proof.difference(
-        decoder, theirs, block_size=loaded.info.geometry.block_size, num_blocks=num_blocks, vocab_size=loaded.info.vocab_size
+        decoder,
+        theirs,
+        block_size=loaded.info.geometry.block_size,
+        num_blocks=num_blocks,
+        max_tokens=loaded.info.max_model_len,
+        vocab_size=loaded.info.vocab_size,
     )
     if not found <= proof.MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
         logger.warning("our decoder's logits differ from transformers' by %.3g of their size: not used", found)

@@ -56,9 +56,9 @@ class Edits:
         flat = logits.view(-1)
         places = [torch.from_numpy(place).to(logits.device) for place, _ in steps]
         before = [flat[place] for place in places]
-        for place, (_, change) in zip(places, steps, strict=True):
-            flat[place] = change(flat[place])
         try:
+            for place, (_, change) in zip(places, steps, strict=True):
+                flat[place] = change(flat[place])
             yield self._hidden(places[-1], before[-1])
         finally:
             for place, value in zip(places, before, strict=True):

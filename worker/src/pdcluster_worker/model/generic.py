@@ -4,6 +4,8 @@ Its layers call our attention function, its linear layers are packed ones; all
 else is the module's code.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,17 +65,38 @@ class PackedLinear(nn.Module):
         self._packed = operations.pack(linear.weight.detach(), bias, wide=wide)
         self._operations = operations
         self._width = linear.out_features
+        self._dtype = linear.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product of the last dimension."""
-        rows = x.reshape(-1, x.shape[-1])
+        """The product of the last dimension.  Raises TypeError for another dtype than the weights', as the layer itself does."""
+        if x.dtype != self._dtype:
+            raise TypeError(f"a product of {self._dtype} weights with {x.dtype} rows")
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
         return self._operations.linear(rows, self._packed).view(*x.shape[:-1], self._width)
 
 
-def pack_linears(module: Any, operations: Operations) -> None:
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A linear layer that was replaced in its parent."""
+
+    parent: nn.Module
+    name: str
+    original: nn.Module
+
+
+def pack_linears(module: Any, operations: Operations) -> list[Replaced]:
     """Replace the module's linear layers by packed ones, the head by one whose logits are float32."""
     head = module.get_output_embeddings()
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child, operations, wide=child is head))
+    replaced = [
+        Replaced(parent, name, child) for parent in module.modules() for name, child in parent.named_children() if type(child) is nn.Linear
+    ]
+    for each in replaced:
+        assert isinstance(each.original, nn.Linear)
+        setattr(each.parent, each.name, PackedLinear(each.original, operations, wide=each.original is head))
+    return replaced
+
+
+def unpack(replaced: Sequence[Replaced]) -> None:
+    """Put the original layers back."""
+    for each in replaced:
+        setattr(each.parent, each.name, each.original)

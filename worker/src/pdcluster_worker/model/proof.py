@@ -24,12 +24,13 @@ MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
 """Of the logits, relative to their size: what rounding in another order leaves, with room."""
 
 
-def difference(ours: Forward, theirs: Forward, *, block_size: int, num_blocks: int, vocab_size: int) -> float:
+def difference(ours: Forward, theirs: Forward, *, block_size: int, num_blocks: int, max_tokens: int, vocab_size: int) -> float:
     """Norm of the difference of both models' logits over the norm of theirs; NaN counts as infinite.
 
+    max_tokens: of one sequence.
     Writes to the first blocks of each one's KV cache, of at least `num_blocks`: none may have an owner yet.
     """
-    lengths = min(LONG, (num_blocks - 1) * block_size), min(SHORT, block_size)
+    lengths = min(LONG, (num_blocks - 1) * block_size, max_tokens), min(SHORT, block_size, max_tokens)
     mine, wanted = (_logits(forward, lengths, block_size, vocab_size) for forward in (ours, theirs))
     found = float((mine - wanted).norm() / wanted.norm())
     return found if found == found else float("inf")

@@ -17,6 +17,7 @@ from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
 from pdcluster_worker.model.forward import Forward
@@ -90,7 +91,8 @@ class Runner:
         for _ in range(2):
             start = time.monotonic()
             (sample,) = self.execute(Batch((Scheduled(request, request.num_tokens - request.num_computed_tokens),)))
-            assert isinstance(sample, Sample), sample
+            if not isinstance(sample, Sample):
+                raise ModelError(f"the model computes no token after token 0 repeated {len(prompt)} times: {sample}")
             request.num_computed_tokens = request.num_tokens
             request.tokens.append(sample.token_id)
             self.longest_warm_up_seconds = max(self.longest_warm_up_seconds, time.monotonic() - start)
@@ -115,7 +117,19 @@ def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -
     )
     info = loaded.info
     cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
-    runner = make_runner(loaded, cache, engine)
+    if cache.num_blocks * engine.block_size < info.max_model_len:
+        logger.warning(
+            "KV blocks hold one request of %d tokens, not of engine.maxModelLen (%d): longer ones fail; that takes %d bytes",
+            cache.num_blocks * engine.block_size,
+            info.max_model_len,
+            -(-info.max_model_len // engine.block_size) * cache.block_bytes,
+        )
+    try:
+        runner = make_runner(loaded, cache, engine)
+    except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes
+        if not isinstance(e, MemoryError) and "memory" not in str(e):
+            raise
+        raise ModelError(f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}") from e
     del loaded  # and with it the weights that are packed now
     gc.collect()
     give_back_freed_memory()

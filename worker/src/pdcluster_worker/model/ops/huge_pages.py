@@ -5,6 +5,8 @@ import mmap
 import torch
 from torch import Tensor
 
+from pdcluster_worker.errors import ModelError
+
 _MAP_BYTES = 64 << 20
 _LINE_BYTES = 64
 
@@ -26,7 +28,10 @@ class HugePages:
 
 
 def _new_map(num_bytes: int) -> Tensor:
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as e:
+        raise ModelError(f"no memory for {num_bytes} bytes of packed weights: use a smaller model or a larger machine") from e
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

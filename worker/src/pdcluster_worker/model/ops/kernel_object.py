@@ -17,16 +17,21 @@ import torch
 KERNELS_VARIABLE = "PDCLUSTER_KERNELS"
 """Environment variable: "off", or the name of a level to use instead of the best one."""
 
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
+
 LEVELS: dict[str, frozenset[str]] = {
     "amx": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"}),
     "avx512_bf16": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-    "avx2": frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}),
-    "plain": frozenset(),
+    "avx2": frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}),
+    "plain": frozenset({"cx16", "lahf_lm", "popcnt", "ssse3", "sse4_1", "sse4_2"} if _IS_X86 else ()),
 }
 """Levels, best first, and the CPU flags that each needs; worker/setup.py builds an object for each."""
 
-_FUNCTIONS = ("start", "pack", "product", "add_rms_norm", "gate_mul", "rope_store", "attend", "sample_rows", "rank_rows")
+_FUNCTIONS = (
+    *("start", "pack", "packed_bytes", "product", "add_rms_norm", "gate_mul", "rope_store", "attend"),
+    *("sample_rows", "rank_rows", "share_rows"),
+)
 
 _FOLDER = Path(__file__).parent / "kernels"
 
@@ -89,14 +94,17 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
         return NoKernels(f"kernels {path.name} cannot be loaded: {e}")
     if not all(hasattr(library, name) for name in _FUNCTIONS):
         return NoKernels(f"kernels {path.name} are of another version of the worker: install it again")
-    error = library.start(*_thread_functions())
+    functions = _thread_functions()
+    if functions is None:
+        return NoKernels("torch has loaded no libgomp whose threads the kernels could share")
+    error = library.start(*functions)
     if error:
         return NoKernels(f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error {error})")
     return Kernels(level, library)
 
 
-def _thread_functions() -> list[ctypes.c_void_p]:
-    """Addresses of the functions of torch's libgomp, or nothing: then kernels run on one thread."""
+def _thread_functions() -> list[ctypes.c_void_p] | None:
+    """Addresses of the functions of torch's libgomp, or None where it has loaded none."""
     names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
     for place in _gomp_places():
         try:
@@ -104,7 +112,7 @@ def _thread_functions() -> list[ctypes.c_void_p]:
             return [ctypes.cast(getattr(gomp, name), ctypes.c_void_p) for name in names]
         except (OSError, AttributeError):
             continue
-    return [ctypes.c_void_p(None)] * len(names)
+    return None
 
 
 def _gomp_places() -> list[str]:
@@ -113,7 +121,7 @@ def _gomp_places() -> list[str]:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:
         maps = ""
-    found = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}
+    found = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "libgomp" in line}
     folder = Path(torch.__file__).parent / "lib"
     ours = [str(path) for path in sorted(folder.glob("libgomp*")) if str(path) in found]
     return ours or sorted(found)
