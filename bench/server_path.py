@@ -97,11 +97,14 @@ class PlayedEngine:
         self._frames.put_nowait(messages.encode([Tokens(tokens)]))
 
 
+DEVICE = Device("cpu", "played")
+
+
 class Backend:
     """A decode worker without peers."""
 
     model_name, max_model_len, vocab_size = "m", 4096, VOCABULARY
-    device: Device | None = Device("cpu", "played")
+    device: Device | None = DEVICE
 
     def __init__(self, ingress: Ingress) -> None:
         self.generate = ingress.generate
@@ -121,7 +124,7 @@ def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -
         num_blocks=4096,
         max_model_len=4096,
         vocab_size=VOCABULARY,
-        device=Backend.device,
+        device=DEVICE,
         transport="tcp",
     )
     worker = Worker("mixed", client, facts, "127.0.0.1:1", metrics, policy)
