@@ -28,5 +28,5 @@ def test_options_of_pdctl_in_the_examples_are_there() -> None:
     examples = [line.split()[2:] for line in lines if line.startswith("    pdctl bench ")]
     assert len(examples) == 4
     for command, *arguments in examples:
-        shown = CliRunner().invoke(app, ["bench", command, "--help"], env={"COLUMNS": "200"}).output
+        shown = CliRunner().invoke(app, ["bench", command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
         assert [word for word in arguments if word.startswith("--") and word not in shown] == []

@@ -104,7 +104,7 @@ def test_last_of_many_quick_commands_wins(commanded: Pair, prompts: Prompts, rol
     worker = commanded.cluster.workers[name]
     worker.wait_for(lambda: is_ready(worker) is not drain, f"{name} obeys")
     if not drain:
-        answer = commanded.decode.client.complete(prompts(300), "auto", max_tokens=2)
+        answer = commanded.decode.client.complete(prompts(300), "auto", max_tokens=1500)
         assert answer.tokens
     assert (commanded.cluster.records()[name]["state"], is_ready(worker)) == (state, not drain)
 
@@ -135,6 +135,7 @@ def test_sigterm_in_a_drain_by_command_ends_in_order(commanded: Pair, prompts: P
         cluster.command(decode.name, drain=True)
         cluster.wait_state(decode.name, "draining")
         decode.terminate()
+        decode.wait_for(lambda: log.count("asked to end") == 1, "the signal has come")
         cluster.command(decode.name, drain=False)  # too late: the process is to end
         decode.wait_for(lambda: log.count("drain command present=False") == 1, "it has heard")
         assert log.count("state=ready") == 0

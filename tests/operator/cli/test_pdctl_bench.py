@@ -23,7 +23,7 @@ SERVE = ("serve", "--num-prompts", "3", "--input-len", "8", "--output-len", "2")
 
 
 def bench(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def worker_series() -> dict[str, set[str]]:
 
 def own_labels(family: str) -> set[str]:
     collector = getattr(Metrics(), family.removeprefix("pdcluster_"))
-    return {f"exported_{name}" if name == "role" else name for name in collector._labelnames}
+    return {f"exported_{name}" if name == "role" else name for name in getattr(collector, "_labelnames", ())}
 
 
 def operator_series() -> dict[str, set[str]]:

@@ -241,8 +241,12 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     def on_interrupt() -> None:
         (hurry if stop.is_set() else stop).set()
 
+    def on_terminate() -> None:
+        logger.info("asked to end")
+        stop.set()
+
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, on_terminate)
     loop.add_signal_handler(signal.SIGINT, on_interrupt)
     return stop, hurry
 

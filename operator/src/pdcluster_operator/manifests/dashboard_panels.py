@@ -127,6 +127,8 @@ _ENGINES = (
     Panel("Engine step", "p95, by kind of step.", "s", (_STEPS,)),
     Panel("Engine steps", "Per second.", "short", (_rate("engine_steps"),)),
     Panel("Devices", "Workers by what their engines compute on.", "short", (_DEVICES,)),
+    Panel("GPU memory", "Of all processes, and in all.", "bytes", _total("device_memory_bytes", f"{_BY}, state", f"{_POOL} {{{{state}}}}")),
+    Panel("GPU utilization", "Time in which a kernel ran, mean of the pool.", "percentunit", _mean("device_utilization_ratio")),
     Panel("Engine dtype", "Workers by what they compute in, and whether their CPU does so natively.", "short", (_DTYPES,)),
     Panel("Engine time", "Seconds per second: on prefill, on decode, outside the model.", "percentunit", _ENGINE_TIME),
     Panel("Time in the model", "Seconds per second: its inputs, the forward pass, sampling.", "percentunit", (_PHASE_TIME,)),
