@@ -237,7 +237,7 @@ async def _run(bench: Bench) -> Results:
 
 
 async def _turn(stage: "Stage", name: str, results: Results, number: int) -> None:
-    """Measure one system; what goes wrong with it is reported and ends its turn only."""
+    """Measure one system; an error of it is reported and ends its turn only."""
     try:
         async with stage.system(name) as (system, is_new):
             if is_new:

@@ -73,7 +73,8 @@ def make_batch(name: str, blocks: Blocks) -> "Batch":
     """The batch of a case; its contexts count as computed already."""
     from pdcluster_worker.engine.batch import Batch
 
-    kind, number = re.fullmatch(r"([a-z]+)(\d*)", name).groups()  # type: ignore[union-attr]
+    found = re.fullmatch(r"([a-z]+)(\d*)", name)
+    kind, number = found.groups() if found else (name, "")
     match kind:
         case "decode" | "long":
             context = 283 if kind == "decode" else 1037

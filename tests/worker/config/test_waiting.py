@@ -1,4 +1,4 @@
-"""Threads of the model spin only where their cores are theirs alone; whoever starts the worker may say otherwise."""
+"""Threads of the model spin only on cores that the worker owns; its environment may say otherwise."""
 
 import subprocess
 import sys

@@ -231,7 +231,7 @@ def test_a_check_that_work_interrupts_looks_at_every_block_in_the_end(engine, sp
     rig = engine(num_blocks=3 * SLICE_BLOCKS)
     rig.handle(m.Submit(spec("a", max_tokens=1)))
     rig.handle(m.Submit(spec("b", [9], max_tokens=1)))
-    rig.core.pool.allocate(1)  # whose holder nobody knows
+    rig.core.pool.allocate(1)  # that no request holds
     rig.core.check_when_idle()  # the last third, which comes next
     with pytest.raises(AssertionError, match="has 1 references, 0 holders are known"):
         rig.core.check_when_idle()

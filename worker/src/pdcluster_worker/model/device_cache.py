@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _cuda: Any = torch.cuda  # its classes have no types
 
 STEP_BYTES_PER_TOKEN = 512 << 10
-"""What a step takes besides weights and KV blocks for a token of its budget: generous for models of up to 70B."""
+"""What a step takes besides weights and KV blocks for a token of its budget: an estimate, not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,12 +79,12 @@ def _check_parts(layer: Any, family: Family) -> None:
     """Refuse a layer with a part that would be left out."""
     parts = {name for name, _ in layer.named_children()}
     if parts != LAYER_PARTS:
-        raise NotOursError(f"its layers have parts {', '.join(sorted(parts ^ LAYER_PARTS))} besides or without the usual ones")
+        raise NotOursError(f"its layers have parts {', '.join(sorted(parts ^ LAYER_PARTS))} too many or too few")
     products = {"q_proj", "k_proj", "v_proj", "o_proj", *(("q_norm", "k_norm") if family.head_norms else ())}
     inside = {name for name, _ in layer.self_attn.named_children()}
     if inside != products:
-        raise NotOursError(f"its attention has parts {', '.join(sorted(inside ^ products))} besides or without the usual ones")
-    if any(not isinstance(part, nn.Linear) for part in (*(getattr(layer.self_attn, n) for n in products if n.endswith("proj")),)):
+        raise NotOursError(f"its attention has parts {', '.join(sorted(inside ^ products))} too many or too few")
+    if not all(isinstance(getattr(layer.self_attn, name), nn.Linear) for name in products if name.endswith("_proj")):
         raise NotOursError("its products are not plain linear layers")
 
 

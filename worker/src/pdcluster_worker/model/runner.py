@@ -38,17 +38,15 @@ class Runner:
     seconds: see `engine.ports.ModelRunner`.
     """
 
-    def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache | DeviceKVCache, *, max_sequences: int, max_tokens: int) -> None:
-        """max_sequences, max_tokens: of one batch."""
+    def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache | DeviceKVCache, limits: StepLimits) -> None:
         self.info = info
         self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
         self._cache = cache
-        self._max_tokens = max_tokens
-        max_blocks = -(-info.max_model_len // cache.geometry.block_size)
+        self._max_tokens = limits.max_tokens
         self._planner = StepPlanner(
-            block_size=cache.geometry.block_size, max_sequences=max_sequences, max_tokens=max_tokens, max_blocks=max_blocks
+            block_size=limits.block_size, max_sequences=limits.max_sequences, max_tokens=limits.max_tokens, max_blocks=limits.blocks
         )
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
 
@@ -103,7 +101,7 @@ def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: Eng
     """A runner of this model, over this cache.  The model's own weights are dropped where they are packed."""
     limits = StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, cache.geometry.block_size)
     forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
-    return Runner(loaded.info, forward, cache, max_sequences=engine.max_sequences, max_tokens=engine.max_batched_tokens)
+    return Runner(loaded.info, forward, cache, limits)
 
 
 def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:

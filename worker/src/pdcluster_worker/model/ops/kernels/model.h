@@ -1,4 +1,4 @@
-/* What the kernels are told of a model and of a step; ops/kernel_arguments.py has the same fields in the same order. */
+/* The arguments of the kernels, a model's and a step's; ops/kernel_arguments.py has the same fields in the same order. */
 #ifndef MODEL_H
 #define MODEL_H
 
