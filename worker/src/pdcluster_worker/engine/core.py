@@ -23,7 +23,7 @@ from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestF
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.scheduler import Schedule, Scheduler
+from pdcluster_worker.engine.scheduler import Continuous, Schedule, Scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepTimes, StepWork
@@ -60,7 +60,7 @@ class EngineCore:
         self._transport = transport
         self._clock = clock
         self._tables = BlockTables(settings, self.pool)
-        self._scheduler = Scheduler(settings, self._tables)
+        self._scheduler: Scheduler = Continuous(settings, self._tables)
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)

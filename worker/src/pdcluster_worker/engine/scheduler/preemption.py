@@ -1,0 +1,58 @@
+"""Takes blocks back when decodes outgrow the pool [V5]: a victim starts over, its output kept."""
+
+import logging
+
+from pdcluster_worker.engine.acceptance import too_large
+from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.scheduler.order import running_order
+from pdcluster_worker.engine.scheduler.queues import Queues
+from pdcluster_worker.engine.scheduler.schedule import Schedule
+
+logger = logging.getLogger(__name__)
+
+
+def grow_or_preempt(queues: Queues, request: Request, num_tokens: int, step: Schedule) -> bool:
+    """Extend the request's blocks to `num_tokens`, at the cost of the last in order.
+
+    False when the request itself was the last, or can never be held here.
+    """
+    while not queues.tables.grow(request, num_tokens):
+        if (reason := too_large(request.num_tokens, queues.settings)) is not None:
+            fail(queues, request, reason, step)
+            return False
+        victim = last_in_order(queues)
+        preempt(queues, victim, step)
+        if victim is request:
+            return False
+    return True
+
+
+def last_in_order(queues: Queues) -> Request:
+    """The request that holds blocks and would be missed least."""
+    last = [queue[-1] for queue in (queues.running, queues.ready) if queue]
+    return max(last, key=running_order)
+
+
+def preempt(queues: Queues, request: Request, step: Schedule) -> None:
+    """Take the request's blocks and queue it again, before those that never ran."""
+    # Decodes preempt in the order of `running`, so the last in order is planned last.
+    assert request not in step.items, f"request {request.request_id} is preempted after its turn"
+    queues.remove(request)
+    step.preempted.append(request)
+    queues.num_preemptions += 1
+    logger.info(
+        "preempted request=%s blocks=%d tokens=%d",
+        request.request_id,
+        len(request.block_table),
+        request.num_tokens,
+    )
+    queues.tables.release(request)
+    request.status = Status.PREEMPTED
+    queues.add(request)
+
+
+def fail(queues: Queues, request: Request, reason: str, step: Schedule) -> None:
+    """Give up a request that can never run; it holds nothing afterwards."""
+    queues.remove(request)
+    queues.tables.release(request)
+    step.failed.append((request, reason))

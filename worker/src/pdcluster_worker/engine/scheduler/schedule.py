@@ -1,0 +1,40 @@
+"""The plan of one step while a scheduler makes it, and its outcome."""
+
+from dataclasses import dataclass, field
+
+from pdcluster_worker.engine.batch import Batch, Scheduled
+from pdcluster_worker.engine.request import Request
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's plan.
+
+    budget:   tokens that may still be scheduled.
+    seated:   got a seat in this step, for the first time or again.
+    started:  those of them that were admitted from waiting for the first time.
+    failed:   can never run, with the reason; nothing here holds or knows them any more.
+    """
+
+    budget: int
+    items: dict[Request, Scheduled] = field(default_factory=dict)
+    seated: list[Request] = field(default_factory=list)
+    started: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    failed: list[tuple[Request, str]] = field(default_factory=list)
+
+    @property
+    def batch(self) -> Batch:
+        """What the runner is to execute; may be empty."""
+        return Batch(tuple(self.items.values()))
+
+    @property
+    def progressed(self) -> bool:
+        """Whether the next schedule could differ from this one."""
+        return bool(self.items or self.preempted or self.failed)
+
+    def add(self, request: Request) -> None:
+        """Spend budget on as many of the request's tokens as it allows."""
+        num_tokens = min(len(request.tokens) - request.num_computed_tokens, self.budget)
+        self.items[request] = Scheduled(request, num_tokens)
+        self.budget -= num_tokens
