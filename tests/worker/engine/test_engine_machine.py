@@ -1,4 +1,4 @@
-"""Two engine cores, a network that may be late, lossy or wrong, and a server that may give up at any moment.
+"""Two engine cores, each with any scheduler, a network that may be late, lossy or wrong, and a server that may give up at any moment.
 
 The machine plays the server processes of a decode and a prefill worker.  After
 every rule both pools must be whole; every block that is read or written must
@@ -16,12 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockState
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.settings import SCHEDULER_NAMES, EngineSettings, SchedulerSettings
 from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
 
 BLOCK_SIZE = 4
 DECODE_BLOCKS, PREFILL_BLOCKS = 16, 10
 VOCAB, EOS = 29, 7
+MAX_MODEL_LEN = 1000
 BASE = [(5 * i + 3) % VOCAB for i in range(40)]  # prompts share prefixes of this
 
 
@@ -47,10 +48,12 @@ class Client:
 class Engine:
     """One core with everything around it."""
 
-    def __init__(self, name: str, num_blocks: int, network: FakeNetwork, clock: FakeClock) -> None:
+    def __init__(self, name: str, num_blocks: int, network: FakeNetwork, clock: FakeClock, scheduler: SchedulerSettings) -> None:
         self.runner = FakeRunner(num_blocks, BLOCK_SIZE, VOCAB)
         self.transport = FakeTransport(network, self.runner, name, clock)
-        sizes = EngineSettings(BLOCK_SIZE, num_blocks, max_batched_tokens=9, max_sequences=3, max_model_len=1000)
+        budget = MAX_MODEL_LEN if scheduler.computes_whole_prompts else 9
+        sizes = EngineSettings(BLOCK_SIZE, num_blocks, budget, max_sequences=3, max_model_len=MAX_MODEL_LEN, scheduler=scheduler)
+        self.budget = budget
         epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
         self.core = EngineCore(sizes, self.runner, self.transport, clock, lambda: next(epochs))
         self.inbox: deque[m.EngineInput] = deque()
@@ -78,13 +81,15 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.network = FakeNetwork()
-        self.decode = Engine("decode", DECODE_BLOCKS, self.network, self.clock)
-        self.prefill = Engine("prefill", PREFILL_BLOCKS, self.network, self.clock)
+        self.decode = Engine("decode", DECODE_BLOCKS, self.network, self.clock, SchedulerSettings())
+        self.prefill = Engine("prefill", PREFILL_BLOCKS, self.network, self.clock, SchedulerSettings())
         self.clients: dict[str, Client] = {}
         self.verify = True
 
-    @initialize(verify=st.booleans())
-    def choose(self, verify):
+    @initialize(verify=st.booleans(), decode=st.sampled_from(SCHEDULER_NAMES), prefill=st.sampled_from(SCHEDULER_NAMES))
+    def choose(self, verify, decode, prefill):
+        self.decode = Engine("decode", DECODE_BLOCKS, self.network, self.clock, SchedulerSettings(name=decode))
+        self.prefill = Engine("prefill", PREFILL_BLOCKS, self.network, self.clock, SchedulerSettings(name=prefill))
         self.verify = self.decode.transport.verify = self.prefill.transport.verify = verify
 
     # --- rules --------------------------------------------------------------------------------
@@ -180,6 +185,12 @@ class EngineMachine(RuleBasedStateMachine):
         for engine in (self.decode, self.prefill):
             engine.core.check()
             assert sum(engine.core.pool.counts().values()) == engine.core.pool.num_blocks
+
+    @invariant()
+    def steps_keep_their_budget(self):
+        for engine in (self.decode, self.prefill):
+            assert all(sum(count for _, count in batch) <= engine.budget for batch in engine.runner.executed[-1:])
+            assert all(len(batch) <= 3 for batch in engine.runner.executed[-1:])
 
     def teardown(self):
         for engine in (self.decode, self.prefill):

@@ -23,7 +23,7 @@ from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestF
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.scheduler import Continuous, Schedule, Scheduler
+from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepTimes, StepWork
@@ -60,7 +60,7 @@ class EngineCore:
         self._transport = transport
         self._clock = clock
         self._tables = BlockTables(settings, self.pool)
-        self._scheduler: Scheduler = Continuous(settings, self._tables)
+        self._scheduler = make_scheduler(settings, self._tables)
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)
@@ -173,7 +173,8 @@ class EngineCore:
         request = self._accept(spec, num_more=1)
         if request is None:
             return
-        answer = self._receiver.receive(request, self._scheduler.num_reserved_blocks)
+        room = self._scheduler.room.num_tokens(request)
+        answer = self._receiver.receive(request, room, self._scheduler.num_reserved_blocks)
         self._outbox.append(answer)
         if isinstance(answer, messages.ReceiveReady):
             self._counters.count_request(request)
@@ -295,6 +296,7 @@ class EngineCore:
         self._changed = True
         times = StepTimes(self._clock() - started, now - model_started, self._executor.seconds)
         self._counters.count_step(work, times, len(tokens))
+        self._scheduler.completed(work.num_tokens, times.step)
 
     def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
         request.tokens.append(sample.token_id)

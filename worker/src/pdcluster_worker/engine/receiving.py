@@ -69,12 +69,19 @@ class Receiver:
         """Epochs that are not fenced, of live requests or not."""
         return len(self._by_epoch)
 
-    def receive(self, request: Request, num_reserved_blocks: int) -> ReceiveReady | ReceiveRefused:
+    def receive(
+        self,
+        request: Request,
+        num_room_tokens: int,
+        num_reserved_blocks: int,
+    ) -> ReceiveReady | ReceiveRefused:
         """Hold blocks for all known tokens and one more, and open those that the peer is to write.
 
+        num_room_tokens:     tokens that the scheduler wants blocks for, if those are more.
         num_reserved_blocks: what must stay available for others.  A refusal holds nothing.
         """
-        reservation = self._tables.reservation(request, request.num_tokens + 1)
+        num_tokens = max(request.num_tokens + 1, num_room_tokens)
+        reservation = self._tables.reservation(request, num_tokens)
         needed = reservation.num_needed + num_reserved_blocks
         if needed > self._pool.num_available:
             # An empty pool fits every request that was accepted, whatever is reserved now: never ask for more than that.

@@ -1,6 +1,65 @@
 """The engine's own sizes: what the pure core needs to know, and nothing of files or devices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+SchedulerName = Literal[
+    "continuous",
+    "sarathi",
+    "prefill-first",
+    "orca",
+    "request-level",
+    "simple-chunking",
+]
+"""The schedulers of `engine.scheduler`."""
+
+SCHEDULER_NAMES: tuple[SchedulerName, ...] = get_args(SchedulerName)
+
+WHOLE_PROMPT_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "orca", "request-level")
+"""Those that compute a prompt in one step, whatever its length."""
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSchedule:
+    """Chunk sizes over a prompt [A4]: large at its start, small where its context is long.
+
+    low, high:  tokens of the last stage's chunks and of the first one's.
+    stages:     how many sizes from high to low, in equal steps.
+    max_tokens: of the longest prompt, which the stages divide evenly.
+    """
+
+    low: int
+    high: int
+    stages: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Which scheduler, and what it goes by.
+
+    policy:                       fcfs = by arrival; priority = lower first, ties by arrival [V6].
+    long_prefill_token_threshold: most tokens of one prompt in a step while other prompts want
+                                  some too [V3]; 0 = no such limit.  For continuous.
+    chunked_prefill:              a prompt may be computed in parts [V4].  For continuous.
+    tbt_slo_seconds:              the time between two tokens that steps are kept within by their
+                                  size; None = all have the full budget.  For sarathi.
+    chunk_schedule:               None = chunks of any size.  For sarathi.
+    """
+
+    name: SchedulerName = "continuous"
+    policy: SchedulingPolicy = "priority"
+    long_prefill_token_threshold: int = 0
+    chunked_prefill: bool = True
+    tbt_slo_seconds: float | None = None
+    chunk_schedule: ChunkSchedule | None = None
+
+    @property
+    def computes_whole_prompts(self) -> bool:
+        """Whether a prompt is never cut, so that a step must have room for the longest."""
+        return not self.chunked_prefill or self.name in WHOLE_PROMPT_SCHEDULERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +80,21 @@ class EngineSettings:
     max_model_len: int
     prefix_caching: bool = True
     fence_timeout_seconds: float = 30.0
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+
+
+def wrong_sizes(scheduler: SchedulerSettings, max_batched_tokens: int, max_model_len: int) -> str:
+    """Why this scheduler cannot serve requests of `max_model_len` tokens; empty when it can [V9]."""
+    if scheduler.computes_whole_prompts and max_batched_tokens < max_model_len:
+        how = f"scheduler {scheduler.name}" if scheduler.chunked_prefill else "chunkedPrefill: false"
+        return (
+            f"{how} computes a prompt in one step, and maxBatchedTokens ({max_batched_tokens}) is "
+            f"below the longest request of {max_model_len} tokens: raise maxBatchedTokens, or set "
+            "maxModelLen to at most that"
+        )
+    if scheduler.long_prefill_token_threshold > max_model_len:
+        return (
+            f"longPrefillTokenThreshold ({scheduler.long_prefill_token_threshold}) is above the "
+            f"longest request of {max_model_len} tokens: lower it, or leave it out"
+        )
+    return ""

@@ -1,7 +1,7 @@
 """Schedulers: which request computes how many tokens in the next step, behind one protocol."""
 
-from pdcluster_worker.engine.scheduler.continuous import Continuous
 from pdcluster_worker.engine.scheduler.protocol import Scheduler
+from pdcluster_worker.engine.scheduler.registry import SCHEDULERS, make_scheduler
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 
-__all__ = ["Continuous", "Schedule", "Scheduler"]
+__all__ = ["SCHEDULERS", "Schedule", "Scheduler", "make_scheduler"]

@@ -1,31 +1,69 @@
-"""Lets waiting requests in, first things first: who does not fit keeps the others behind it.
+"""Lets waiting requests in, first things first: one that does not fit keeps those behind it.
 
-A request is admitted only when all its known tokens find room, which it takes
-at once [V7], so only decodes ever grow.
+A request is admitted only when all its known tokens find room [V7].  `admit`
+takes that room at once, so that only decodes ever grow.
 """
 
-from pdcluster_worker.engine.acceptance import too_large
-from pdcluster_worker.engine.request import Status
-from pdcluster_worker.engine.scheduler.preemption import fail
+from dataclasses import dataclass
+
+from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.scheduler.preemption import fails_for_size
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.engine.scheduler.seating import seat
 
 
-def admit(queues: Queues, step: Schedule) -> None:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a waiting request is admitted.
+
+    whole:     only if the step has budget for all its uncomputed tokens [V4].
+    limit:     most of them in this step; None = the budget.
+    num_spare: blocks that must stay free where other requests hold some.
+    """
+
+    whole: bool = False
+    limit: int | None = None
+    num_spare: int = 0
+
+
+def admit(queues: Queues, step: Schedule, terms: Terms) -> None:
     """Seat and schedule waiting requests while budget, seats and blocks last."""
-    while queues.waiting and step.budget > 0 and queues.has_free_seat:
+    tables = queues.tables
+    while step.budget > 0 and (request := first_waiting(queues, step)) is not None:
+        reservation = tables.reservation(request, queues.room.num_tokens(request))
+        if reservation.num_needed > num_free_blocks(queues, terms.num_spare):
+            return
+        num_cached = len(reservation.hits) * queues.settings.block_size
+        if terms.whole and request.num_tokens - num_cached > step.budget:
+            return
+        tables.take(request, reservation)
+        start(queues, request, step)
+        step.add(request, terms.limit)
+
+
+def first_waiting(queues: Queues, step: Schedule) -> Request | None:
+    """The next request to admit, where there is one and a seat for it.
+
+    One that can never run is given up on the way.
+    """
+    while queues.waiting and queues.has_free_seat:
         request = queues.waiting[0]
-        if (reason := too_large(request.num_tokens, queues.settings)) is not None:
-            fail(queues, request, reason, step)
-            continue
-        reservation = queues.tables.reservation(request, request.num_tokens)
-        if reservation.num_needed > queues.tables.pool.num_available:
-            break
-        queues.waiting.pop(0)
-        queues.tables.take(request, reservation)
-        if request.status is Status.WAITING:
-            request.num_cached_tokens = request.num_computed_tokens
-            step.started.append(request)
-        seat(queues, request, step)
-        step.add(request)
+        if not fails_for_size(queues, request, step):
+            return request
+    return None
+
+
+def num_free_blocks(queues: Queues, num_spare: int) -> int:
+    """Blocks that an admission may take: all but the spare ones, those too if nothing runs."""
+    free = queues.tables.pool.num_available
+    return free - num_spare if queues.running or queues.ready else free
+
+
+def start(queues: Queues, request: Request, step: Schedule) -> None:
+    """Give the first waiting request, which has its blocks by now, its seat."""
+    queues.waiting.pop(0)
+    if request.status is Status.WAITING:
+        request.num_cached_tokens = request.num_computed_tokens
+        step.started.append(request)
+    seat(queues, request, step)

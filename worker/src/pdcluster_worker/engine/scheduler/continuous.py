@@ -4,12 +4,17 @@ One rule for prefill and decode [V1]: a request's work is its known tokens less
 the computed ones.  Running requests first (decodes, then unfinished prefills),
 then, only if nothing was preempted, waiting ones, under a token budget and a
 bound on running requests [V2].
+
+    budget 8; a decodes, b has 12 prompt tokens, c 3:
+    step 1  a 1, b 7        step 2  a 1, b 5, c 2        step 3  a 1, b 1, c 1
 """
 
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.scheduler.admission import Terms
 from pdcluster_worker.engine.scheduler.admission import admit as admit_waiting
-from pdcluster_worker.engine.scheduler.order import decodes_first
-from pdcluster_worker.engine.scheduler.preemption import grow_or_preempt
+from pdcluster_worker.engine.scheduler.chunks import schedule_chunks
+from pdcluster_worker.engine.scheduler.order import by_kind
+from pdcluster_worker.engine.scheduler.preemption import decode_or_preempt
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.engine.scheduler.seating import seat_ready
@@ -22,16 +27,21 @@ class Continuous(Queues):
         """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
         seat_ready(self, step)
-        for request in decodes_first(self.running):
-            if step.budget == 0:
-                break
-            if request.status is Status.RUNNING:
-                self._schedule_running(request, step)
-        if admit and not step.preempted:
-            admit_waiting(self, step)
+        decodes, prefills = by_kind(self.running)
+        decode_or_preempt(self, decodes, step)
+        admits = admit and not step.preempted
+        limit = self._limit(prefills, step, admits=admits)
+        schedule_chunks(prefills, step, limit)
+        if admits:
+            whole = not self.settings.scheduler.chunked_prefill
+            admit_waiting(self, step, Terms(whole=whole, limit=limit))
         return step
 
-    def _schedule_running(self, request: Request, step: Schedule) -> None:
-        end = min(len(request.tokens), request.num_computed_tokens + step.budget)
-        if grow_or_preempt(self, request, end, step):
-            step.add(request)
+    def _limit(self, prefills: list[Request], step: Schedule, *, admits: bool) -> int | None:
+        """Most tokens of one prompt in this step [V3], an equal share of the budget at least."""
+        threshold = self.settings.scheduler.long_prefill_token_threshold
+        if threshold == 0:
+            return None
+        num_seats = self.settings.max_sequences - len(self.running)
+        num_waiting = min(len(self.waiting), num_seats) if admits else 0
+        return max(threshold, step.budget // max(1, len(prefills) + num_waiting))

@@ -1,6 +1,10 @@
 """In which order requests are served, and what kind of work each has."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.settings import SchedulingPolicy
 
 
 def num_uncomputed(request: Request) -> int:
@@ -14,19 +18,42 @@ def is_decode(request: Request) -> bool:
     return num_tokens > request.num_prompt_tokens and num_tokens - request.num_computed_tokens == 1
 
 
-def decodes_first(requests: list[Request]) -> list[Request]:
-    """The same requests, decodes before unfinished prefills, each kind in its order."""
+def by_kind(requests: list[Request]) -> tuple[list[Request], list[Request]]:
+    """The decodes and the unfinished prefills, each in the order of `requests`."""
     decodes = [request for request in requests if is_decode(request)]
     if len(decodes) == len(requests):
-        return decodes
-    return [*decodes, *(request for request in requests if not is_decode(request))]
+        return decodes, []
+    return decodes, [request for request in requests if not is_decode(request)]
 
 
-def running_order(request: Request) -> tuple[int, float]:
-    """Who goes first among those with a seat: lower priority, then earlier arrival [V6]."""
-    return request.priority, request.arrival_seconds
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Sort keys; the least goes first.
+
+    running: of requests that hold blocks; the last of them is the victim of a preemption [V5].
+    waiting: of the others; a preempted request goes to the front of its equals [V5].
+    """
+
+    running: Callable[[Request], tuple[float, ...]]
+    waiting: Callable[[Request], tuple[float, ...]]
 
 
-def waiting_order(request: Request) -> tuple[int, bool, float]:
-    """Who is admitted first: a preempted request goes to the front of its priority [V5]."""
-    return request.priority, request.status is not Status.PREEMPTED, request.arrival_seconds
+def order_of(policy: SchedulingPolicy) -> Order:
+    """The order of one policy [V6]."""
+    return _ORDERS[policy]
+
+
+def _never_ran(request: Request) -> bool:
+    return request.status is not Status.PREEMPTED
+
+
+_ORDERS = {
+    "fcfs": Order(
+        running=lambda request: (request.arrival_seconds,),
+        waiting=lambda request: (_never_ran(request), request.arrival_seconds),
+    ),
+    "priority": Order(
+        running=lambda request: (request.priority, request.arrival_seconds),
+        waiting=lambda request: (request.priority, _never_ran(request), request.arrival_seconds),
+    ),
+}

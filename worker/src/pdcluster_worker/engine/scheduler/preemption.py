@@ -4,21 +4,28 @@ import logging
 
 from pdcluster_worker.engine.acceptance import too_large
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.scheduler.order import running_order
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
 
-def grow_or_preempt(queues: Queues, request: Request, num_tokens: int, step: Schedule) -> bool:
-    """Extend the request's blocks to `num_tokens`, at the cost of the last in order.
+def decode_or_preempt(queues: Queues, requests: list[Request], step: Schedule) -> None:
+    """Schedule a token of each decode, at the cost of the last in order where blocks are short."""
+    for request in requests:
+        if step.budget == 0:
+            return
+        if request.status is Status.RUNNING and grow_or_preempt(queues, request, step):
+            step.add(request)
+
+
+def grow_or_preempt(queues: Queues, request: Request, step: Schedule) -> bool:
+    """Extend the request's blocks to its known tokens, at the cost of the last in order.
 
     False when the request itself was the last, or can never be held here.
     """
-    while not queues.tables.grow(request, num_tokens):
-        if (reason := too_large(request.num_tokens, queues.settings)) is not None:
-            fail(queues, request, reason, step)
+    while not queues.tables.grow(request, len(request.tokens)):
+        if fails_for_size(queues, request, step):
             return False
         victim = last_in_order(queues)
         preempt(queues, victim, step)
@@ -28,14 +35,14 @@ def grow_or_preempt(queues: Queues, request: Request, num_tokens: int, step: Sch
 
 
 def last_in_order(queues: Queues) -> Request:
-    """The request that holds blocks and would be missed least."""
+    """The request to take blocks from, of all that hold some."""
     last = [queue[-1] for queue in (queues.running, queues.ready) if queue]
-    return max(last, key=running_order)
+    return max(last, key=queues.order.running)
 
 
 def preempt(queues: Queues, request: Request, step: Schedule) -> None:
     """Take the request's blocks and queue it again, before those that never ran."""
-    # Decodes preempt in the order of `running`, so the last in order is planned last.
+    # Requests preempt in the order of `running`, so the last in order is planned last.
     assert request not in step.items, f"request {request.request_id} is preempted after its turn"
     queues.remove(request)
     step.preempted.append(request)
@@ -51,8 +58,12 @@ def preempt(queues: Queues, request: Request, step: Schedule) -> None:
     queues.add(request)
 
 
-def fail(queues: Queues, request: Request, reason: str, step: Schedule) -> None:
-    """Give up a request that can never run; it holds nothing afterwards."""
+def fails_for_size(queues: Queues, request: Request, step: Schedule) -> bool:
+    """Give up a request that the whole pool could not hold; it holds nothing afterwards."""
+    reason = too_large(request.num_tokens, queues.settings)
+    if reason is None:
+        return False
     queues.remove(request)
     queues.tables.release(request)
     step.failed.append((request, reason))
+    return True

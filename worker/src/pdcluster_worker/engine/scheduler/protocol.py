@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.scheduler.rooms import Room
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 
 
@@ -15,12 +16,14 @@ class Scheduler(Protocol):
     ready:   hold received KV and wait for a seat only.
     running: hold a seat.
     num_preemptions: since the start.
+    room:    the blocks that a request takes when it comes in.
     """
 
     waiting: list[Request]
     ready: list[Request]
     running: list[Request]
     num_preemptions: int
+    room: Room
 
     @property
     def num_requests(self) -> int:
@@ -58,4 +61,8 @@ class Scheduler(Protocol):
         Either makes progress or changes nothing.
         admit: False = no waiting request is admitted in this step; nothing else changes.
         """
+        ...
+
+    def completed(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long, from its schedule to its last token."""
         ...

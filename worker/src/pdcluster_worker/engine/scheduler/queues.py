@@ -4,30 +4,34 @@ from bisect import insort_left, insort_right
 
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.scheduler.order import (
-    is_decode,
-    num_uncomputed,
-    running_order,
-    waiting_order,
-)
+from pdcluster_worker.engine.scheduler.order import is_decode, num_uncomputed, order_of
+from pdcluster_worker.engine.scheduler.rooms import KnownRoom, Room
 from pdcluster_worker.engine.settings import EngineSettings
 
 
 class Queues:
-    """Requests that wait for a seat or hold one.
+    """Requests that wait for a seat or hold one; the state of every scheduler.
 
-    waiting: hold no blocks, in `waiting_order`.
-    ready:   hold received KV and wait for a seat only, in `running_order`.
-    running: hold a seat, in `running_order`, so the victim of a preemption is the last [V5], [V6].
+    waiting: hold no blocks, in `order.waiting`.
+    ready:   hold received KV and wait for a seat only, in `order.running`.
+    running: hold a seat, in `order.running`.
+    room:    what a request takes at its admission.
     """
 
-    def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        tables: BlockTables,
+        room: Room | None = None,
+    ) -> None:
         self.waiting: list[Request] = []
         self.ready: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.settings = settings
         self.tables = tables
+        self.room: Room = room or KnownRoom()
+        self.order = order_of(settings.scheduler.policy)
 
     @property
     def num_requests(self) -> int:
@@ -45,10 +49,12 @@ class Queues:
     def num_reserved_blocks(self) -> int:
         """Blocks that newcomers from outside must leave to the requests that are here.
 
-        One to grow for each seat, and the room of the first waiting request.
+        Those to grow by, and the room of the first waiting request.
         """
-        first = self.tables.num_blocks(self.waiting[0].num_tokens) if self.waiting else 0
-        return len(self.running) + len(self.ready) + first
+        growing = self.room.num_growing_blocks(len(self.running) + len(self.ready))
+        if not self.waiting:
+            return growing
+        return growing + self.tables.num_blocks(self.room.num_tokens(self.waiting[0]))
 
     @property
     def has_free_seat(self) -> bool:
@@ -61,11 +67,11 @@ class Queues:
         One that lost its blocks (PREEMPTED) goes before those that never ran.
         """
         insort = insort_left if request.status is Status.PREEMPTED else insort_right
-        insort(self.waiting, request, key=waiting_order)
+        insort(self.waiting, request, key=self.order.waiting)
 
     def add_ready(self, request: Request) -> None:
         """Queue a request whose KV is in its blocks; it is seated before others are admitted."""
-        insort_right(self.ready, request, key=running_order)
+        insort_right(self.ready, request, key=self.order.running)
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it stands; its blocks stay its own.
@@ -75,3 +81,6 @@ class Queues:
         for queue in (self.running, self.ready, self.waiting):
             if request in queue:
                 queue.remove(request)
+
+    def completed(self, num_tokens: int, seconds: float) -> None:
+        """Take note of a step; most schedulers go by no times."""

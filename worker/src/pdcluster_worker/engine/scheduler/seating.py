@@ -3,7 +3,6 @@
 from bisect import insort_right
 
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.scheduler.order import running_order
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 
@@ -17,5 +16,5 @@ def seat_ready(queues: Queues, step: Schedule) -> None:
 def seat(queues: Queues, request: Request, step: Schedule) -> None:
     """Let a request run that holds its blocks and stands in no queue."""
     request.status = Status.RUNNING
-    insort_right(queues.running, request, key=running_order)
+    insort_right(queues.running, request, key=queues.order.running)
     step.seated.append(request)

@@ -1,0 +1,64 @@
+"""Block managers: for how many tokens a request takes blocks when it is admitted.
+
+`KnownRoom` is that of vLLM and Sarathi: the known tokens, and one block more
+whenever the last is full, at the risk of preemption.  `MaximumRoom` is that of
+Orca and FasterTransformer: the longest that the request can become, so that
+nothing ever grows, at the price of blocks that stay empty.
+"""
+
+from typing import Protocol
+
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.settings import EngineSettings
+
+WATERMARK = 0.01
+"""Share of the blocks that an admission leaves to the growth of those that run [A3]."""
+
+
+class Room(Protocol):
+    """How much a request takes at its admission."""
+
+    def num_tokens(self, request: Request) -> int:
+        """Tokens that it takes blocks for, at least all that are known."""
+        ...
+
+    def num_growing_blocks(self, num_requests: int) -> int:
+        """Blocks to keep free for the growth of so many requests that hold theirs."""
+        ...
+
+
+class KnownRoom:
+    """The tokens that are known."""
+
+    def num_tokens(self, request: Request) -> int:
+        """See `Room`."""
+        return len(request.tokens)
+
+    def num_growing_blocks(self, num_requests: int) -> int:
+        """See `Room`: each may need one with its next token."""
+        return num_requests
+
+
+class MaximumRoom:
+    """The longest that the request can become, as far as the pool can hold it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        capacity = settings.num_blocks * settings.block_size
+        self._most_tokens = min(settings.max_model_len, capacity)
+
+    def num_tokens(self, request: Request) -> int:
+        """See `Room`; a prefill for a peer makes no further token here."""
+        known = len(request.tokens)
+        if request.target is not None:
+            return known
+        longest = request.num_prompt_tokens + request.sampling.max_tokens
+        return max(known, min(longest, self._most_tokens))
+
+    def num_growing_blocks(self, num_requests: int) -> int:
+        """See `Room`: nothing grows."""
+        return 0
+
+
+def watermark_blocks(num_blocks: int) -> int:
+    """Blocks of the watermark, rounded up."""
+    return -(-num_blocks // round(1 / WATERMARK))
