@@ -6,6 +6,7 @@ case, or a case without a rule, fails a test.
 
 from dataclasses import dataclass
 
+from tests.apiserver.cel_scheduling import OBJECT_CASES, scheduling_cases
 from tests.operator.object_cases import CEILINGS, CPU, HUB, NIGHT, VOLUME, Change, at, both, without
 
 ROLES = ("prefill", "decode", "mixed")
@@ -116,6 +117,7 @@ def role_rules(role: str) -> list[Rule]:
             both(only(role), at("spec.engine.maxSequences", 512), at(f"{own}.engine.maxBatchedTokens", 512), _other_room(other)),
             both(only(role), at("spec.engine.maxBatchedTokens", 512), at(f"{own}.engine.maxSequences", 513)),
         ),
+        *(Rule(*case) for case in scheduling_cases(role, only(role))),
         Rule(
             own,
             CUDA,
@@ -360,6 +362,7 @@ RULES = [
     *MODEL_RULES,
     *ETCD_RULES,
     *AUTOSCALE_RULES,
+    *(Rule(*case) for case in OBJECT_CASES),
     Rule(
         "spec.roles",
         "KV blocks move between roles: give prefill and decode the same engine.blockSize",

@@ -158,7 +158,7 @@ def test_crd_name_lengths_are_those_of_a_workload(role: str) -> None:
     assert rules[0].endswith(f"<= {room})")
 
 
-@pytest.mark.parametrize("field", ["blockSize", "maxBatchedTokens", "maxSequences"])
+@pytest.mark.parametrize("field", ["blockSize", "maxBatchedTokens", "maxSequences", "longPrefillTokenThreshold"])
 def test_crd_rules_know_the_engine_defaults(field: str) -> None:
     rules = " ".join(rule["rule"] for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"])
     assumed = re.findall(rf"\.\?{field}\)\.orValue\((\d+)\)", rules)

@@ -26,7 +26,7 @@ from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
-from tests.operator.manifests.test_every_field_counts import ENGINE_VALUES
+from tests.operator.manifests.test_every_field_counts import ENGINE_VALUES, SCHEDULING_VALUES
 from tests.operator.object_cases import minimal
 
 ROOT = Path(__file__).parents[2]
@@ -80,11 +80,14 @@ def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return engine_file(cluster, role, pool, cluster.spec.engine_of(role), SITE), policy_file(cluster)
 
 
-def nothing_by_default() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both files of a cluster and a site of which every value is another than the default."""
+def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both files of a cluster and a site of which every value is another than the default.
+
+    scheduling: values that exclude those of other schedulers.
+    """
     document = minimal()
     document["spec"]["model"]["dtype"] = "float32"
-    document["spec"]["engine"] = dict(ENGINE_VALUES)
+    document["spec"]["engine"] = ENGINE_VALUES | scheduling
     cluster = parse(document)
     tls = EtcdTls(ca="/e/ca", certificate="/e/c", key="/e/k")
     site = replace(SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys")
@@ -131,15 +134,18 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
     """Where nothing is the default: all but the lease, which is the contract's 10 s on the worker's side."""
-    engine, policy = nothing_by_default()
+    files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
+    found = {path for engine, _ in files for path in paths(engine)}
+    policy = files[0][1]
     only = {"discovery.leaseSeconds"}
 
-    assert set(paths(engine)) | only == set(fields(config.WorkerConfig))
+    assert found | only == set(fields(config.WorkerConfig))
     assert set(paths(policy)) == set(fields(config.PolicyConfig))
 
 
-def test_rendered_values_are_the_ones_that_the_worker_reads(tmp_path: Path) -> None:
-    engine, _ = nothing_by_default()
+@pytest.mark.parametrize("scheduling", SCHEDULING_VALUES, ids=["threshold", "whole", "sarathi"])
+def test_rendered_values_are_the_ones_that_the_worker_reads(scheduling: dict[str, Any], tmp_path: Path) -> None:
+    engine, _ = nothing_by_default(scheduling)
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     loaded = config.load_worker_config(tmp_path / "engine.yaml")
 

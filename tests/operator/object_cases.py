@@ -120,6 +120,17 @@ GOOD: dict[str, Change] = {
     "all of a device": at("spec.engine", {"deviceMemoryShare": 1}),
     "role engine": at("spec.roles.prefill.engine", {"maxBatchedTokens": 512}),
     "a token for each sequence": at("spec.engine", {"maxBatchedTokens": 64, "maxSequences": 64}),
+    "scheduler of a role": at("spec.roles.prefill.engine", {"scheduler": "prefill-first", "maxBatchedTokens": 8192}),
+    "whole prompts": at("spec.engine", {"chunkedPrefill": False, "maxModelLen": 256, "schedulingPolicy": "fcfs"}),
+    "sarathi": at(
+        "spec.engine",
+        {
+            "scheduler": "sarathi",
+            "tbtSloMilliseconds": 50.5,
+            "chunkSchedule": {"low": 32, "high": 256, "stages": 4, "maxTokens": 4096},
+        },
+    ),
+    "long prompts": at("spec.engine", {"longPrefillTokenThreshold": 64, "maxModelLen": 64}),
     "same block size for both": at("spec.engine", {"blockSize": 32}),
     "policy": at("spec.routing", {"offload": {"prefillQueueMax": 0}, "prefillScore": {"loadWeight": 2}, "credits": {"batchesAhead": 0.5}}),
     "endpoints": at("spec.discovery", {"etcd": {"endpoints": ["etcd-0.etcd:2379", "10.0.0.1:2379"], "tlsSecret": "etcd.client-tls"}}),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tests.operator.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, without
+from tests.operator.wrong_scheduling import WRONG_SCHEDULING
 
 
 @dataclass(frozen=True)
@@ -410,10 +411,11 @@ BAD = [
     ),
     Wrong(at("spec.engine.kvCacheMemory", "0.0Gi"), "spec.engine.kvCacheMemory: must be at least 1, not ", "spec.engine.kvCacheMemory"),
     Wrong(
-        at("spec.engine.scheduler", "continuous"),
-        "spec.engine.scheduler: unknown field; known here: device, blockSize, maxBatchedTokens, maxSequences",
-        "spec.engine.scheduler",
+        at("spec.engine.kvCacheDtype", "auto"),
+        "spec.engine.kvCacheDtype: unknown field; did you mean kvCacheMemory?",
+        "spec.engine.kvCacheDtype",
     ),
+    *(Wrong(*case) for case in WRONG_SCHEDULING),
     Wrong(
         at("spec.engine.fenceTimeoutSeconds", 0),
         "spec.engine.fenceTimeoutSeconds: must be more than 0, not 0; raise it",

@@ -21,6 +21,8 @@ HUB = at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}})
 CLAIM = at("spec.model", {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}})
 OWN_ETCD = at("spec.discovery.etcd", {"endpoints": ["a:1"]})
 STORED = at("spec.discovery.etcd.storage", {"size": "1Gi"})
+SARATHI = at("spec.engine.scheduler", "sarathi")
+CHUNKS = both(SARATHI, at("spec.engine.chunkSchedule", {"low": 32, "high": 128, "stages": 4, "maxTokens": 512}))
 PLACED = at("spec.placement", {"domainLabel": "rack"})
 NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 POOL = "spec.roles.decode.pools.0"
@@ -50,7 +52,18 @@ ENGINE_VALUES: dict[str, Any] = {
     "verifyTransfers": True,
     "fenceTimeoutSeconds": 3.5,
     "batchInvariant": True,
+    "schedulingPolicy": "fcfs",
 }
+
+SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
+    {"longPrefillTokenThreshold": 50},
+    {"chunkedPrefill": False},
+    {
+        "scheduler": "sarathi",
+        "tbtSloMilliseconds": 50,
+        "chunkSchedule": {"low": 32, "high": 128, "stages": 4, "maxTokens": 512},
+    },
+]
 
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
     "model.name": (NOTHING, at("spec.model.name", "other")),
@@ -72,6 +85,14 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "roles.podTemplate": (NOTHING, at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}})),
     "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
     **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items()},
+    "engine.scheduler": (NOTHING, SARATHI),
+    "engine.longPrefillTokenThreshold": (NOTHING, at("spec.engine.longPrefillTokenThreshold", 100)),
+    "engine.chunkedPrefill": (NOTHING, at("spec.engine.chunkedPrefill", False)),
+    "engine.tbtSloMilliseconds": (SARATHI, at("spec.engine.tbtSloMilliseconds", 50)),
+    "engine.chunkSchedule.low": (CHUNKS, at("spec.engine.chunkSchedule.low", 64)),
+    "engine.chunkSchedule.high": (CHUNKS, at("spec.engine.chunkSchedule.high", 64)),
+    "engine.chunkSchedule.stages": (CHUNKS, at("spec.engine.chunkSchedule.stages", 2)),
+    "engine.chunkSchedule.maxTokens": (CHUNKS, at("spec.engine.chunkSchedule.maxTokens", 1024)),
     "roles.engine": (NOTHING, at("spec.roles.decode.engine.maxSequences", 5)),
     "routing.offload.prefillLengthThreshold": (NOTHING, at("spec.routing.offload.prefillLengthThreshold", 1)),
     "routing.offload.prefillQueueMax": (NOTHING, at("spec.routing.offload.prefillQueueMax", 1)),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.config import Identity, load_policy, load_worker_config
+from pdcluster_worker.engine.settings import ChunkSchedule, SchedulerSettings
 from pdcluster_worker.errors import ConfigError
 
 MINIMUM = """
@@ -24,6 +25,18 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+CHUNKS = "{low: 32, high: 128, stages: 4, maxTokens: 512}"
+
+
+def test_worker_config_says_how_the_engine_schedules(tmp_path: Path) -> None:
+    fields = f"{{scheduler: sarathi, schedulingPolicy: fcfs, tbtSloMilliseconds: 50, chunkSchedule: {CHUNKS}}}"
+    config = load_worker_config(write(tmp_path, f"{MINIMUM}engine: {fields}\n"))
+
+    chunks = ChunkSchedule(32, 128, 4, 512)
+    own = SchedulerSettings("sarathi", "fcfs", tbt_slo_seconds=0.05, chunk_schedule=chunks)
+    assert config.engine.scheduler_settings == own
+
+
 def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
     config = load_worker_config(write(tmp_path, MINIMUM))
 
@@ -38,6 +51,19 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
         ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),
+        ("engine: {scheduler: fastest}", r"Invalid enum value 'fastest' - at `\$\.engine\.scheduler`"),
+        ("engine: {scheduler: orca, maxModelLen: 300}", r"maxBatchedTokens \(256\) is below the longest request of 300 tokens: raise"),
+        ("engine: {chunkedPrefill: false, maxModelLen: 257}", r"chunkedPrefill: false computes a prompt in one step"),
+        ("engine: {longPrefillTokenThreshold: 65, maxModelLen: 64}", r"longPrefillTokenThreshold \(65\) is above the longest request"),
+        (
+            "engine: {longPrefillTokenThreshold: 6, chunkedPrefill: false}",
+            "longPrefillTokenThreshold caps the chunks of scheduler continuous",
+        ),
+        ("engine: {chunkedPrefill: false, scheduler: sarathi}", "chunkedPrefill: false is for scheduler continuous, not sarathi"),
+        ("engine: {tbtSloMilliseconds: 50}", "tbtSloMilliseconds is for scheduler sarathi, not continuous: leave it out"),
+        (f"engine: {{chunkSchedule: {CHUNKS}}}", "chunkSchedule is for scheduler sarathi, not continuous: leave it out"),
+        (f"engine: {{scheduler: sarathi, maxBatchedTokens: 64, chunkSchedule: {CHUNKS}}}", r"chunkSchedule\.high \(128\) must be at most"),
+        ("engine: {chunkSchedule: {low: 2, high: 1, stages: 1, maxTokens: 9}}", r"low \(2\) must be at most high \(1\)"),
         ("engine: {fenceTimeoutSeconds: 0}", r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`"),
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
         ("tensorParallel: 2", "unknown field `tensorParallel`"),
@@ -57,7 +83,7 @@ def test_worker_config_refusal_names_field_and_reason(tmp_path: Path, line: str,
 
 def test_worker_config_of_a_record_may_have_fields_that_had_one_value(tmp_path: Path) -> None:
     """An operator of before has rendered it, and it is never rendered anew."""
-    retired = "tensorParallel: 1\nengine: {scheduler: continuous, kvCacheDtype: auto, transport: tcp, blockSize: 32}\n"
+    retired = "tensorParallel: 1\nengine: {kvCacheDtype: auto, transport: tcp, blockSize: 32}\n"
 
     old, new = (load_worker_config(write(tmp_path, MINIMUM + text)) for text in (retired, "engine: {blockSize: 32}\n"))
     assert old == new

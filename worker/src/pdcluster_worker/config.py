@@ -18,6 +18,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import yaml
 
+from pdcluster_worker.engine.settings import (
+    ChunkSchedule,
+    SchedulerName,
+    SchedulerSettings,
+    SchedulingPolicy,
+    wrong_fields,
+    wrong_sizes,
+)
 from pdcluster_worker.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -51,6 +59,19 @@ class ModelConfig(_Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
+class ChunkScheduleConfig(_Section, frozen=True):
+    """Chunk sizes of a prompt, see `engine.settings.ChunkSchedule`."""
+
+    low: Positive
+    high: Positive
+    stages: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    max_tokens: Positive
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"chunkSchedule: low ({self.low}) must be at most high ({self.high})")
+
+
 class EngineConfig(_Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
@@ -62,6 +83,7 @@ class EngineConfig(_Section, frozen=True):
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
     batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
+    scheduler and the fields below it: see `engine.settings.SchedulerSettings`.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -78,10 +100,35 @@ class EngineConfig(_Section, frozen=True):
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
     batch_invariant: bool = False
+    scheduler: SchedulerName = "continuous"
+    scheduling_policy: SchedulingPolicy = "priority"
+    long_prefill_token_threshold: Natural = 0
+    chunked_prefill: bool = True
+    tbt_slo_milliseconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
+    chunk_schedule: ChunkScheduleConfig | None = None
 
     def __post_init__(self) -> None:
         if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each
             raise ValueError(f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences ({self.max_sequences})")
+        scheduler, most = self.scheduler_settings, self.max_model_len
+        wrong = wrong_fields(scheduler, self.max_batched_tokens)
+        if not wrong and most is not None:
+            wrong = wrong_sizes(scheduler, self.max_batched_tokens, most)
+        if wrong:
+            raise ValueError(wrong)
+
+    @property
+    def scheduler_settings(self) -> SchedulerSettings:
+        """What the scheduler goes by."""
+        milliseconds, chunks = self.tbt_slo_milliseconds, self.chunk_schedule
+        return SchedulerSettings(
+            name=self.scheduler,
+            policy=self.scheduling_policy,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            chunked_prefill=self.chunked_prefill,
+            tbt_slo_seconds=None if milliseconds is None else milliseconds / 1000.0,
+            chunk_schedule=None if chunks is None else ChunkSchedule(**msgspec.structs.asdict(chunks)),
+        )
 
 
 class ListenConfig(_Section, frozen=True):
@@ -236,7 +283,7 @@ def _document(path: Path) -> Any:
 
 _RETIRED: Mapping[str, Mapping[str, Any]] = {
     "": {"tensorParallel": 1},
-    "engine": {"scheduler": "continuous", "kvCacheDtype": "auto", "transport": "tcp"},
+    "engine": {"kvCacheDtype": "auto", "transport": "tcp"},
 }
 """Fields that had one value, by section.  The engine file of a workload is never rendered anew: one that is older has them."""
 

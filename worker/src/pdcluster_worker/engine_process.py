@@ -167,6 +167,7 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
         max_model_len=info.max_model_len,
         prefix_caching=engine.prefix_caching,
         fence_timeout_seconds=engine.fence_timeout_seconds,
+        scheduler=engine.scheduler_settings,
     )
 
 

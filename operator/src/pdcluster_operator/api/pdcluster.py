@@ -12,6 +12,7 @@ from pdcluster_operator.api.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.rules import rule, spelled
+from pdcluster_operator.api.scheduling import scheduling_fault
 from pdcluster_operator.api.section import Section
 from pdcluster_operator.api.sections import (
     MAX_ACCELERATORS,
@@ -151,6 +152,22 @@ class PDClusterSpec(Section):
                     "raise maxBatchedTokens or lower maxSequences",
                     at=f"roles.{name}.engine.maxBatchedTokens",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _schedules_as_it_can(self) -> Self:
+        for name in self.roles.present():
+            if (fault := scheduling_fault(self.engine_of(name))) is not None:
+                raise rule(fault.reason, fault.fix, at=f"roles.{name}.engine.{fault.field}")
+        return self
+
+    @model_validator(mode="after")
+    def _priorities_count(self) -> Self:
+        policies = {self.engine_of(name).scheduling_policy for name in self.roles.present()}
+        if self.qos.allow_client_priority and policies == {"fcfs"}:
+            reason = "no engine goes by priorities, for schedulingPolicy is fcfs"
+            fix = "leave it out, or set engine.schedulingPolicy: priority"
+            raise rule(reason, fix, at="qos.allowClientPriority")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule, spelled
+from pdcluster_operator.api.scheduling import ChunkScheduleSpec, SchedulerName
 from pdcluster_operator.api.section import Many, Section
 from pdcluster_operator.api.values import (
     MAX_WORKERS,
@@ -126,6 +127,13 @@ class EngineSpec(Section):
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
     batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
+    scheduler:             which requests share a step, and how prompts are cut
+    scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival
+    long_prefill_token_threshold: most tokens of one prompt in a step while others want some too;
+                           0 = no such limit; for continuous
+    chunked_prefill:       a prompt may be computed in parts; for continuous
+    tbt_slo_milliseconds:  time between two tokens that steps are kept within by their size; for sarathi
+    chunk_schedule:        chunk sizes by how far a prompt is; for sarathi
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -142,6 +150,12 @@ class EngineSpec(Section):
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
     batch_invariant: bool = False
+    scheduler: SchedulerName = "continuous"
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    long_prefill_token_threshold: Natural = 0
+    chunked_prefill: bool = True
+    tbt_slo_milliseconds: Annotated[float, Field(gt=0.0)] | None = None
+    chunk_schedule: ChunkScheduleSpec | None = None
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""

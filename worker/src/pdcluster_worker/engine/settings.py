@@ -83,6 +83,29 @@ class EngineSettings:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
 
+def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:
+    """Which field is for another scheduler, or does not fit; empty when none is."""
+    name, chunks = scheduler.name, scheduler.chunk_schedule
+    if name != "sarathi":
+        for field_name, given in (
+            ("tbtSloMilliseconds", scheduler.tbt_slo_seconds),
+            ("chunkSchedule", chunks),
+        ):
+            if given is not None:
+                return f"{field_name} is for scheduler sarathi, not {name}: leave it out"
+    if name != "continuous" and not scheduler.chunked_prefill:
+        return f"chunkedPrefill: false is for scheduler continuous, not {name}: leave it out"
+    cuts_prompts = name == "continuous" and scheduler.chunked_prefill
+    if scheduler.long_prefill_token_threshold > 0 and not cuts_prompts:
+        what = "caps the chunks of scheduler continuous, and no prompt is cut so here"
+        return f"longPrefillTokenThreshold {what}: leave it out"
+    if chunks is not None and chunks.high > max_batched_tokens:
+        return (
+            f"chunkSchedule.high ({chunks.high}) must be at most maxBatchedTokens ({max_batched_tokens}): lower the one or raise the other"
+        )
+    return ""
+
+
 def wrong_sizes(scheduler: SchedulerSettings, max_batched_tokens: int, max_model_len: int) -> str:
     """Why this scheduler cannot serve requests of `max_model_len` tokens; empty when it can [V9]."""
     if scheduler.computes_whole_prompts and max_batched_tokens < max_model_len:

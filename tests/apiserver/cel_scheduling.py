@@ -1,0 +1,75 @@
+"""Cases of the rules about how an engine schedules: (field, message, right, wrong)."""
+
+from typing import Any
+
+from tests.operator.object_cases import Change, at, both
+
+Case = tuple[str, str, Change, Change]
+
+CHUNKS: dict[str, Any] = {"low": 32, "high": 256, "stages": 4, "maxTokens": 4096}
+LOW = "low must be at most high: lower low or raise high"
+
+
+def scheduling_cases(role: str, only: Change) -> list[Case]:
+    """Those of one role.  only: makes an object that has it."""
+    own = f"spec.roles.{role}"
+
+    def case(message: str, right: dict[str, Any], wrong: dict[str, Any]) -> Case:
+        return own, message, both(only, at("spec.engine", right)), both(only, at("spec.engine", wrong))
+
+    return [
+        case(
+            "engine.tbtSloMilliseconds and engine.chunkSchedule are for engine.scheduler: sarathi: leave them out, or set that",
+            {"scheduler": "sarathi", "tbtSloMilliseconds": 50},
+            {"tbtSloMilliseconds": 50},
+        ),
+        case(
+            "engine.chunkedPrefill: false is for engine.scheduler: continuous: leave it out",
+            {"chunkedPrefill": False},
+            {"chunkedPrefill": False, "scheduler": "simple-chunking"},
+        ),
+        case(
+            "engine.longPrefillTokenThreshold caps the chunks of engine.scheduler: continuous, and no prompt is cut so here: leave it out",
+            {"longPrefillTokenThreshold": 8},
+            {"longPrefillTokenThreshold": 8, "scheduler": "sarathi"},
+        ),
+        case(
+            "engine.maxBatchedTokens must be at least engine.maxModelLen, for a step computes a whole prompt:"
+            " raise the one or lower the other",
+            {"scheduler": "orca", "maxModelLen": 256},
+            {"scheduler": "orca", "maxModelLen": 257},
+        ),
+        case(
+            "engine.longPrefillTokenThreshold must be at most engine.maxModelLen: lower it or leave it out",
+            {"longPrefillTokenThreshold": 8, "maxModelLen": 8},
+            {"longPrefillTokenThreshold": 9, "maxModelLen": 8},
+        ),
+        case(
+            "engine.chunkSchedule.high must be at most engine.maxBatchedTokens: lower the one or raise the other",
+            {"scheduler": "sarathi", "chunkSchedule": CHUNKS},
+            {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"high": 257}},
+        ),
+        (
+            f"{own}.engine.chunkSchedule.low",
+            LOW,
+            both(only, at(f"{own}.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS})),
+            both(only, at(f"{own}.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 257}})),
+        ),
+    ]
+
+
+OBJECT_CASES: list[Case] = [
+    (
+        "spec.engine.chunkSchedule.low",
+        LOW,
+        at("spec.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 256}}),
+        at("spec.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 257}}),
+    ),
+    (
+        "spec.qos",
+        "no engine goes by priorities, for engine.schedulingPolicy is fcfs: leave qos.allowClientPriority out, "
+        "or set schedulingPolicy: priority",
+        both(at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}), at("spec.qos.allowClientPriority", True)),
+        both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
+    ),
+]
