@@ -4,10 +4,11 @@ The machine plays the server processes of a decode and a prefill worker.  After
 every rule both pools must be whole; every block that is read or written must
 belong to whoever does it; at the end every request has the answer that the
 formula of `pdcluster_worker.testing` gives, and both pools are empty again.
+With and without a window in every layer, and with and without a watermark.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -47,10 +48,9 @@ class Client:
 class Engine:
     """One core with everything around it."""
 
-    def __init__(self, name: str, num_blocks: int, network: FakeNetwork, clock: FakeClock) -> None:
-        self.runner = FakeRunner(num_blocks, BLOCK_SIZE, VOCAB)
+    def __init__(self, name: str, sizes: EngineSettings, network: FakeNetwork, clock: FakeClock) -> None:
+        self.runner = FakeRunner(sizes.num_blocks, BLOCK_SIZE, VOCAB, window=sizes.window)
         self.transport = FakeTransport(network, self.runner, name, clock)
-        sizes = EngineSettings(BLOCK_SIZE, num_blocks, max_batched_tokens=9, max_sequences=3, max_model_len=1000)
         epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
         self.core = EngineCore(sizes, self.runner, self.transport, clock, lambda: next(epochs))
         self.inbox: deque[m.EngineInput] = deque()
@@ -78,13 +78,22 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.network = FakeNetwork()
-        self.decode = Engine("decode", DECODE_BLOCKS, self.network, self.clock)
-        self.prefill = Engine("prefill", PREFILL_BLOCKS, self.network, self.clock)
         self.clients: dict[str, Client] = {}
         self.verify = True
 
-    @initialize(verify=st.booleans())
-    def choose(self, verify):
+    @initialize(verify=st.booleans(), window=st.sampled_from([None, None, 1, 6, 11]), watermark=st.sampled_from([0.0, 0.0, 0.2]))
+    def choose(self, verify, window, watermark):
+        sizes = EngineSettings(
+            BLOCK_SIZE,
+            DECODE_BLOCKS,
+            max_batched_tokens=9,
+            max_sequences=3,
+            max_model_len=1000,
+            window=window,
+            admission_watermark=watermark,
+        )
+        self.decode = Engine("decode", sizes, self.network, self.clock)
+        self.prefill = Engine("prefill", replace(sizes, num_blocks=PREFILL_BLOCKS), self.network, self.clock)
         self.verify = self.decode.transport.verify = self.prefill.transport.verify = verify
 
     # --- rules --------------------------------------------------------------------------------
@@ -179,7 +188,9 @@ class EngineMachine(RuleBasedStateMachine):
     def pools_are_whole(self):
         for engine in (self.decode, self.prefill):
             engine.core.check()
-            assert sum(engine.core.pool.counts().values()) == engine.core.pool.num_blocks
+            pool, tables = engine.core.pool, engine.core._tables
+            assert sum(pool.counts().values()) == pool.num_blocks
+            assert tables.num_promised <= pool.num_available  # what was promised is there
 
     def teardown(self):
         for engine in (self.decode, self.prefill):

@@ -200,6 +200,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     device: Device
     transport: str  # that moves KV blocks: tcp or local
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
+    kv_tokens: int | None = None  # most tokens of one request that the KV blocks can hold; None: no bound, for a window hides the rest
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
@@ -249,10 +250,14 @@ class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """This request alone failed in the engine; it holds nothing any more (or what it holds is quarantined)."""
+    """This request alone failed in the engine; it holds nothing any more (or what it holds is quarantined).
+
+    is_refusal: it could never run here, by its own size or shape, and nothing was done for it.
+    """
 
     request_id: str
     message: str
+    is_refusal: bool = False
 
 
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):

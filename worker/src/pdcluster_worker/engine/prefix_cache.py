@@ -35,6 +35,22 @@ class PrefixCache:
             block_ids.append(block_id)
         return block_ids
 
+    def match_last(self, hashes: Sequence[bytes], limit: int, num_last: int) -> tuple[int, list[int]]:
+        """The end of the longest prefix of `hashes`, of at most `limit`, of which the last `num_last` blocks are known.
+
+        Returns the index of the first of them, and the blocks; all from 0 on where there are fewer.
+        """
+        block_ids: list[int] = []  # in reverse
+        for index in reversed(range(min(limit, len(hashes)))):
+            if len(block_ids) == num_last:
+                return index + 1, block_ids[::-1]
+            block_id = self._block_ids.get(hashes[index])
+            if block_id is None:
+                block_ids = []
+            else:
+                block_ids.append(block_id)
+        return 0, block_ids[::-1]
+
     def insert(self, block_id: int, block_hash: bytes) -> None:
         """Make a block findable; the first block with this content wins, a later one stays unhashed."""
         assert block_id not in self._hashes, f"block {block_id} is hashed twice"
