@@ -50,6 +50,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "verifyTransfers": True,
     "fenceTimeoutSeconds": 3.5,
     "batchInvariant": True,
+    "admissionWatermark": 0.05,
 }
 
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
@@ -81,6 +82,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
+    "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
     "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
     "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),

@@ -39,6 +39,7 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
         ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),
         ("engine: {fenceTimeoutSeconds: 0}", r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`"),
+        ("engine: {admissionWatermark: 1.5}", r"Expected `float` <= 1\.0 - at `\$\.engine\.admissionWatermark`"),
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
         ("tensorParallel: 2", "unknown field `tensorParallel`"),
         ("engine: {transport: rdma}", r"unknown field `transport` - at `\$\.engine`"),

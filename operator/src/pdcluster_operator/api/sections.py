@@ -125,6 +125,7 @@ class EngineSpec(Section):
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
+    admission_watermark:   share of the KV blocks that stay free when a request is admitted beside others
     batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
     """
 
@@ -142,6 +143,7 @@ class EngineSpec(Section):
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
     batch_invariant: bool = False
+    admission_watermark: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""
@@ -244,9 +246,15 @@ class RoutingSpec(Section):
 
 
 class AdmissionSpec(Section):
-    """Bounds of an ingress worker; beyond them a request is answered 503 (queue, in requests) or 413 (body, in bytes)."""
+    """Bounds of an ingress worker; beyond them a request is answered 503 (queue) or 413 (body).
+
+    max_queued_requests: that wait for their first token
+    max_queued_tokens:   of their prompts, in all; 0 = no bound
+    max_body_bytes:      of a request's body
+    """
 
     max_queued_requests: Positive = 1024
+    max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
 
 
