@@ -108,9 +108,22 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def report(self):
         """[V19]: an index that follows the events knows what the pool knows."""
-        events = self.pool.prefix_cache.take_events() or m.BlockEvents([], [])
-        self.index.apply("here", events.stored, events.removed)
+        events = self.pool.prefix_cache.take_events() or m.BlockEvents([], [], 0)
+        self._follow(events)
         assert self.index.hashes("here") == set(self.hashes.values())
+
+    @rule()
+    def miss(self):
+        """[V19]: events that never arrive; the next ones show it, and all is told anew."""
+        if self.pool.prefix_cache.take_events() is None:
+            return
+        self.pool.prefix_cache.tell_all()
+
+    def _follow(self, events: m.BlockEvents) -> None:
+        if events.is_cleared:
+            self.index.snapshot("here", events.stored)
+        else:
+            self.index.apply("here", events.stored, events.removed)
 
     @invariant()
     def agrees_with_the_model(self):

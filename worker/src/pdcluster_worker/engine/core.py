@@ -119,6 +119,8 @@ class EngineCore:
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
                 self._abort(request_id)
+            case messages.TellBlocks():
+                self.pool.prefix_cache.tell_all()
             case messages.Ping() | messages.Stop():
                 pass
 

@@ -172,6 +172,10 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class TellBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Answered by BlockEvents that tell the whole prefix cache; for a reader that has missed some [V19]."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Answered by a Pong between two steps, by the engine process's loop: it changes nothing."""
 
@@ -180,7 +184,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process once this message is read."""
 
 
-EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | Ping | Stop
+EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | TellBlocks | Ping | Stop
 
 
 # --- engine -> server -------------------------------------------------------------------------
@@ -261,10 +265,16 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
-    """Changes of the prefix cache, in order: hashes that became reusable here, and that no longer are [V19]."""
+    """Changes of the prefix cache, in order: hashes that became reusable here, and that no longer are [V19].
+
+    sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
+    is_cleared: whatever was told before is void; `stored` is the whole cache.
+    """
 
     stored: list[bytes]
     removed: list[bytes]
+    sequence: int
+    is_cleared: bool = False
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,8 @@ class PrefixCache:
         self._hashes: dict[int, bytes] = {}
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+        self._is_cleared = False
+        self._num_events = 0
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -66,13 +68,20 @@ class PrefixCache:
         del self._block_ids[block_hash]
         _note(block_hash, self._removed, self._stored)
 
+    def tell_all(self) -> None:
+        """Let the next events tell everything, for a reader that has missed some."""
+        self._is_cleared = True
+        self._stored = dict.fromkeys(self._block_ids)
+        self._removed = {}
+
     def take_events(self) -> BlockEvents | None:
-        """Net changes since the last call, each list in order; None when there are none."""
-        if not self._stored and not self._removed:
+        """Net changes since the last call, each list in order, under the next number; None when there are none."""
+        if not self._stored and not self._removed and not self._is_cleared:
             return None
-        events = BlockEvents(stored=list(self._stored), removed=list(self._removed))
-        self._stored.clear()
-        self._removed.clear()
+        self._num_events += 1
+        stored, removed = list(self._stored), list(self._removed)
+        events = BlockEvents(stored, removed, self._num_events, self._is_cleared)
+        self._stored, self._removed, self._is_cleared = {}, {}, False
         return events
 
     def check(self) -> None:
