@@ -421,6 +421,16 @@ BAD = [
         "spec.engine.fenceTimeoutSeconds: must be more than 0, not 0; raise it",
         "spec.engine.fenceTimeoutSeconds",
     ),
+    Wrong(
+        at("spec.engine.admissionWatermark", 1.5),
+        "spec.engine.admissionWatermark: must be at most 1, not 1.5; lower it",
+        "spec.engine.admissionWatermark",
+    ),
+    Wrong(
+        at("spec.qos.admission.maxQueuedTokens", -1),
+        "spec.qos.admission.maxQueuedTokens: must be at least 0, not -1; raise it",
+        "spec.qos.admission.maxQueuedTokens",
+    ),
     Wrong(at("spec.routing.offlod", {}), "spec.routing.offlod: unknown field; did you mean offload?", "spec.routing.offlod"),
     Wrong(
         at("spec.routing.prefillScore.loadWeight", "1"),

@@ -53,6 +53,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "fenceTimeoutSeconds": 3.5,
     "batchInvariant": True,
     "schedulingPolicy": "fcfs",
+    "admissionWatermark": 0.05,
 }
 
 SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
@@ -102,6 +103,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
+    "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
     "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
     "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),

@@ -97,6 +97,12 @@ async def test_client_refuses_an_id_in_use(client: EngineClient) -> None:
 
 async def test_client_one_failed_request_fails_alone(client: EngineClient, wire: Wire) -> None:
     bad, good = client.open("bad"), client.open("good")
+    refused = client.open("refused")
+    wire.say(RequestFailed("refused", "too large", is_refusal=True))
+    with pytest.raises(RequestError, match="too large") as caught:
+        await refused.get()
+    assert (caught.value.status, caught.value.code) == (400, None)
+
     wire.say(RequestFailed("bad", "not finite"), Tokens([Token("good", 1)]))
 
     with pytest.raises(RequestError, match="not finite"):

@@ -9,7 +9,7 @@ import pytest
 from pdcluster_worker.dispatch import worker as worker_module
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.worker import Worker, merge
-from pdcluster_worker.engine.messages import Abort, BlockEvents
+from pdcluster_worker.engine.messages import Abort, BlockEvents, TellBlocks
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.policy_file import PolicyFile
 from tests.worker.dispatch.doubles import ScriptedEngine, stats
@@ -112,10 +112,10 @@ async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks
 
 async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
-    worker._on_blocks(BlockEvents([b"a", b"b"], []))
+    worker._on_blocks(BlockEvents([b"a", b"b"], [], 1))
     async with aclosing(worker.reports()) as reports:
         first = await anext(reports)
-        worker._on_blocks(BlockEvents([b"c"], [b"a"]))
+        worker._on_blocks(BlockEvents([b"c"], [b"a"], 2))
         second = await anext(reports)
 
     assert (first.snapshot, set(first.stored)) == (True, {b"a", b"b"})
@@ -123,13 +123,41 @@ async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(
 
 
 def test_merge_names_each_hash_once() -> None:
-    events = [BlockEvents([b"a", b"b"], []), BlockEvents([], [b"a"]), BlockEvents([b"a"], [b"b"])]
+    events = [BlockEvents([b"a", b"b"], [], 1), BlockEvents([], [b"a"], 2), BlockEvents([b"a"], [b"b"], 3)]
 
-    assert merge(events) == ([b"a"], [b"b"])
+    assert merge(events) == ([b"a"], [b"b"], False)
+
+
+def test_merge_begins_anew_where_everything_is_told() -> None:
+    events = [BlockEvents([b"a", b"b"], [b"z"], 1), BlockEvents([b"c", b"d"], [], 3, is_cleared=True), BlockEvents([b"e"], [b"c"], 4)]
+
+    assert merge(events) == ([b"d", b"e"], [], True)
+
+
+async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_its_peers(
+    worker: Worker, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[V19], [Y11]: a repeated event changes nothing; after a gap nothing is believed until everything is told."""
+    monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
+    engine.answer = lambda message: [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, TellBlocks) else ()
+    async with aclosing(worker.reports()) as reports, asyncio.timeout(5):
+        await anext(reports)
+        worker._on_blocks(BlockEvents([b"a"], [], 1))
+        worker._on_blocks(BlockEvents([b"b"], [b"a"], 1))
+        assert worker.blocks.hashes("") == {b"a"}
+        assert (await anext(reports)).stored == (b"a",)
+        worker._on_blocks(BlockEvents([b"c"], [], 3))
+        worker._on_blocks(BlockEvents([b"d"], [], 4))
+        assert worker.blocks.hashes("") == {b"a"}
+        while worker.blocks.hashes("") != {b"d"}:
+            await asyncio.sleep(0)
+        report = await anext(reports)
+        assert (report.stored, report.removed, report.snapshot) == ((b"d",), (), True)
+    assert engine.inputs == [TellBlocks()]
 
 
 async def test_worker_cached_tokens_leaves_one_token_to_compute(worker: Worker) -> None:
-    worker._on_blocks(BlockEvents([b"0", b"1"], []))
+    worker._on_blocks(BlockEvents([b"0", b"1"], [], 1))
 
     assert worker.cached_tokens([b"0", b"1"], 8) == 4  # block-aligned: the last block is computed again
     assert worker.cached_tokens([b"0", b"1"], 9) == 8

@@ -96,6 +96,7 @@ def test_a_request_that_can_never_run_fails_with_the_reason(engine, spec, values
     failed = rig.of(m.RequestFailed)
     assert len(failed) == 1
     assert failed[0].message.startswith(message)
+    assert failed[0].is_refusal  # by its own fault: a 400
     assert rig.blocks == {"free": 40}
 
 

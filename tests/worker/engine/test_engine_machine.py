@@ -4,6 +4,7 @@ The machine plays the server processes of a decode and a prefill worker.  After
 every rule both pools must be whole; every block that is read or written must
 belong to whoever does it; at the end every request has the answer that the
 formula of `pdcluster_worker.testing` gives, and both pools are empty again.
+With and without a window in every layer, and with and without a watermark.
 """
 
 from collections import deque
@@ -48,12 +49,10 @@ class Client:
 class Engine:
     """One core with everything around it."""
 
-    def __init__(self, name: str, num_blocks: int, network: FakeNetwork, clock: FakeClock, scheduler: SchedulerSettings) -> None:
-        self.runner = FakeRunner(num_blocks, BLOCK_SIZE, VOCAB)
+    def __init__(self, name: str, sizes: EngineSettings, network: FakeNetwork, clock: FakeClock) -> None:
+        self.runner = FakeRunner(sizes.num_blocks, BLOCK_SIZE, VOCAB, window=sizes.window)
         self.transport = FakeTransport(network, self.runner, name, clock)
-        budget = MAX_MODEL_LEN if scheduler.computes_whole_prompts else 9
-        sizes = EngineSettings(BLOCK_SIZE, num_blocks, budget, max_sequences=3, max_model_len=MAX_MODEL_LEN, scheduler=scheduler)
-        self.budget = budget
+        self.budget = sizes.max_batched_tokens
         epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
         self.core = EngineCore(sizes, self.runner, self.transport, clock, lambda: next(epochs))
         self.inbox: deque[m.EngineInput] = deque()
@@ -81,15 +80,34 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.network = FakeNetwork()
-        self.decode = Engine("decode", DECODE_BLOCKS, self.network, self.clock, SchedulerSettings())
-        self.prefill = Engine("prefill", PREFILL_BLOCKS, self.network, self.clock, SchedulerSettings())
         self.clients: dict[str, Client] = {}
         self.verify = True
 
-    @initialize(verify=st.booleans(), decode=st.sampled_from(SCHEDULER_NAMES), prefill=st.sampled_from(SCHEDULER_NAMES))
-    def choose(self, verify, decode, prefill):
-        self.decode = Engine("decode", DECODE_BLOCKS, self.network, self.clock, SchedulerSettings(name=decode))
-        self.prefill = Engine("prefill", PREFILL_BLOCKS, self.network, self.clock, SchedulerSettings(name=prefill))
+    @initialize(
+        verify=st.booleans(),
+        window=st.sampled_from([None, None, 1, 6, 11]),
+        watermark=st.sampled_from([0.0, 0.0, 0.2]),
+        decode=st.sampled_from(SCHEDULER_NAMES),
+        prefill=st.sampled_from(SCHEDULER_NAMES),
+    )
+    def choose(self, verify, window, watermark, decode, prefill):
+        def engine(name: str, num_blocks: int, scheduler: str) -> Engine:
+            own = SchedulerSettings(name=scheduler)
+            budget = MAX_MODEL_LEN if own.computes_whole_prompts else 9
+            sizes = EngineSettings(
+                BLOCK_SIZE,
+                num_blocks,
+                max_batched_tokens=budget,
+                max_sequences=3,
+                max_model_len=MAX_MODEL_LEN,
+                scheduler=own,
+                window=window,
+                admission_watermark=watermark,
+            )
+            return Engine(name, sizes, self.network, self.clock)
+
+        self.decode = engine("decode", DECODE_BLOCKS, decode)
+        self.prefill = engine("prefill", PREFILL_BLOCKS, prefill)
         self.verify = self.decode.transport.verify = self.prefill.transport.verify = verify
 
     # --- rules --------------------------------------------------------------------------------
@@ -184,7 +202,9 @@ class EngineMachine(RuleBasedStateMachine):
     def pools_are_whole(self):
         for engine in (self.decode, self.prefill):
             engine.core.check()
-            assert sum(engine.core.pool.counts().values()) == engine.core.pool.num_blocks
+            pool, tables = engine.core.pool, engine.core._tables
+            assert sum(pool.counts().values()) == pool.num_blocks
+            assert tables.num_promised <= pool.num_available  # what was promised is there
 
     @invariant()
     def steps_keep_their_budget(self):

@@ -39,12 +39,39 @@ def test_events_are_net_changes_in_order():
     for block, block_hash in enumerate([b"a", b"b", b"c"]):
         cache.insert(block, block_hash)
     cache.drop(1)
-    assert cache.take_events() == m.BlockEvents(stored=[b"a", b"c"], removed=[])
+    assert cache.take_events() == m.BlockEvents(stored=[b"a", b"c"], removed=[], sequence=1)
     cache.drop(2)
     cache.drop(0)
     cache.insert(9, b"a")
-    assert cache.take_events() == m.BlockEvents(stored=[], removed=[b"c"])
+    assert cache.take_events() == m.BlockEvents(stored=[], removed=[b"c"], sequence=2)
     assert cache.take_events() is None
+
+
+def test_everything_is_told_anew_under_the_next_number():
+    """[V19]: what changes before it goes out is in it, and after it changes are told as ever."""
+    cache = PrefixCache()
+    for block, block_hash in enumerate([b"a", b"b", b"c"]):
+        cache.insert(block, block_hash)
+    cache.take_events()
+    cache.drop(0)
+    cache.tell_all()
+    cache.drop(1)
+    cache.insert(4, b"d")
+    assert cache.take_events() == m.BlockEvents([b"c", b"d"], [], sequence=2, is_cleared=True)
+    cache.drop(4)
+    assert cache.take_events() == m.BlockEvents([], [b"d"], sequence=3)
+    cache.drop(2)
+    cache.tell_all()
+    assert cache.take_events() == m.BlockEvents([], [], sequence=4, is_cleared=True)
+    assert cache.take_events() is None
+
+
+def test_engine_tells_its_whole_cache_when_asked(engine, spec):
+    """[V19]."""
+    rig = engine()
+    rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
+    rig.handle(m.TellBlocks())
+    assert rig.of(m.BlockEvents)[1:] == [m.BlockEvents(block_hashes(list(range(9)), 4), [], sequence=2, is_cleared=True)]
 
 
 def test_a_repeated_prompt_hits_all_but_the_block_of_its_last_token(engine, spec):
@@ -72,7 +99,7 @@ def test_output_blocks_are_cached_too(engine, spec):
 def test_events_name_the_hashes_of_full_blocks(engine, spec):
     rig = engine()
     rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
-    assert rig.of(m.BlockEvents) == [m.BlockEvents(stored=block_hashes(list(range(9)), 4), removed=[])]
+    assert rig.of(m.BlockEvents) == [m.BlockEvents(stored=block_hashes(list(range(9)), 4), removed=[], sequence=1)]
 
 
 def test_without_prefix_caching_nothing_is_hashed_or_hit(engine, spec):

@@ -62,6 +62,7 @@ class ScriptedBackend:
     script: Callable[[RequestSpec], list[int]]
     model_name: str = "tiny"
     max_model_len: int = 200
+    context_note: str = ""
     vocab_size: int = 259
     device: Device | None = DEVICE
     place: PrefillPlace = "local"

@@ -277,6 +277,14 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(rig
     assert rig.value("pdcluster_request_rejected_total", reason="context_length_exceeded") == 1
 
 
+async def test_a_prompt_larger_than_the_kv_cache_is_refused_with_its_size(rig, http):
+    rig.backend.context_note = " (its KV cache of 13 blocks of 16 tokens holds no more)"
+    response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [1] * 180, "max_tokens": 30})
+
+    assert response.status_code == 400
+    assert "length is 200 tokens (its KV cache of 13 blocks of 16 tokens holds no more), and 180 of prompt" in error_of(response).message
+
+
 async def test_a_prompt_that_leaves_one_token_is_served(rig, http):
     response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [1] * 199})
 

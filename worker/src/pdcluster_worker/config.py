@@ -82,6 +82,7 @@ class EngineConfig(_Section, frozen=True):
     threads:             CPU threads of the model; 0 = from the cgroup limit.
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
+    admission_watermark: share of the KV blocks that stay free when a request is admitted beside others [V7].
     batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
     scheduler and the fields below it: see `engine.settings.SchedulerSettings`.
     """
@@ -106,6 +107,7 @@ class EngineConfig(_Section, frozen=True):
     chunked_prefill: bool = True
     tbt_slo_milliseconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     chunk_schedule: ChunkScheduleConfig | None = None
+    admission_watermark: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
 
     def __post_init__(self) -> None:
         if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each
@@ -206,12 +208,14 @@ class CreditPolicy(_PolicySection, frozen=True):
 
 
 class AdmissionPolicy(_PolicySection, frozen=True):
-    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body).
+    """Bounds of the ingress; beyond them a request is answered 503 (queue, [V8]) or 413 (body).
 
-    One request has at most max_queued_requests generations (prompts times n).
+    max_queued_requests: that wait for their first token; one request has at most as many generations (prompts times n).
+    max_queued_tokens:   of their prompts, in all; 0 = no bound.
     """
 
     max_queued_requests: Positive = 1024
+    max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
 
 

@@ -34,6 +34,7 @@ from pdcluster_worker.engine.messages import (
     Stop,
 )
 from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.window import most_tokens
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.loader import DType, ModelInfo
@@ -125,8 +126,9 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         bandwidth=config.engine.transfer_bandwidth,
         clock=time.monotonic,
     )
-    core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
-    ready = _ready(engine_id, transport.port, runner, memory.num_blocks, device)
+    settings = _settings(config, info, memory.num_blocks)
+    core = EngineCore(settings, runner, transport, time.monotonic)
+    ready = _ready(engine_id, transport.port, runner, settings, device)
     mailbox.send([ready, *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
@@ -158,20 +160,23 @@ def _in_dtype(config: WorkerConfig, dtype: DType) -> WorkerConfig:
 
 
 def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineSettings:
+    """num_blocks: of the cache; the last one is the null block where there is a window."""
     engine = config.engine
     return EngineSettings(
         block_size=engine.block_size,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks if info.window is None else num_blocks - 1,
         max_batched_tokens=engine.max_batched_tokens,
         max_sequences=engine.max_sequences,
         max_model_len=info.max_model_len,
         prefix_caching=engine.prefix_caching,
         fence_timeout_seconds=engine.fence_timeout_seconds,
         scheduler=engine.scheduler_settings,
+        admission_watermark=engine.admission_watermark,
+        window=info.window,
     )
 
 
-def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device: Device) -> EngineReady:
+def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSettings, device: Device) -> EngineReady:
     info = runner.info
     return EngineReady(
         engine_id=engine_id,
@@ -179,12 +184,13 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device
         geometry=info.geometry,
         weights=info.weights,
         dtype=info.dtype,
-        num_blocks=num_blocks,
+        num_blocks=settings.num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         device=msgspec.structs.replace(device, operations=runner.forward.operations.name, model_code=runner.forward.code),
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
+        kv_tokens=most_tokens(settings),
     )
 
 

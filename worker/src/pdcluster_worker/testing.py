@@ -52,6 +52,7 @@ class FakeClock:
 class FakeRunner:
     """A ModelRunner and KVMemory whose answers are worked out in this module's docstring.
 
+    window:     positions that a token sees, itself included; None = all.  There is a null block then, `num_blocks`.
     failing:    request id -> what `execute` raises while a batch holds that request.
     failing_rows: request id -> what its row's outcome is.
     on_write:   called with the id of each block that a step writes.
@@ -59,7 +60,7 @@ class FakeRunner:
     executed:   (request id, number of tokens) of each batch, in order.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 1000, weight: int = 1) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 1000, weight: int = 1, *, window: int | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_bytes = block_size * SLOT_BYTES
         self.failing: dict[str, Exception] = {}
@@ -72,7 +73,8 @@ class FakeRunner:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._weight = weight
-        self._bytes = memoryview(bytearray(num_blocks * self.block_bytes))
+        self._window = window
+        self._bytes = memoryview(bytearray((num_blocks + 1) * self.block_bytes))
         self._slots = self._bytes.cast("q")
 
     def execute(self, batch: Batch) -> list[RowOutcome]:
@@ -87,6 +89,8 @@ class FakeRunner:
             tokens, block_table = item.request.tokens, item.request.block_table
             assert item.num_tokens > 0, "a model computes at least one token"
             for position in range(item.start, item.end):
+                first_seen = block_table[self._first(position) // self._block_size]
+                assert first_seen < self.num_blocks, "a token sees the null block"
                 self.on_write(block_table[position // self._block_size])
                 self._slots[self._slot(block_table, position)] = _kv(tokens[position], position)
             outcomes.append(self._outcome(item))
@@ -110,11 +114,9 @@ class FakeRunner:
     def reference(self, tokens: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that follow, by plain recursion over the formula; no blocks involved."""
         known = list(tokens)
-        total = sum(_kv(token, position) for position, token in enumerate(known))
         for _ in range(count):
-            token = (self._weight * total + len(known)) % self._vocab_size
-            total += _kv(token, len(known))
-            known.append(token)
+            total = sum(_kv(known[position], position) for position in range(self._first(len(known) - 1), len(known)))
+            known.append((self._weight * total + len(known)) % self._vocab_size)
         return known[len(tokens) :]
 
     def _outcome(self, item: Scheduled) -> RowOutcome:
@@ -122,11 +124,16 @@ class FakeRunner:
         sample = Sample(self._next_token(request.block_table, item.end)) if item.samples else None
         return self.failing_rows.get(request.request_id, sample)
 
+    def _first(self, position: int) -> int:
+        """The first position that a token at `position` sees."""
+        return 0 if self._window is None else max(0, position - self._window + 1)
+
     def _slot(self, block_table: list[int], position: int) -> int:
         return block_table[position // self._block_size] * self._block_size + position % self._block_size
 
     def _next_token(self, block_table: list[int], num_tokens: int) -> int:
-        total = sum(self._slots[self._slot(block_table, position)] for position in range(num_tokens))
+        seen = range(self._first(num_tokens - 1), num_tokens)
+        total = sum(self._slots[self._slot(block_table, position)] for position in seen)
         return (self._weight * total + num_tokens) % self._vocab_size
 
 

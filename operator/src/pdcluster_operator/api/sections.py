@@ -126,6 +126,7 @@ class EngineSpec(Section):
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
+    admission_watermark:   share of the KV blocks that stay free when a request is admitted beside others
     batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
     scheduler:             which requests share a step, and how prompts are cut
     scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival
@@ -156,6 +157,7 @@ class EngineSpec(Section):
     chunked_prefill: bool = True
     tbt_slo_milliseconds: Annotated[float, Field(gt=0.0)] | None = None
     chunk_schedule: ChunkScheduleSpec | None = None
+    admission_watermark: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""
@@ -258,9 +260,15 @@ class RoutingSpec(Section):
 
 
 class AdmissionSpec(Section):
-    """Bounds of an ingress worker; beyond them a request is answered 503 (queue, in requests) or 413 (body, in bytes)."""
+    """Bounds of an ingress worker; beyond them a request is answered 503 (queue) or 413 (body).
+
+    max_queued_requests: that wait for their first token
+    max_queued_tokens:   of their prompts, in all; 0 = no bound
+    max_body_bytes:      of a request's body
+    """
 
     max_queued_requests: Positive = 1024
+    max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
 
 

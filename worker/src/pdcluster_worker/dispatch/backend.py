@@ -15,6 +15,7 @@ class WorkerBackend:
     def __init__(self, model_name: str, engine: EngineClient) -> None:
         self.model_name = model_name
         self.max_model_len = 0
+        self.context_note = ""
         self.vocab_size = 0
         self.device: Device | None = None
         self.waits_for = "the engine is loading the model"
@@ -23,7 +24,13 @@ class WorkerBackend:
 
     def engine_is_ready(self, facts: EngineReady) -> None:
         """Take the engine's device and limits; a request must also fit into its blocks, with one to spare for a peer's hand-over."""
-        self.max_model_len = min(facts.max_model_len, (facts.num_blocks - 1) * facts.geometry.block_size)
+        self.max_model_len = facts.max_model_len
+        if facts.kv_tokens is not None and facts.kv_tokens < facts.max_model_len:
+            self.max_model_len = facts.kv_tokens
+            self.context_note = (
+                f" (its KV cache of {facts.num_blocks} blocks of {facts.geometry.block_size} tokens holds no more; "
+                f"engine.maxModelLen is {facts.max_model_len}, engine.kvCacheMemory sizes the cache)"
+            )
         self.vocab_size = facts.vocab_size
         self.device = facts.device
 

@@ -17,6 +17,7 @@ from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.offload import is_long_prompt, should_offload
 
 
@@ -31,6 +32,7 @@ class DecodeDispatcher:
         self._prefills = prefills
         self._decodes = decodes
         self._num_queued = 0  # without a first token yet
+        self._queued_tokens = 0  # of their prompts
         self._num_decoding = 0  # past their first token
 
     @property
@@ -38,24 +40,27 @@ class DecodeDispatcher:
         """Requests on this worker now."""
         return self._num_queued + self._num_decoding
 
-    def admit(self) -> None:
-        """Raise RequestError 503 when too many requests here wait for their first token."""
-        limit = self._worker.policy.admission.max_queued_requests
-        if self._num_queued >= limit:
-            message = f"{self._num_queued} requests wait for their first token (qos.admission.maxQueuedRequests is {limit}): retry later"
-            raise RequestError(message, status=503, code="queue_full", retry_after_seconds=1)
+    def admit(self, num_tokens: int) -> None:
+        """Raise RequestError 503 when too many requests here wait for their first token, or too many tokens with them [V8].
+
+        num_tokens: of what comes now, all its choices together.
+        """
+        reason = full(self._worker.policy.admission, self._num_queued, self._queued_tokens, num_tokens)
+        if reason is not None:
+            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=1)
 
     async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
         mailbox = self._worker.engine.open(spec.request_id)
-        self._num_queued += 1
+        num_tokens = len(spec.prompt) + len(spec.output)
+        self._queue(1, num_tokens)
         started, token = False, None
         try:
             async with aclosing(self._first_tokens(mailbox, spec, prefill)) as firsts:
                 async for generated in firsts:
                     if not started:
                         started = True
-                        self._num_queued -= 1
+                        self._queue(-1, -num_tokens)
                         self._num_decoding += 1
                     token = generated.token
                     yield generated
@@ -66,8 +71,12 @@ class DecodeDispatcher:
             if started:
                 self._num_decoding -= 1
             else:
-                self._num_queued -= 1
+                self._queue(-1, -num_tokens)
             self._worker.engine.close(mailbox)
+
+    def _queue(self, num_requests: int, num_tokens: int) -> None:
+        self._num_queued += num_requests
+        self._queued_tokens += num_tokens
 
     async def _first_tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""

@@ -220,8 +220,8 @@ class EngineClient:
                     self._ready.set_result(output)
                 case EngineFailed(message=message):
                     self.fail(message)
-                case messages.RequestFailed(request_id=request_id, message=message):
-                    self._put(request_id, RequestError(message, status=500, code="engine_error"))
+                case messages.RequestFailed():
+                    self._put(output.request_id, _request_error(output))
                 case _:
                     self._put(output.request_id, output)
 
@@ -229,3 +229,9 @@ class EngineClient:
         # An output for a closed mailbox crossed its Abort on the way: nobody waits for it.
         if (mailbox := self._mailboxes.get(request_id)) is not None:
             mailbox.put(item)
+
+
+def _request_error(failed: messages.RequestFailed) -> RequestError:
+    if failed.is_refusal:
+        return RequestError(failed.message)
+    return RequestError(failed.message, status=500, code="engine_error")

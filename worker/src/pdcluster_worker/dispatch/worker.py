@@ -4,6 +4,7 @@ Kept up to date by `server_process`; read by `decoding` and `prefilling`.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,14 +14,17 @@ from pdcluster_worker.config import PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineClient, EngineStalledError
 from pdcluster_worker.dispatch.stall_watch import StallWatch
-from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats
+from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, TellBlocks
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
 from pdcluster_worker.peers.types import Load, Report
+from pdcluster_worker.routing.event_order import Arrival, EventOrder
 from pdcluster_worker.routing.prefill_share import PrefillShare
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import CreditQueue
+
+logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
 """How often peers hear of our load (docs/architecture.md, 'Discovery')."""
@@ -62,6 +66,7 @@ class Worker:
     sent_bytes_per_second: float = 0.0
     stall_watch: StallWatch = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
+    _block_order: EventOrder = field(default_factory=EventOrder)
     _listeners: set[asyncio.Event] = field(default_factory=set)
     _room: "dict[str, tuple[int, asyncio.Future[None]]]" = field(default_factory=dict)
 
@@ -189,8 +194,8 @@ class Worker:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(announced.wait(), REPORT_SECONDS)
                 announced.clear()
-                stored, removed = merge([changes.get_nowait() for _ in range(changes.qsize())])
-                yield Report(load=self.load(), stored=tuple(stored), removed=tuple(removed))
+                stored, removed, is_whole = merge([changes.get_nowait() for _ in range(changes.qsize())])
+                yield Report(load=self.load(), stored=tuple(stored), removed=tuple(removed), snapshot=is_whole)
         finally:
             self._changes.discard(changes)
             self._listeners.discard(announced)
@@ -219,7 +224,16 @@ class Worker:
         return load.credit_queue_requests, load.credit_queue_tokens
 
     def _on_blocks(self, events: BlockEvents) -> None:
-        self.blocks.apply(_SELF, events.stored, events.removed)
+        arrival = self._block_order.arrival(events.sequence, is_whole=events.is_cleared)
+        if arrival is Arrival.ASK_ANEW:
+            logger.warning("missed block events before sequence=%d: asked for all", events.sequence)
+            self.engine.send(TellBlocks())
+        if arrival is not Arrival.TAKE:
+            return
+        if events.is_cleared:
+            self.blocks.snapshot(_SELF, events.stored)
+        else:
+            self.blocks.apply(_SELF, events.stored, events.removed)
         for changes in self._changes:
             changes.put_nowait(events)
 
@@ -229,10 +243,17 @@ class Worker:
                 future.set_result(None)
 
 
-def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes]]:
-    """The net effect of several events: hashes stored and hashes removed, disjoint.  In both lists of one event, removed wins."""
+def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes], bool]:
+    """The net effect of several events: hashes stored, hashes removed, and whether the stored ones are all there are.
+
+    Disjoint.  In both lists of one event, removed wins.
+    """
     final: dict[bytes, bool] = {}
+    is_whole = False
     for event in events:
+        if event.is_cleared:
+            final, is_whole = {}, True
         final.update(dict.fromkeys(event.stored, True))
         final.update(dict.fromkeys(event.removed, False))
-    return [h for h, stored in final.items() if stored], [h for h, stored in final.items() if not stored]
+    removed = [] if is_whole else [h for h, stored in final.items() if not stored]
+    return [h for h, stored in final.items() if stored], removed, is_whole

@@ -37,6 +37,8 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_moves = 0  # times that a block was taken, shared, hashed or let go
+        self.num_shares = 0  # holders beyond the first of a block, over all blocks
+        self.num_evictions = 0  # cached blocks that were taken for other tokens
         self.prefix_cache = PrefixCache()
         self._states = bytearray(num_blocks)
         self._ref_counts = [0] * num_blocks
@@ -73,6 +75,7 @@ class BlockPool:
                 del self._cached[block_id]
                 self._move(block_id, BlockState.CACHED, BlockState.IN_USE)
             assert self._states[block_id] == BlockState.IN_USE, f"block {block_id} acquired while {self.state(block_id).name}"
+            self.num_shares += self._ref_counts[block_id] > 0
             self._ref_counts[block_id] += 1
             self.num_moves += 1
 
@@ -83,6 +86,7 @@ class BlockPool:
             self._ref_counts[block_id] -= 1
             self.num_moves += 1
             if self._ref_counts[block_id] > 0:
+                self.num_shares -= 1
                 continue
             if block_id in self.prefix_cache:
                 self._move(block_id, BlockState.IN_USE, BlockState.CACHED)
@@ -126,14 +130,23 @@ class BlockPool:
         self.check_totals()
         for block_id in range(self.num_blocks):
             self._check_block(block_id, self.state(block_id))
+        self.check_counts(self.count_states(range(self.num_blocks)))
         self.check_free(range(len(self._free)), bytearray(self.num_blocks))
 
+    def count_states(self, block_ids: range) -> list[int]:
+        """How many of these blocks are in each state, by `BlockState`."""
+        states = self._states[block_ids.start : block_ids.stop]
+        return [states.count(state) for state in BlockState]
+
+    def check_counts(self, found: Sequence[int]) -> None:
+        """Assert that `found`, `count_states` of all blocks together, is what the pool believes."""
+        for state in BlockState:
+            assert found[state] == self._counts[state], f"{state.name} is counted wrong"
+
     def check_totals(self) -> None:
-        """The part of `check` that looks at no block by itself."""
+        """The part of `check` that looks at no block; O(1)."""
         self.prefix_cache.check_totals()
         assert sum(self._counts) == self.num_blocks, f"states {self.counts()} do not sum to {self.num_blocks}"
-        for state in BlockState:
-            assert self._states.count(state) == self._counts[state], f"{state.name} is counted wrong"
         assert len(self._free) == self._counts[BlockState.FREE], "the free stack has strays"
         assert len(self._cached) == self._counts[BlockState.CACHED], "the cached queue has strays"
 
@@ -168,6 +181,7 @@ class BlockPool:
             block_id, _ = self._cached.popitem(last=False)
             self._move(block_id, BlockState.CACHED, BlockState.IN_USE)
             self.prefix_cache.drop(block_id)
+            self.num_evictions += 1
         self._ref_counts[block_id] = 1
         return block_id
 

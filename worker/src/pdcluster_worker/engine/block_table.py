@@ -1,33 +1,46 @@
 """Blocks of one request: what it needs, what it finds in the prefix cache, what it holds.
 
 Guarantees that at least one token is always computed (at most (N-1)//block_size
-hit blocks [V15]) and that only full, computed blocks get a hash.  Who is
-admitted when is `engine.scheduler`'s and `engine.receiving`'s business.
+hit blocks [V15]), that only full, computed blocks get a hash, and that a request
+which was admitted never lacks a block for its prompt [V7].  Who is admitted when
+is `engine.scheduler`'s and `engine.receiving`'s business.
+
+Where every layer of the model has a window, blocks that have left it are given
+back and the null block stands in their place.  Such a request takes the blocks
+of its prompt chunk by chunk; what it has yet to take, its quota less what it
+holds, is promised to it and no other request gets it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import EngineSettings
-
-
-def ceil_div(numerator: int, denominator: int) -> int:
-    """Integer division, rounded up."""
-    return -(-numerator // denominator)
+from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_block, most_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What a request would take.
 
-    hits:       prefix blocks that it would share, in order.
-    num_new:    private blocks beside them.
-    num_needed: what both take from `BlockPool.num_available`: hits that nobody holds count too.
+    first_block: index in its table of the first block that it holds; those before have left the window.
+    hits:        prefix blocks that it would share, in order, from `first_block` on.
+    num_new:     private blocks after them, to begin with.
+    quota:       most blocks that it holds until `num_tokens` of it have theirs.
+    num_tokens:  tokens that it is to have room for.
+    num_computed_tokens: tokens that need not be computed here.
+    num_hit_tokens: tokens found in the prefix cache.
+    num_needed:  what it takes from `BlockPool.num_available`, hits that no request holds among it,
+                 and what must stay there: the watermark, and what is promised to others.
     """
 
+    first_block: int
     hits: list[int]
     num_new: int
+    quota: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_hit_tokens: int
     num_needed: int
 
 
@@ -36,54 +49,155 @@ class BlockTables:
 
     def __init__(self, settings: EngineSettings, pool: BlockPool) -> None:
         self.pool = pool
+        self._settings = settings
         self._block_size = settings.block_size
         self._prefix_caching = settings.prefix_caching
+        self._num_kept = int(settings.admission_watermark * settings.num_blocks)
+        self._holding: set[Request] = set()
+        self._growing: dict[Request, Reservation] = {}  # those that have not taken all blocks of their prompt
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks for that many tokens."""
         return ceil_div(num_tokens, self._block_size)
 
-    def reservation(self, request: Request, num_tokens: int) -> Reservation:
-        """Blocks for `num_tokens` of a request that holds none, prefix hits of its known tokens reused."""
-        hits: list[int] = []
-        if self._prefix_caching:
-            request.extend_hashes(self._block_size)
-            hits = self.pool.prefix_cache.match(request.block_hashes, (request.num_tokens - 1) // self._block_size)
-        num_new = self.num_blocks(num_tokens) - len(hits)
-        idle_hits = sum(1 for block_id in hits if self.pool.state(block_id) is BlockState.CACHED)
-        return Reservation(hits, num_new, num_new + idle_hits)
+    @property
+    def num_promised(self) -> int:
+        """Blocks that admitted requests have yet to take for their prompts."""
+        return sum(self._promise(request) for request in self._growing)
+
+    def reservation(self, request: Request, num_tokens: int, *, received: bool = False) -> Reservation:
+        """Blocks for `num_tokens` of a request that holds none, prefix hits of its known tokens reused.
+
+        received: a peer computes the known tokens; no block before the window of the next one is needed.
+        """
+        size = self._block_size
+        first, hits = self._match(request)
+        num_hit = first + len(hits)
+        if received:
+            live = min(first_live_block(request.num_tokens, self._settings), (request.num_tokens - 1) // size)
+            first, hits = max(first, live), hits[max(0, live - first) :]
+        num_computed = (first + len(hits)) * size
+        at_once = (
+            num_tokens if received or self._settings.window is None else min(num_tokens, num_computed + self._settings.max_batched_tokens)
+        )
+        num_new = self.num_blocks(at_once) - first - len(hits)
+        quota = len(hits) + num_new
+        if at_once < num_tokens:
+            quota = max(quota, self._quota(request, num_tokens, first))
+        needed = self._needed(hits, num_new, quota)
+        return Reservation(first, hits, num_new, quota, num_tokens, num_computed, num_hit * size, needed)
+
+    def cut(self, reservation: Reservation, num_tokens: int) -> Reservation:
+        """The reservation with blocks for only so many tokens to begin with.
+
+        Where blocks leave a window the rest stays promised; elsewhere it must be free when it is wanted.
+        """
+        num_new = self.num_blocks(num_tokens) - reservation.first_block - len(reservation.hits)
+        if self._settings.window is not None:
+            return replace(reservation, num_new=num_new)
+        quota = len(reservation.hits) + num_new
+        return replace(reservation, num_new=num_new, quota=quota, num_tokens=num_tokens)
 
     def take(self, request: Request, reservation: Reservation) -> None:
         """Give the request its blocks; its KV is then computed up to the end of the hits."""
         assert not request.block_table, f"request {request.request_id} holds blocks already"
         self.pool.acquire(reservation.hits)
-        request.block_table = [*reservation.hits, *self.pool.allocate(reservation.num_new)]
-        request.num_computed_tokens = len(reservation.hits) * self._block_size
+        nulls = [self._settings.null_block] * reservation.first_block
+        request.block_table = [*nulls, *reservation.hits, *self.pool.allocate(reservation.num_new)]
+        request.num_null_blocks = reservation.first_block
+        request.num_computed_tokens = reservation.num_computed_tokens
+        self._holding.add(request)
+        if len(request.block_table) < self.num_blocks(reservation.num_tokens):
+            self._growing[request] = reservation
+
+    def num_available_to(self, request: Request) -> int:
+        """Blocks that this request can grow by now."""
+        own = self._promise(request)
+        others = self.num_promised - own
+        if not others:
+            return self.pool.num_available
+        return max(own, self.pool.num_available - others - self.pool.num_shares)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the table to `num_tokens`; False, with nothing taken, when blocks are short."""
+        """Extend the table to `num_tokens`; False, with nothing taken, when blocks are short.
+
+        Never short within what was reserved.
+        """
         if num_tokens <= len(request.block_table) * self._block_size:
             return True
         missing = self.num_blocks(num_tokens) - len(request.block_table)
-        if missing > self.pool.num_available:
+        if missing > self.num_available_to(request):
             return False
         request.block_table += self.pool.allocate(missing)
+        reserved = self._growing.get(request)
+        if reserved is not None and len(request.block_table) >= self.num_blocks(reserved.num_tokens):
+            del self._growing[request]
         return True
 
     def advance(self, request: Request, num_tokens: int) -> None:
-        """`num_tokens` more have their KV: hash the blocks that they fill."""
+        """`num_tokens` more have their KV: hash the blocks that they fill, give back those that have left the window."""
         computed = request.num_computed_tokens
         first = computed // self._block_size
         request.num_computed_tokens = computed + num_tokens
         last = (computed + num_tokens) // self._block_size
-        if not self._prefix_caching or first == last:
-            return
-        request.extend_hashes(self._block_size)
-        for index in range(first, last):
-            self.pool.cache(request.block_table[index], request.block_hashes[index])
+        if self._prefix_caching and first != last:
+            request.extend_hashes(self._block_size)
+            for index in range(first, last):
+                self.pool.cache(request.block_table[index], request.block_hashes[index])
+        if self._settings.window is not None:
+            self._give_back(request)
 
     def release(self, request: Request) -> None:
         """Drop the request's hold on all its blocks."""
-        self.pool.release(request.block_table)
+        self.pool.release(request.block_table[request.num_null_blocks :])
+        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
         request.block_table = []
+        request.num_null_blocks = 0
         request.num_computed_tokens = 0
+        self._holding.discard(request)
+        self._growing.pop(request, None)
+
+    def _match(self, request: Request) -> tuple[int, list[int]]:
+        """The prefix hit: the index of its first block that is held again, and those blocks."""
+        if not self._prefix_caching:
+            return 0, []
+        request.extend_hashes(self._block_size)
+        limit = (request.num_tokens - 1) // self._block_size
+        num_last = blocks_before(self._settings)
+        if num_last is None:
+            return 0, self.pool.prefix_cache.match(request.block_hashes, limit)
+        return self.pool.prefix_cache.match_last(request.block_hashes, limit, num_last)
+
+    def _needed(self, hits: list[int], num_new: int, quota: int) -> int:
+        kept = self._num_kept if self._holding else 0
+        promised = self.num_promised
+        if promised or quota > len(hits) + num_new:
+            # As if nothing were shared: a shared block that one of its holders gives back is not available then.
+            return promised + self.pool.num_shares + quota + kept
+        idle_hits = sum(1 for block_id in hits if self.pool.state(block_id) is BlockState.CACHED)
+        return num_new + idle_hits + kept
+
+    def _quota(self, request: Request, num_tokens: int, first: int) -> int:
+        num_blocks = self.num_blocks(num_tokens) - first
+        if request.target is None:
+            return min(num_blocks, most_blocks(num_tokens, self._settings))
+        # What is to be sent stays held, also where the peer asks for more than the last window.
+        num_sent = self.num_blocks(num_tokens) - request.target.cached_tokens // self._block_size
+        return min(num_blocks, max(num_sent, most_blocks(num_tokens, self._settings)))
+
+    def _promise(self, request: Request) -> int:
+        reserved = self._growing.get(request)
+        num_held = len(request.block_table) - request.num_null_blocks
+        return 0 if reserved is None else max(0, reserved.quota - num_held)
+
+    def _give_back(self, request: Request) -> None:
+        first = first_live_block(request.num_computed_tokens, self._settings)
+        if request.target is not None:
+            first = min(first, request.target.cached_tokens // self._block_size)
+        start = request.num_null_blocks
+        if first <= start:
+            return
+        self.pool.release(request.block_table[start:first])
+        # Another list: who copied the old one copies this one from its beginning.
+        request.block_table = [self._settings.null_block] * first + request.block_table[first:]
+        request.num_null_blocks = first

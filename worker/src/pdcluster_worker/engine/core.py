@@ -10,7 +10,8 @@ neither torch nor sockets nor processes.
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.acceptance import refusal
@@ -118,6 +119,8 @@ class EngineCore:
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
                 self._abort(request_id)
+            case messages.TellBlocks():
+                self.pool.prefix_cache.tell_all()
             case messages.Ping() | messages.Stop():
                 pass
 
@@ -150,17 +153,15 @@ class EngineCore:
     def check(self) -> None:
         """Assert that the pool is whole and that its references are exactly those of live requests and sends; O(num_blocks)."""
         self.pool.check()
-        self.pool.check_blocks(range(self.pool.num_blocks), self._holders())
+        self.pool.check_blocks(range(self.pool.num_blocks), Counter(self._holders()))
         self._check_receiving()
 
-    def _holders(self) -> Counter[int]:
-        held = Counter(self._sender.held())
-        for request in self._requests.values():
-            held.update(request.block_table)
-        return held
+    def _holders(self) -> Iterator[int]:
+        tables = [request.block_table for request in self._requests.values()]
+        return chain(self._sender.held(), chain.from_iterable(tables))
 
     def _check_receiving(self) -> None:
-        assert len(self._receiver.targets()) == self.pool.counts()["receiving"], "a receiving block belongs to no live request"
+        assert self._receiver.num_targets == self.pool.counts()["receiving"], "a receiving block belongs to no live request"
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -225,7 +226,7 @@ class EngineCore:
         if reason is None and target is not None and target.epoch in self._sender:
             reason = "target.epoch is in use by another request: every transfer needs a fresh one"
         if reason is not None:
-            self._outbox.append(RequestFailed(request.request_id, reason))
+            self._outbox.append(RequestFailed(request.request_id, reason, is_refusal=True))
             return None
         self._requests[request.request_id] = request
         return request

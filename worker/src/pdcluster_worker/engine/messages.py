@@ -172,6 +172,10 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class TellBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Answered by BlockEvents that tell the whole prefix cache; for a reader that has missed some [V19]."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Answered by a Pong between two steps, by the engine process's loop: it changes nothing."""
 
@@ -180,7 +184,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process once this message is read."""
 
 
-EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | Ping | Stop
+EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | TellBlocks | Ping | Stop
 
 
 # --- engine -> server -------------------------------------------------------------------------
@@ -200,6 +204,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     device: Device
     transport: str  # that moves KV blocks: tcp or local
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
+    kv_tokens: int | None = None  # most tokens of one request that the KV blocks can hold; None: no bound, for a window hides the rest
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
@@ -249,17 +254,27 @@ class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """This request alone failed in the engine; it holds nothing any more (or what it holds is quarantined)."""
+    """This request alone failed in the engine; it holds nothing any more (or what it holds is quarantined).
+
+    is_refusal: it could never run here, by its own size or shape, and nothing was done for it.
+    """
 
     request_id: str
     message: str
+    is_refusal: bool = False
 
 
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
-    """Changes of the prefix cache, in order: hashes that became reusable here, and that no longer are [V19]."""
+    """Changes of the prefix cache, in order: hashes that became reusable here, and that no longer are [V19].
+
+    sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
+    is_cleared: whatever was told before is void; `stored` is the whole cache.
+    """
 
     stored: list[bytes]
     removed: list[bytes]
+    sequence: int
+    is_cleared: bool = False
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,8 @@ class PrefixCache:
         self._hashes: dict[int, bytes] = {}
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+        self._is_cleared = False
+        self._num_events = 0
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -35,6 +37,22 @@ class PrefixCache:
             block_ids.append(block_id)
         return block_ids
 
+    def match_last(self, hashes: Sequence[bytes], limit: int, num_last: int) -> tuple[int, list[int]]:
+        """The end of the longest prefix of `hashes`, of at most `limit`, of which the last `num_last` blocks are known.
+
+        Returns the index of the first of them, and the blocks; all from 0 on where there are fewer.
+        """
+        block_ids: list[int] = []  # in reverse
+        for index in reversed(range(min(limit, len(hashes)))):
+            if len(block_ids) == num_last:
+                return index + 1, block_ids[::-1]
+            block_id = self._block_ids.get(hashes[index])
+            if block_id is None:
+                block_ids = []
+            else:
+                block_ids.append(block_id)
+        return 0, block_ids[::-1]
+
     def insert(self, block_id: int, block_hash: bytes) -> None:
         """Make a block findable; the first block with this content wins, a later one stays unhashed."""
         assert block_id not in self._hashes, f"block {block_id} is hashed twice"
@@ -50,13 +68,20 @@ class PrefixCache:
         del self._block_ids[block_hash]
         _note(block_hash, self._removed, self._stored)
 
+    def tell_all(self) -> None:
+        """Let the next events tell everything, for a reader that has missed some."""
+        self._is_cleared = True
+        self._stored = dict.fromkeys(self._block_ids)
+        self._removed = {}
+
     def take_events(self) -> BlockEvents | None:
-        """Net changes since the last call, each list in order; None when there are none."""
-        if not self._stored and not self._removed:
+        """Net changes since the last call, each list in order, under the next number; None when there are none."""
+        if not self._stored and not self._removed and not self._is_cleared:
             return None
-        events = BlockEvents(stored=list(self._stored), removed=list(self._removed))
-        self._stored.clear()
-        self._removed.clear()
+        self._num_events += 1
+        stored, removed = list(self._stored), list(self._removed)
+        events = BlockEvents(stored, removed, self._num_events, self._is_cleared)
+        self._stored, self._removed, self._is_cleared = {}, {}, False
         return events
 
     def check(self) -> None:

@@ -81,21 +81,22 @@ class Receiver:
         num_reserved_blocks: what must stay available for others.  A refusal holds nothing.
         """
         num_tokens = max(request.num_tokens + 1, num_room_tokens)
-        reservation = self._tables.reservation(request, num_tokens)
+        reservation = self._tables.reservation(request, num_tokens, received=True)
         needed = reservation.num_needed + num_reserved_blocks
         if needed > self._pool.num_available:
             # An empty pool fits every request that was accepted, whatever is reserved now: never ask for more than that.
             return ReceiveRefused(request.request_id, min(needed, self._pool.num_blocks))
         self._tables.take(request, reservation)
-        request.num_cached_tokens = request.num_computed_tokens
+        request.num_cached_tokens = reservation.num_hit_tokens
         request.status = Status.RECEIVING
-        targets = request.block_table[len(reservation.hits) : self._tables.num_blocks(request.num_tokens)]
+        first = request.num_computed_tokens // self._settings.block_size
+        targets = request.block_table[first : self._tables.num_blocks(request.num_tokens)]
         self._pool.start_receiving(targets)
         transfer = Transfer(request, self._new_epoch(), targets)
         self._by_epoch[transfer.epoch] = self._by_request[request.request_id] = transfer
         self._transport.open(transfer.epoch, targets)
         logger.info("receiving request=%s blocks=%d cached_tokens=%d", request.request_id, len(targets), request.num_cached_tokens)
-        return ReceiveReady(request.request_id, transfer.epoch, request.num_cached_tokens, list(targets))
+        return ReceiveReady(request.request_id, transfer.epoch, request.num_computed_tokens, list(targets))
 
     def expects(self, request_id: str, epoch: bytes) -> Request | None:
         """The request that this epoch fills, while nobody has said how it ended; None for a stale message."""
@@ -152,9 +153,10 @@ class Receiver:
         """Seconds until the next fence becomes overdue; None when none will."""
         return min((due - now for due in self._fence_deadlines() if due > now), default=None)
 
-    def targets(self) -> list[int]:
-        """Blocks in receiving, each once."""
-        return [block_id for transfer in self._by_request.values() for block_id in transfer.targets]
+    @property
+    def num_targets(self) -> int:
+        """Blocks in receiving."""
+        return sum(len(transfer.targets) for transfer in self._by_request.values())
 
     def _fence(self, transfer: Transfer, now: float) -> None:
         transfer.fence_seconds = now

@@ -24,6 +24,8 @@ class Request:
 
     tokens:               prompt and output together; `num_prompt_tokens` divides them.
     num_computed_tokens:  tokens whose KV is in `block_table`.
+    num_lost_tokens:      most tokens whose KV was here and was given up, to be computed again.
+    num_null_blocks:      entries at the head of `block_table` that are the null block.
     num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
     block_table:          block ids in order, grown at its end or replaced by another list;
                           slot of position p is block_table[p // block_size] * block_size + p % block_size.
@@ -40,6 +42,8 @@ class Request:
     target: Target | None = None
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
+    num_lost_tokens: int = 0
+    num_null_blocks: int = 0
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)

@@ -7,13 +7,15 @@ that it reads no more.  Which request computes what is `engine.scheduler`'s.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pdcluster_worker.engine.block_pool import BlockPool
-from pdcluster_worker.engine.block_table import ceil_div
 from pdcluster_worker.engine.messages import PrefillDone, Target
 from pdcluster_worker.engine.ports import BlocksSent, SendEnded, Transport
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.window import ceil_div
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +127,9 @@ class Sender:
         logger.info("send ended request=%s reason=%s", send.request.request_id, event.reason)
         return None if send.cancelled else send.request
 
-    def held(self) -> list[int]:
-        """Source blocks under reference, once for each send that holds them."""
-        return [block_id for send in self._by_epoch.values() for block_id in send.held]
+    def held(self) -> Iterator[int]:
+        """Source blocks under reference, once for each send that holds them; good until the pool next moves."""
+        return chain.from_iterable([send.held for send in self._by_epoch.values()])
 
     def _write(self, send: Send, end: int, now: float) -> None:
         if end <= send.next_index:

@@ -71,6 +71,9 @@ class EngineSettings:
     max_sequences:         most requests running at once [V2].
     max_model_len:         most tokens of one request, prompt and output together.
     fence_timeout_seconds: a fence older than this counts as overdue.
+    admission_watermark:   share of the blocks that an admission leaves free while others hold some [V7].
+    window:                tokens that a token attends to in every layer, itself included; None: all before it.
+                           The cache then has one block more than `num_blocks`, the null block.
     """
 
     block_size: int
@@ -81,6 +84,13 @@ class EngineSettings:
     prefix_caching: bool = True
     fence_timeout_seconds: float = 30.0
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    admission_watermark: float = 0.0
+    window: int | None = None
+
+    @property
+    def null_block(self) -> int:
+        """Stands in a block table for blocks that have left the window; in no pool, never written, never read."""
+        return self.num_blocks
 
 
 def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:

@@ -22,6 +22,7 @@ from pdcluster_worker.model.fingerprint import fingerprint
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.probe import probe
 from pdcluster_worker.model.support import Config, check_attention, check_kind, read_config
+from pdcluster_worker.model.window import window_of_every_layer
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class ModelInfo:
     """What the rest of the worker must know of a model.
 
     weights: fingerprint (`model.fingerprint`).  dtype: what the model computes in.
+    window:  tokens that a token attends to in every layer, itself included; None: some layer sees all before it.
     """
 
     geometry: KVGeometry
@@ -40,6 +42,7 @@ class ModelInfo:
     dtype: str
     max_model_len: int
     vocab_size: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ def load_model(
     )
     seconds = time.monotonic() - started
     logger.info("loaded model path=%s dtype=%s threads=%d seconds=%.1f", path, _name(kind), torch.get_num_threads(), seconds)
-    return LoadedModel(module, shape.attention, ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"]))
+    info = ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"], window_of_every_layer(config, limit))
+    return LoadedModel(module, shape.attention, info)
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:

@@ -24,6 +24,7 @@ from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.peers.types import Generated, Hello, Load, PrefillMode, PrefillPlace
 from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.routing.event_order import Arrival, EventOrder
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 
 logger = logging.getLogger(__name__)
@@ -237,14 +238,15 @@ class Peer:
         """Follow reports; after a gap, from a new snapshot."""
         request = pb.WatchRequest(engine_id=self.record.engine_id)
         while True:
-            expected = 1
+            order = EventOrder()
             async with aclosing(replies(lambda: self._line.stub.Watch(request))) as reports:
                 async for report in reports:
-                    if report.sequence != expected:
-                        logger.info("watch gap peer=%s expected=%d got=%d", self.key, expected, report.sequence)
+                    arrival = order.arrival(report.sequence)
+                    if arrival is Arrival.ASK_ANEW:
+                        logger.info("watch gap peer=%s sequence=%d", self.key, report.sequence)
                         break
-                    expected += 1
-                    self._on_report(report)
+                    if arrival is Arrival.TAKE:
+                        self._on_report(report)
                 else:
                     raise PeerError("the peer ended the watch")
             await asyncio.sleep(FIRST_BACKOFF_SECONDS)

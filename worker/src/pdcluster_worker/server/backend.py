@@ -15,10 +15,12 @@ class Worker(Protocol):
     """A worker of any role: its model and whether it lives and serves.
 
     max_model_len and vocab_size are 0, and device is None, until its engine is ready.
+    context_note: why max_model_len is below the model's own; empty where it is not.
     """
 
     model_name: str
     max_model_len: int
+    context_note: str
     vocab_size: int
     device: Device | None
 

@@ -37,7 +37,8 @@ class Serving:
     @property
     def limits(self) -> ModelLimits:
         """The model's limits on a request."""
-        return ModelLimits(self.backend.max_model_len, self.backend.vocab_size, self.tokenizer.eos_token_ids)
+        backend = self.backend
+        return ModelLimits(backend.max_model_len, backend.vocab_size, self.tokenizer.eos_token_ids, backend.context_note)
 
 
 @dataclass(frozen=True, slots=True)

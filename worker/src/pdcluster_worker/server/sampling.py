@@ -17,11 +17,12 @@ _SEEDS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """max_model_len: prompt and output tokens of one request; vocab_size: token ids are below it."""
+    """max_model_len: prompt and output tokens of one request; vocab_size: token ids are below it; context_note: why no more."""
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
+    context_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,7 @@ def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
     room = limits.max_model_len - len(prompt)
     if room < 1:
         raise RequestError(
-            f"the maximum context length is {limits.max_model_len} tokens, and {wanted.prompt_param} has {len(prompt)} tokens: "
-            f"shorten it to at most {limits.max_model_len - 1}",
+            f"{_longest(limits)}, and {wanted.prompt_param} has {len(prompt)} tokens: shorten it to at most {limits.max_model_len - 1}",
             param=wanted.prompt_param,
             code="context_length_exceeded",
         )
@@ -86,12 +86,16 @@ def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
         return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
     if wanted.max_tokens > room:
         raise RequestError(
-            f"the maximum context length is {limits.max_model_len} tokens, and {len(prompt)} of {wanted.prompt_param} plus "
+            f"{_longest(limits)}, and {len(prompt)} of {wanted.prompt_param} plus "
             f"{wanted.max_tokens} of {wanted.max_tokens_param} exceed it: {wanted.max_tokens_param} can be at most {room}",
             param=wanted.max_tokens_param,
             code="context_length_exceeded",
         )
     return wanted.max_tokens
+
+
+def _longest(limits: ModelLimits) -> str:
+    return f"the maximum context length is {limits.max_model_len} tokens{limits.context_note}"
 
 
 def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, limits: ModelLimits) -> Sampling:

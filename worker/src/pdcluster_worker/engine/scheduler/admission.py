@@ -34,8 +34,7 @@ def admit(queues: Queues, step: Schedule, terms: Terms) -> None:
         reservation = tables.reservation(request, queues.room.num_tokens(request))
         if reservation.num_needed > num_free_blocks(queues, terms.num_spare):
             return
-        num_cached = len(reservation.hits) * queues.settings.block_size
-        if terms.whole and request.num_tokens - num_cached > step.budget:
+        if terms.whole and request.num_tokens - reservation.num_computed_tokens > step.budget:
             return
         tables.take(request, reservation)
         start(queues, request, step)

@@ -6,6 +6,7 @@ the budget nearer to what just fits and never past it.
 """
 
 from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.engine.settings import ChunkSchedule
 
@@ -20,13 +21,15 @@ MOST_CHANGE = 2.0
 """Of the budget by one step: a single slow one may be the machine's fault."""
 
 
-def schedule_chunks(prefills: list[Request], step: Schedule, limit: int | None = None) -> None:
-    """Schedule a chunk of each unfinished prefill that still runs and has its blocks, in order."""
+def schedule_chunks(queues: Queues, prefills: list[Request], step: Schedule, limit: int | None = None) -> None:
+    """Schedule a chunk of each unfinished prefill that still runs, in order; its blocks were promised to it."""
     for request in prefills:
         if step.budget == 0:
             return
         if request.status is Status.RUNNING:  # no decode has preempted it
-            step.add(request, limit)
+            item = step.add(request, limit)
+            is_held = queues.tables.grow(request, request.num_computed_tokens + item.num_tokens)
+            assert is_held, f"request {request.request_id} lacks blocks that it was admitted for"
 
 
 def aligned(num_tokens: int) -> int:

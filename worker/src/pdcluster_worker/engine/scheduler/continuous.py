@@ -31,7 +31,7 @@ class Continuous(Queues):
         decode_or_preempt(self, decodes, step)
         admits = admit and not step.preempted
         limit = self._limit(prefills, step, admits=admits)
-        schedule_chunks(prefills, step, limit)
+        schedule_chunks(self, prefills, step, limit)
         if admits:
             whole = not self.settings.scheduler.chunked_prefill
             admit_waiting(self, step, Terms(whole=whole, limit=limit))

@@ -13,7 +13,7 @@ the last step (`ChunkBudget`).
     step 1  a 1, b 1, c 6        step 2  a 1, b 1, c 6        step 3  a 1, b 1, c 1, d 3
 """
 
-from pdcluster_worker.engine.block_table import BlockTables, Reservation
+from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler.admission import first_waiting, num_free_blocks, start
 from pdcluster_worker.engine.scheduler.chunks import ChunkBudget, StageSizes
@@ -95,7 +95,7 @@ class Sarathi(Queues):
     def _schedule_chunk(self, request: Request, step: Schedule) -> None:
         """A chunk of an unfinished prefill, cut to the free blocks."""
         computed = request.num_computed_tokens
-        num_blocks = len(request.block_table) + self.tables.pool.num_available
+        num_blocks = len(request.block_table) + self.tables.num_available_to(request)
         free = num_blocks * self.settings.block_size - computed
         size = min(num_uncomputed(request), self._limit(computed, step), free)
         if size > 0:
@@ -121,17 +121,20 @@ class Sarathi(Queues):
             whole = self.tables.reservation(request, request.num_tokens)
             if whole.num_needed > num_free_blocks(self, num_spare):
                 return
-            computed = len(whole.hits) * self.settings.block_size
+            computed = whole.num_computed_tokens
             size = min(request.num_tokens - computed, self._limit(computed, step))
-            num_new = self.tables.num_blocks(computed + size) - len(whole.hits)
-            num_later = whole.num_new - num_new
-            self.tables.take(request, Reservation(whole.hits, num_new, whole.num_needed - num_later))
-            num_spare += num_later
+            self.tables.take(request, self.tables.cut(whole, computed + size))
+            num_spare += self._num_promised([request])
             start(self, request, step)
             step.add(request, size)
 
     def _num_promised(self, prefills: list[Request]) -> int:
-        """Blocks that unfinished prefills were admitted for and have not taken yet."""
+        """Blocks that unfinished prefills were admitted for and have not taken yet.
+
+        Where the model has a window the tables promise them.
+        """
+        if self.settings.window is not None:
+            return 0
         num_blocks = (self.tables.num_blocks(request.num_tokens) for request in prefills)
         held = (len(request.block_table) for request in prefills)
         return sum(num_blocks) - sum(held)

@@ -33,9 +33,10 @@ class Schedule:
         """Whether the next schedule could differ from this one."""
         return bool(self.items or self.preempted or self.failed)
 
-    def add(self, request: Request, limit: int | None = None) -> None:
+    def add(self, request: Request, limit: int | None = None) -> Scheduled:
         """Spend budget on as many of the request's tokens as it allows, `limit` at most."""
         most = self.budget if limit is None else min(self.budget, limit)
         num_tokens = min(len(request.tokens) - request.num_computed_tokens, most)
-        self.items[request] = Scheduled(request, num_tokens)
+        item = self.items[request] = Scheduled(request, num_tokens)
         self.budget -= num_tokens
+        return item

@@ -37,7 +37,7 @@ class SimpleChunking(Queues):
         if self._decodes_next:
             decode_or_preempt(self, decodes, step)
         if not step.items and not step.preempted:
-            schedule_chunks(prefills, step)
+            schedule_chunks(self, prefills, step)
             if admit:
                 admit_waiting(self, step, Terms())
             self._decodes_next = bool(step.items)

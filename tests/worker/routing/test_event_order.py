@@ -1,0 +1,49 @@
+"""Numbered events of one sender: repeats pass, gaps are noticed, and an index that follows is right again [V19], [Y11]."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_worker.routing.event_order import Arrival, EventOrder
+from pdcluster_worker.routing.prefix_index import PrefixIndex
+
+
+def test_events_are_taken_once_and_in_order() -> None:
+    order = EventOrder()
+
+    assert [order.arrival(number) for number in (1, 2, 2, 1, 3)] == [
+        *(Arrival.TAKE, Arrival.TAKE, Arrival.PASS, Arrival.PASS, Arrival.TAKE),
+    ]
+
+
+def test_gap_is_asked_for_once_and_ends_with_everything() -> None:
+    order = EventOrder()
+    first = [order.arrival(number) for number in (1, 3, 4, 2)]
+
+    assert first == [Arrival.TAKE, Arrival.ASK_ANEW, Arrival.PASS, Arrival.PASS]
+    assert [order.arrival(6, is_whole=True), order.arrival(5), order.arrival(7)] == [Arrival.TAKE, Arrival.PASS, Arrival.TAKE]
+
+
+def test_reader_that_comes_late_asks_for_everything() -> None:
+    assert EventOrder().arrival(4) is Arrival.ASK_ANEW
+    assert EventOrder().arrival(4, is_whole=True) is Arrival.TAKE
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from(["once", "lost", "twice"])), max_size=40))
+def test_index_that_follows_is_right_whenever_nothing_is_missing(changes: list[tuple[int, bool, str]]) -> None:
+    """Events are lost and repeated at will; everything is told anew when it was asked for."""
+    truth: set[bytes] = set()
+    index, order, asked = PrefixIndex(), EventOrder(), False
+    for number, (block, stored, fate) in enumerate(changes, 1):
+        name, is_whole = bytes([block]), asked
+        (truth.add if stored else truth.discard)(name)
+        told = (sorted(truth), []) if is_whole else ([name], []) if stored else ([], [name])
+        for _ in range({"once": 1, "lost": 0, "twice": 2}[fate]):
+            arrival = order.arrival(number, is_whole=is_whole)
+            if arrival is Arrival.TAKE and is_whole:
+                index.snapshot("w", told[0])
+            elif arrival is Arrival.TAKE:
+                index.apply("w", *told)
+            if arrival is Arrival.TAKE:
+                assert index.hashes("w") == truth
+                asked = False
+            asked = asked or arrival is Arrival.ASK_ANEW

@@ -1,0 +1,25 @@
+"""The bounds of a worker's queue [V8]: beyond them a request is refused before the engine hears of it.
+
+A wait that is bounded in tokens is bounded in time: the bound over the tokens
+that a worker computes in a second is the longest wait for a first token.
+"""
+
+from pdcluster_worker.config import AdmissionPolicy
+
+
+def full(policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int) -> str | None:
+    """Why a request of `num_tokens` is not taken beside those that wait for their first token; None when it is.
+
+    One that finds nobody waiting is taken whatever its size, for it would never be otherwise.
+    """
+    if num_queued >= policy.max_queued_requests:
+        return (
+            f"{num_queued} requests wait for their first token (qos.admission.maxQueuedRequests is "
+            f"{policy.max_queued_requests}): retry later"
+        )
+    if policy.max_queued_tokens and num_queued and queued_tokens + num_tokens > policy.max_queued_tokens:
+        return (
+            f"{queued_tokens} prompt tokens wait here, and {num_tokens} more are over qos.admission.maxQueuedTokens "
+            f"({policy.max_queued_tokens}): retry later"
+        )
+    return None

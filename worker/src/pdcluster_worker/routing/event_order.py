@@ -1,0 +1,38 @@
+"""The order of one sender's numbered events [V19], [Y11]: which to take, which was taken before, and when some are missing.
+
+Pure.  After a gap nothing is taken until the sender has told everything anew:
+an index that missed a removal would promise a block that is gone.
+"""
+
+from enum import Enum
+
+
+class Arrival(Enum):
+    """What to do with an event.
+
+    TAKE:     it is the next one, or tells everything.
+    PASS:     it was taken before, or comes while everything is awaited.
+    ASK_ANEW: events before it are missing: ask the sender to tell everything.
+    """
+
+    TAKE = "take"
+    PASS = "pass"
+    ASK_ANEW = "ask anew"
+
+
+class EventOrder:
+    """Follows one sender from its first event, number 1, on."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._has_gap = False
+
+    def arrival(self, number: int, *, is_whole: bool = False) -> Arrival:
+        """Note the event with this number.  is_whole: it tells everything, whatever came before."""
+        if number <= self._last or (self._has_gap and not is_whole):
+            return Arrival.PASS
+        if number > self._last + 1 and not is_whole:
+            self._has_gap = True
+            return Arrival.ASK_ANEW
+        self._last, self._has_gap = number, False
+        return Arrival.TAKE
