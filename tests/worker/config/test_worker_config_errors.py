@@ -38,6 +38,12 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
         ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),
+        ("engine: {tensorParallelSize: 9}", r"Expected `int` <= 8 - at `\$\.engine\.tensorParallelSize`"),
+        (
+            "engine: {tensorParallelSize: 4, pipelineParallelSize: 3}",
+            r"tensorParallelSize \(4\) times pipelineParallelSize \(3\) is 12 ranks, over the 8 of one worker",
+        ),
+        ("engine: {tensorParallelSize: 2, batchInvariant: true}", r"batchInvariant is for tensorParallelSize 1, not 2"),
         ("engine: {fenceTimeoutSeconds: 0}", r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`"),
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
         ("tensorParallel: 2", "unknown field `tensorParallel`"),

@@ -27,6 +27,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Weight = Annotated[float, msgspec.Meta(ge=0.0)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
+MAX_RANKS = 8
+"""Of one engine: the accelerators of one machine."""
 
 ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
 NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
@@ -62,6 +65,8 @@ class EngineConfig(_Section, frozen=True):
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
     batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
+    tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
+    pipeline_parallel_size: stages of layers, each of so many ranks.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -78,8 +83,20 @@ class EngineConfig(_Section, frozen=True):
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
     batch_invariant: bool = False
+    tensor_parallel_size: Ranks = 1
+    pipeline_parallel_size: Ranks = 1
 
     def __post_init__(self) -> None:
+        if self.batch_invariant and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"batchInvariant is for tensorParallelSize 1, not {self.tensor_parallel_size}: sums over ranks round in another "
+                "order; leave one of them out"
+            )
+        if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
+            raise ValueError(
+                f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize ({self.pipeline_parallel_size}) is {ranks} "
+                f"ranks, over the {MAX_RANKS} of one worker: lower one of them"
+            )
         if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each
             raise ValueError(f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences ({self.max_sequences})")
 

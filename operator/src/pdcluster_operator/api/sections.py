@@ -23,6 +23,7 @@ from pdcluster_operator.api.values import (
     PodTemplate,
     Port,
     Positive,
+    Ranks,
     Replicas,
     Text,
     Weight,
@@ -126,6 +127,8 @@ class EngineSpec(Section):
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
     batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
+    tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each
+    pipeline_parallel_size: stages of layers, each of so many ranks
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -142,6 +145,8 @@ class EngineSpec(Section):
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
     batch_invariant: bool = False
+    tensor_parallel_size: Ranks = 1
+    pipeline_parallel_size: Ranks = 1
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""
@@ -149,10 +154,14 @@ class EngineSpec(Section):
 
 
 class PoolSpec(Section):
-    """Replicas of one role on one type of accelerator; min and max bound every later change of `replicas`."""
+    """Replicas of one role on one type of accelerator; min and max bound every later change of `replicas`.
+
+    gpus_per_replica: accelerators of one worker; None = one for each rank of its engine
+    """
 
     name: Name
     gpu: str = "cpu"
+    gpus_per_replica: Ranks | None = None
     replicas: Replicas
     min_replicas: Replicas | None = None
     max_replicas: Replicas | None = None
