@@ -386,12 +386,6 @@ RULES = [
     ),
     Rule(
         "spec.roles",
-        "engine.batchInvariant needs engine.tensorParallelSize 1, for sums over ranks round in another order: leave one of them out",
-        at("spec.engine", {"batchInvariant": True, "pipelineParallelSize": 2}),
-        at("spec.engine", {"batchInvariant": True, "tensorParallelSize": 2}),
-    ),
-    Rule(
-        "spec.roles",
         "gpusPerReplica must be at least engine.tensorParallelSize times engine.pipelineParallelSize, on pools with an accelerator:"
         " raise it, or leave it out",
         both(at("spec.roles.decode.pools.0.gpu", "H100"), at("spec.roles.decode.pools.0.gpusPerReplica", 8)),

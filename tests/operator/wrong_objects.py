@@ -194,11 +194,6 @@ BAD = [
         "spec.roles",
     ),
     Wrong(
-        at("spec.engine", {"tensorParallelSize": 2, "batchInvariant": True}),
-        "spec.roles.prefill.engine.tensorParallelSize: must be 1 with batchInvariant, not 2: sums over ranks round in another order",
-        "spec.roles",
-    ),
-    Wrong(
         both(at("spec.roles.prefill.engine", {"tensorParallelSize": 2}), at("spec.roles.decode.engine", {"tensorParallelSize": 3})),
         "spec.roles.decode.engine.tensorParallelSize: KV heads move between roles in whole slices, but tensorParallelSize is 2 for prefill",
         "spec.roles",

@@ -43,7 +43,6 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
             "engine: {tensorParallelSize: 4, pipelineParallelSize: 3}",
             r"tensorParallelSize \(4\) times pipelineParallelSize \(3\) is 12 ranks, over the 8 of one worker",
         ),
-        ("engine: {tensorParallelSize: 2, batchInvariant: true}", r"batchInvariant is for tensorParallelSize 1, not 2"),
         ("engine: {fenceTimeoutSeconds: 0}", r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`"),
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
         ("tensorParallel: 2", "unknown field `tensorParallel`"),

@@ -87,11 +87,6 @@ class EngineConfig(_Section, frozen=True):
     pipeline_parallel_size: Ranks = 1
 
     def __post_init__(self) -> None:
-        if self.batch_invariant and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"batchInvariant is for tensorParallelSize 1, not {self.tensor_parallel_size}: sums over ranks round in another "
-                "order; leave one of them out"
-            )
         if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
             raise ValueError(
                 f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize ({self.pipeline_parallel_size}) is {ranks} "

@@ -109,6 +109,10 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     except WorkerError as e:
         mailbox.send([EngineFailed(str(e))])
         return WRONG_SETTING
+    except EngineBrokenError as e:  # what broke it was logged where it happened
+        logger.error("engine failed: %s", e)
+        mailbox.send([EngineFailed(str(e))])
+        return 1
     except Exception as e:
         logger.exception("engine failed")
         mailbox.send([EngineFailed(f"{type(e).__name__}: {e}")])

@@ -20,9 +20,6 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
     sizes = f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize ({engine.pipeline_parallel_size})"
     if ranks > MAX_RANKS:
         return "engine.tensorParallelSize", f"{sizes} is {ranks} ranks, over the {MAX_RANKS} of one worker", "lower one of them"
-    if engine.batch_invariant and engine.tensor_parallel_size > 1:
-        reason = f"must be 1 with batchInvariant, not {engine.tensor_parallel_size}: sums over ranks round in another order"
-        return "engine.tensorParallelSize", reason, "leave one of them out"
     for index, pool in enumerate(pools):
         field = f"pools[{index}].gpusPerReplica"
         if pool.gpus_per_replica is None:

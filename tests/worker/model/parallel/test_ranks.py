@@ -44,6 +44,14 @@ def test_a_model_that_cannot_be_divided_is_refused(tiny_folder: Folder, kind: st
         open_ranks(loaded, engine, StepLimits(32, 8, 2048, 16), unasked)
 
 
+def test_batch_invariance_is_refused_over_tensor_parallel_ranks(tiny_folder: Folder) -> None:
+    loaded = load_model(tiny_folder("llama"), "float32", block_size=16, threads=1)
+    unasked: Any = SimpleNamespace(place=Place(2))
+    engine = EngineConfig(tensor_parallel_size=2, batch_invariant=True)
+    with pytest.raises(ModelError, match=r"engine\.batchInvariant is for engine\.tensorParallelSize 1, not 2"):
+        open_ranks(loaded, engine, StepLimits(64, 64, 2048, 16), unasked)
+
+
 def test_a_rank_that_cannot_load_is_said(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model folder .* does not exist"):
         open_runner(ModelConfig("tiny", str(tmp_path / "none")), EngineConfig(tensor_parallel_size=2))

@@ -34,6 +34,11 @@ def open_ranks(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ra
     Raises ModelError for a model that cannot be divided so, that is not our decoder's, or that a rank cannot load.
     """
     geometry = loaded.info.geometry
+    if engine.batch_invariant and ranks.place.tensor_size > 1:
+        raise ModelError(
+            f"engine.batchInvariant is for {TENSOR_FIELD} 1, not {ranks.place.tensor_size}: sums over ranks round in another order; "
+            "leave one of them out"
+        )
     try:
         traits_of(loaded.module)
         check_divides(ranks.place, loaded.attention, loaded.module.config.intermediate_size, geometry.num_layers)
