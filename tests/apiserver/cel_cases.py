@@ -377,6 +377,25 @@ RULES = [
     ),
     Rule(
         "spec.roles",
+        "KV heads move between roles in whole slices: of engine.tensorParallelSize of prefill and decode let one divide the other",
+        both(at("spec.engine.tensorParallelSize", 4), at("spec.roles.decode.engine.tensorParallelSize", 2)),
+        both(at("spec.engine.tensorParallelSize", 3), at("spec.roles.decode.engine.tensorParallelSize", 2)),
+    ),
+    Rule(
+        "spec.roles",
+        "engine.tensorParallelSize times engine.pipelineParallelSize must be at most 8, the ranks of one worker: lower one of them",
+        at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 2}),
+        at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 3}),
+    ),
+    Rule(
+        "spec.roles",
+        "gpusPerReplica must be at least engine.tensorParallelSize times engine.pipelineParallelSize, on pools with an accelerator:"
+        " raise it, or leave it out",
+        both(at("spec.roles.decode.pools.0.gpu", "H100"), at("spec.roles.decode.pools.0.gpusPerReplica", 8)),
+        at("spec.roles.decode.pools.0.gpusPerReplica", 1),
+    ),
+    Rule(
+        "spec.roles",
         "roles must be exactly {prefill, decode} or {mixed}: add the missing role or remove the others",
         only("mixed"),
         at("spec.roles.mixed", {"pools": [CPU]}),

@@ -101,7 +101,7 @@ def test_a_model_that_a_pod_can_find_may_be_applied(model: dict[str, Any], docum
 def test_stored_object_may_have_fields_of_another_version(document: dict[str, Any]) -> None:
     """An API server fills in the defaults of its own CRD, which an operator of another version does not know."""
     plain, _ = parse_stored(document)
-    document["spec"]["roles"]["decode"]["pools"][0]["gpusPerReplica"] = 1
+    document["spec"]["roles"]["decode"]["pools"][0]["gpusPerNode"] = 1
     document["spec"]["rollout"] = {"later": {"value": 3}}
     document["spec"]["future"] = [1]
     document["status"] = {"observedGeneration": 1}
@@ -109,7 +109,7 @@ def test_stored_object_may_have_fields_of_another_version(document: dict[str, An
     cluster, unknown = parse_stored(document)
 
     assert cluster == plain
-    assert sorted(unknown) == ["spec.future", "spec.roles.decode.pools.0.gpusPerReplica", "spec.rollout.later"]
+    assert sorted(unknown) == ["spec.future", "spec.roles.decode.pools.0.gpusPerNode", "spec.rollout.later"]
     assert document["spec"]["future"] == [1]
 
 

@@ -167,9 +167,37 @@ BAD = [
         "spec.roles",
     ),
     Wrong(
+        at(f"{POOL}.gpusPerNode", 1),
+        "spec.roles.decode.pools[0].gpusPerNode: unknown field; ",
+        "spec.roles.decode.pools[0].gpusPerNode",
+    ),
+    *(
+        Wrong(at(path.replace("[0]", ".0"), 9), f"{path}: must be at most 8, not 9; lower it", path)
+        for path in (
+            "spec.roles.decode.pools[0].gpusPerReplica",
+            "spec.engine.tensorParallelSize",
+            "spec.engine.pipelineParallelSize",
+        )
+    ),
+    Wrong(
         at(f"{POOL}.gpusPerReplica", 1),
-        "spec.roles.decode.pools[0].gpusPerReplica: unknown field; ",
-        "spec.roles.decode.pools[0].gpusPerReplica",
+        "spec.roles.decode.pools[0].gpusPerReplica: means nothing on a pool with gpu: cpu; leave it out",
+        "spec.roles",
+    ),
+    Wrong(
+        both(at(f"{POOL}.gpu", "H100"), at(f"{POOL}.gpusPerReplica", 3), at("spec.engine.tensorParallelSize", 4)),
+        "spec.roles.decode.pools[0].gpusPerReplica: must be at least 4, not 3: each rank has one (tensorParallelSize (4) times",
+        "spec.roles",
+    ),
+    Wrong(
+        at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 4}),
+        "spec.roles.prefill.engine.tensorParallelSize: tensorParallelSize (4) times pipelineParallelSize (4) is 16 ranks, over the 8",
+        "spec.roles",
+    ),
+    Wrong(
+        both(at("spec.roles.prefill.engine", {"tensorParallelSize": 2}), at("spec.roles.decode.engine", {"tensorParallelSize": 3})),
+        "spec.roles.decode.engine.tensorParallelSize: KV heads move between roles in whole slices, but tensorParallelSize is 2 for prefill",
+        "spec.roles",
     ),
     Wrong(without(f"{POOL}.replicas"), "spec.roles.decode.pools[0].replicas: is required; add it", "spec.roles.decode.pools[0].replicas"),
     Wrong(

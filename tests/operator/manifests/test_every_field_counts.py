@@ -54,6 +54,8 @@ ENGINE_VALUES: dict[str, Any] = {
     "batchInvariant": True,
     "schedulingPolicy": "fcfs",
     "admissionWatermark": 0.05,
+    "tensorParallelSize": 2,
+    "pipelineParallelSize": 2,
 }
 
 SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
@@ -81,6 +83,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "accelerators.nodeLabels": (at(f"{POOL}.gpu", "H100"), at("spec.accelerators", {"H100": {"nodeLabels": {"a": "b"}}})),
     "roles.pools.name": (NOTHING, at(f"{POOL}.name", "other")),
     "roles.pools.gpu": (NOTHING, at(f"{POOL}.gpu", "B200")),
+    "roles.pools.gpusPerReplica": (at(f"{POOL}.gpu", "B200"), at(f"{POOL}.gpusPerReplica", 4)),
     "roles.resources.requests": (NOTHING, at("spec.roles.decode.resources.requests", {"cpu": 1})),
     "roles.resources.limits": (NOTHING, at("spec.roles.decode.resources.limits", {"cpu": 1})),
     "roles.podTemplate": (NOTHING, at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}})),

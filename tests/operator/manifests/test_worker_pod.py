@@ -115,6 +115,13 @@ def test_accelerator_is_a_limit_beside_the_given_resources() -> None:
     assert worker_of()["resources"] == {}
 
 
+def test_a_worker_has_an_accelerator_for_each_rank_unless_given_otherwise() -> None:
+    sizes = at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 2})
+    assert worker_of(sizes, GPU)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    more = at("spec.roles.decode.pools.0.gpusPerReplica", 4)
+    assert worker_of(at("spec.engine.tensorParallelSize", 2), GPU, more)["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+
+
 def test_image_policy_and_pull_secrets() -> None:
     image = at("spec.image", {"name": "ignored:here", "pullPolicy": "Always", "pullSecrets": ["a", "b"]})
     pod = pod_of(image)["spec"]

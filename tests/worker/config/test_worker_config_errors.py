@@ -64,6 +64,11 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         (f"engine: {{chunkSchedule: {CHUNKS}}}", "chunkSchedule is for scheduler sarathi, not continuous: leave it out"),
         (f"engine: {{scheduler: sarathi, maxBatchedTokens: 64, chunkSchedule: {CHUNKS}}}", r"chunkSchedule\.high \(128\) must be at most"),
         ("engine: {chunkSchedule: {low: 2, high: 1, stages: 1, maxTokens: 9}}", r"low \(2\) must be at most high \(1\)"),
+        ("engine: {tensorParallelSize: 9}", r"Expected `int` <= 8 - at `\$\.engine\.tensorParallelSize`"),
+        (
+            "engine: {tensorParallelSize: 4, pipelineParallelSize: 3}",
+            r"tensorParallelSize \(4\) times pipelineParallelSize \(3\) is 12 ranks, over the 8 of one worker",
+        ),
         ("engine: {fenceTimeoutSeconds: 0}", r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`"),
         ("engine: {admissionWatermark: 1.5}", r"Expected `float` <= 1\.0 - at `\$\.engine\.admissionWatermark`"),
         ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),

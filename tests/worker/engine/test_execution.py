@@ -40,6 +40,14 @@ def test_three_whole_batches_that_fail_alike_end_the_engine(engine, spec):
         fail_batch(2)
 
 
+def test_a_rank_that_is_gone_ends_the_engine_and_nothing_is_tried_again(engine, spec):
+    rig = engine()
+    rig.runner.failing = {"a": EngineBrokenError("a rank of this engine is gone")}
+    with pytest.raises(EngineBrokenError, match="a rank of this engine is gone"):
+        rig.handle(m.Submit(spec("a")), m.Submit(spec("b")))
+    assert len(rig.runner.executed) == 1
+
+
 def test_a_batch_that_works_clears_the_count_of_failed_ones(engine, spec):
     rig = engine()
     for number in range(6):

@@ -7,7 +7,7 @@ import itertools
 import time
 from pathlib import Path
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config import EngineConfig, ModelConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.messages import (
     EngineOutput,
@@ -24,9 +24,8 @@ from pdcluster_worker.engine.messages import (
     Tokens,
 )
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import DType, load_model
-from pdcluster_worker.model.runner import make_runner
+from pdcluster_worker.model.loader import DType
+from pdcluster_worker.model.runner import open_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 BLOCK_SIZE = 16
@@ -34,7 +33,7 @@ MAX_STEPS = 20_000
 
 
 class Engine:
-    """One engine with its own model and cache; `settings` beyond the defaults by name."""
+    """One engine with its own model and cache; with several ranks, the others are processes of their own."""
 
     def __init__(
         self,
@@ -45,9 +44,19 @@ class Engine:
         dtype: DType = "float32",
         num_blocks: int = 1024,
         max_batched_tokens: int = 64,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
     ) -> None:
-        loaded = load_model(folder, dtype, block_size=BLOCK_SIZE, threads=1)
-        cache = KVCache(loaded.info.geometry, num_blocks)
+        settings = EngineConfig(
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            threads=1,
+            max_batched_tokens=max(32, max_batched_tokens),
+            max_sequences=32,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+        )
+        self.runner, cache, info = open_runner(ModelConfig("tiny", str(folder), dtype), settings)
         self.name = name
         self.stats: EngineStats | None = None
         self.core = EngineCore(
@@ -56,9 +65,9 @@ class Engine:
                 num_blocks=num_blocks,
                 max_batched_tokens=max_batched_tokens,
                 max_sequences=32,
-                max_model_len=loaded.info.max_model_len,
+                max_model_len=info.max_model_len,
             ),
-            make_runner(loaded, cache, EngineConfig(max_batched_tokens=max(32, max_batched_tokens), max_sequences=32)),
+            self.runner,
             LocalTransport(fabric, cache, name, verify=True),
             time.monotonic,
         )
@@ -71,13 +80,11 @@ class Engine:
         return outputs
 
 
-class Cluster:
-    """A decode engine, and a prefill engine for requests that go the remote way."""
+class Pair:
+    """A decode engine, and a prefill engine for requests that go the remote way; both on one fabric."""
 
-    def __init__(self, folder: Path, *, dtype: DType = "float32", **decode_settings: int) -> None:
-        fabric = LocalFabric()
-        self.decode = Engine(folder, fabric, "decode", dtype=dtype, **decode_settings)
-        self.prefill = Engine(folder, fabric, "prefill", dtype=dtype)
+    def __init__(self, prefill: Engine, decode: Engine) -> None:
+        self.prefill, self.decode = prefill, decode
         self._ids = itertools.count()
         self._specs: dict[str, RequestSpec] = {}
         self._epochs: dict[str, bytes] = {}
@@ -104,10 +111,19 @@ class Cluster:
                     self._first.setdefault(token.request_id, token)
             case ReceiveReady(request_id=request_id, epoch=epoch, cached_tokens=cached_tokens, block_ids=block_ids):
                 self._epochs[request_id] = epoch
-                target = Target(epoch, "decode", "decode", cached_tokens, block_ids)
+                target = Target(epoch, self.decode.name, self.decode.name, cached_tokens, block_ids)
                 self.prefill.core.handle(Prefill(self._specs[request_id], target))
             case PrefillDone(request_id=request_id, checksum=checksum):
                 assert checksum is not None
                 self.decode.core.handle(ReceiveDone(request_id, self._epochs[request_id], self._first[request_id], checksum))
             case _:
                 assert type(output).__name__ in ("EngineStats", "BlockEvents"), output
+
+
+class Cluster(Pair):
+    """Two engines of its own, of one rank each."""
+
+    def __init__(self, folder: Path, *, dtype: DType = "float32", **decode_settings: int) -> None:
+        fabric = LocalFabric()
+        decode = Engine(folder, fabric, "decode", dtype=dtype, **decode_settings)
+        super().__init__(Engine(folder, fabric, "prefill", dtype=dtype), decode)

@@ -192,6 +192,14 @@ def test_impossible_end_of_a_prefill_is_refused() -> None:
         convert.done_from_proto("q", pb.PrefillDone(num_bytes=-1))
 
 
+def test_hello_of_a_worker_that_knows_no_ranks_is_of_one() -> None:
+    assert convert.hello_from_proto(pb.Hello(engine_id="e")).tensor_parallel_size == 1
+    sized = convert.hello_from_proto(pb.Hello(engine_id="e", tensor_parallel_size=4))
+    assert convert.hello_from_proto(convert.hello_to_proto(sized)).tensor_parallel_size == 4
+    with pytest.raises(ValueError, match="tensor_parallel_size is negative"):
+        convert.hello_from_proto(pb.Hello(engine_id="e", tensor_parallel_size=-1))
+
+
 def test_hello_without_an_engine_is_refused() -> None:
     with pytest.raises(ValueError, match="engine_id"):
         convert.hello_from_proto(pb.Hello())

@@ -93,6 +93,18 @@ async def test_mismatched_pair_is_refused_and_reported_on_both_sides(
     assert await d.directory.probe(p.record)  # refused is not dead
 
 
+async def test_pair_of_ranks_that_do_not_divide_is_refused_at_the_handshake(worker: Any, eventually: Eventually) -> None:
+    d, p = await worker("d", "decode", tensor_parallel_size=2), await worker("p", "prefill", tensor_parallel_size=3)
+    fits = await worker("p2", "prefill", tensor_parallel_size=4)
+
+    d.sees(p, fits)
+
+    await eventually(lambda: "p" in d.directory.refused("prefill"))
+    assert "tensor-parallel size is 2 here and 3 at the peer: one must divide the other" in d.directory.refused("prefill")["p"]
+    await eventually(lambda: [peer.key for peer in d.directory.prefills()] == ["p2"])
+    assert d.metrics.registry.get_sample_value("pdcluster_peer_refused_total", {"reason": "tensor_parallel"}) == 1
+
+
 async def test_refused_peer_is_tried_again_once_it_has_another_engine(worker: Any, eventually: Eventually) -> None:
     d, p = await worker("d", "decode"), await worker("p", "prefill", weights="w2")
     d.sees(p)

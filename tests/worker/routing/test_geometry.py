@@ -67,6 +67,23 @@ def test_pair_reports_geometry_before_weights_before_revision() -> None:
     assert reason_label(MINE, PeerFacts(GEOMETRY, "bb22", "r2")) == "weights"
 
 
+def of_size(size: int) -> PeerFacts:
+    return PeerFacts(GEOMETRY, "aa11", "r1", size)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(2, 1), (1, 2), (2, 4), (8, 2), (3, 3)])
+def test_pair_of_unequal_tensor_parallel_sizes_matches_where_one_divides_the_other(mine: int, theirs: int) -> None:
+    assert mismatch(of_size(mine), of_size(theirs)) is None
+
+
+def test_pair_of_tensor_parallel_sizes_that_do_not_divide_is_refused_with_both() -> None:
+    reason = mismatch(of_size(2), of_size(3))
+
+    assert reason is not None
+    assert "tensor-parallel size is 2 here and 3 at the peer: one must divide the other" in reason
+    assert reason_label(of_size(2), of_size(3)) == reason_label(of_size(3), of_size(2)) == "tensor_parallel"
+
+
 def test_pair_verdict_is_the_same_on_both_sides() -> None:
     for theirs in (MINE, with_geometry(head_dim=32), PeerFacts(GEOMETRY, "bb22", "r1"), PeerFacts(GEOMETRY, "aa11", "r2")):
         assert reason_label(MINE, theirs) == reason_label(theirs, MINE)

@@ -76,10 +76,11 @@ async def test_version_is_the_packages(http):
 
 
 async def test_version_says_what_the_engine_computes_on(rig, http):
-    cpu = {"kind": "cpu", "name": "Xeon", "operations": "reference", "model_code": "decoder"}
+    one_rank = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    cpu = {"kind": "cpu", "name": "Xeon", "operations": "reference", "model_code": "decoder", **one_rank}
     assert (await http.get("/version")).json()["device"] == cpu
     rig.backend.device = Device("cuda", "NVIDIA B200", "never run", "cuda triton", "decoder")
-    gpu = {"kind": "cuda", "name": "NVIDIA B200", "operations": "cuda triton", "model_code": "decoder", "note": "never run"}
+    gpu = {"kind": "cuda", "name": "NVIDIA B200", "operations": "cuda triton", "model_code": "decoder", "note": "never run", **one_rank}
     assert (await http.get("/version")).json()["device"] == gpu
     rig.backend.device = None  # it has not loaded yet
     assert (await http.get("/version")).json()["device"] is None

@@ -35,6 +35,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Weight = Annotated[float, msgspec.Meta(ge=0.0)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
+MAX_RANKS = 8
+"""Of one engine: the accelerators of one machine."""
 
 ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
 NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
@@ -85,6 +88,8 @@ class EngineConfig(_Section, frozen=True):
     admission_watermark: share of the KV blocks that stay free when a request is admitted beside others [V7].
     batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
     scheduler and the fields below it: see `engine.settings.SchedulerSettings`.
+    tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
+    pipeline_parallel_size: stages of layers, each of so many ranks.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -108,8 +113,15 @@ class EngineConfig(_Section, frozen=True):
     tbt_slo_milliseconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     chunk_schedule: ChunkScheduleConfig | None = None
     admission_watermark: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    tensor_parallel_size: Ranks = 1
+    pipeline_parallel_size: Ranks = 1
 
     def __post_init__(self) -> None:
+        if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
+            raise ValueError(
+                f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize ({self.pipeline_parallel_size}) is {ranks} "
+                f"ranks, over the {MAX_RANKS} of one worker: lower one of them"
+            )
         if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each
             raise ValueError(f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences ({self.max_sequences})")
         scheduler, most = self.scheduler_settings, self.max_model_len

@@ -5,13 +5,10 @@ and sends what came of it.  With nothing to do it sleeps in the kernel until a
 message or a transfer event arrives.  It dies with its parent.
 """
 
-import ctypes
 import gc
 import logging
 import math
 import os
-import signal
-import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -21,8 +18,10 @@ import msgspec
 import zmq
 
 from pdcluster_worker.config import WorkerConfig, load_worker_config
+from pdcluster_worker.early_end import die_with_parent
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
+from pdcluster_worker.engine.execution import EngineBrokenError
 from pdcluster_worker.engine.messages import (
     Device,
     EngineFailed,
@@ -43,7 +42,8 @@ from pdcluster_worker.transfer.tcp import TcpTransport
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
+RANK_GRACE_SECONDS = 0.7
+"""For the engine's last words when one of its ranks is gone; then the process ends, whatever it waits for."""
 
 
 class Mailbox:
@@ -55,6 +55,7 @@ class Mailbox:
         self._socket.set_hwm(0)  # neither side may block or drop: requests are bounded at the ingress
         self._socket.connect(address)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._failure: str | None = None
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell, zmq.POLLIN)
@@ -63,11 +64,21 @@ class Mailbox:
         """End the present or next wait; safe from any thread."""
         os.eventfd_write(self._bell, 1)
 
+    def fail(self, reason: str) -> None:
+        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
+        self._failure = reason
+        self.wake()
+
     def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first, or for the bell, at most that long (None: without limit)."""
+        """All messages that have arrived; waits for the first, or for the bell, at most that long (None: without limit).
+
+        Raises EngineBrokenError after `fail`.
+        """
         events = dict(self._poller.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)))
         if self._bell in events:
             os.eventfd_read(self._bell)
+        if self._failure is not None:
+            raise EngineBrokenError(self._failure)
         received: list[EngineInput] = []
         while self._socket.poll(0):
             received.extend(messages.decode_inputs(self._socket.recv()))
@@ -89,7 +100,7 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
     was asked for, 1 anything else.
     """
-    _die_with_parent()
+    die_with_parent()
     mailbox = Mailbox(address)
     try:
         _serve(_in_dtype(load_worker_config(config_path), dtype), mailbox)
@@ -99,6 +110,10 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     except WorkerError as e:
         mailbox.send([EngineFailed(str(e))])
         return WRONG_SETTING
+    except EngineBrokenError as e:  # what broke it was logged where it happened
+        logger.error("engine failed: %s", e)
+        mailbox.send([EngineFailed(str(e))])
+        return 1
     except Exception as e:
         logger.exception("engine failed")
         mailbox.send([EngineFailed(f"{type(e).__name__}: {e}")])
@@ -113,7 +128,9 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
         logger.warning("computes on %s: %s", device.name, device.note)
-    runner, memory, info = open_runner(config.model, config.engine, device.kind)
+    runner, memory, info = open_runner(config.model, config.engine, device.kind, lambda reason: _end_soon(mailbox, reason))
+    sizes = config.engine.tensor_parallel_size, config.engine.pipeline_parallel_size
+    device = msgspec.structs.replace(device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
     check_computes_on(device, memory.tensor.device)
     engine_id = uuid.uuid4().hex
     transport = TcpTransport(
@@ -136,6 +153,14 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         loop(core, mailbox)
     finally:
         transport.close()
+        runner.close()
+
+
+def _end_soon(mailbox: Mailbox, reason: str) -> None:
+    """A rank process of this engine is gone: end within a second, also where the loop waits for it in a step or at start."""
+    mailbox.fail(reason)
+    time.sleep(RANK_GRACE_SECONDS)
+    os._exit(1)
 
 
 def loop(core: EngineCore, mailbox: Mailbox) -> None:
@@ -192,13 +217,3 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSetting
         longest_step_seconds=runner.longest_warm_up_seconds,
         kv_tokens=most_tokens(settings),
     )
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, and leave Ctrl-C to the parent."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        sys.exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

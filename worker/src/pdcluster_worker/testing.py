@@ -53,7 +53,7 @@ class FakeRunner:
     """A ModelRunner and KVMemory whose answers are worked out in this module's docstring.
 
     window:     positions that a token sees, itself included; None = all.  There is a null block then, `num_blocks`.
-    failing:    request id -> what `execute` raises while a batch holds that request.
+    failing:    request id -> what `submit` raises while a batch holds that request.
     failing_rows: request id -> what its row's outcome is.
     on_write:   called with the id of each block that a step writes.
     on_execute: called at each execution, e.g. to move a clock.
@@ -76,15 +76,16 @@ class FakeRunner:
         self._window = window
         self._bytes = memoryview(bytearray((num_blocks + 1) * self.block_bytes))
         self._slots = self._bytes.cast("q")
+        self._outcomes: list[RowOutcome] = []
 
-    def execute(self, batch: Batch) -> list[RowOutcome]:
+    def submit(self, batch: Batch) -> None:
         """See ports.ModelRunner."""
         self.on_execute()
         self.executed.append([(item.request.request_id, item.num_tokens) for item in batch.items])
         for item in batch.items:
             if (error := self.failing.get(item.request.request_id)) is not None:
                 raise error
-        outcomes: list[RowOutcome] = []
+        self._outcomes = []
         for item in batch.items:
             tokens, block_table = item.request.tokens, item.request.block_table
             assert item.num_tokens > 0, "a model computes at least one token"
@@ -93,8 +94,11 @@ class FakeRunner:
                 assert first_seen < self.num_blocks, "a token sees the null block"
                 self.on_write(block_table[position // self._block_size])
                 self._slots[self._slot(block_table, position)] = _kv(tokens[position], position)
-            outcomes.append(self._outcome(item))
-        return outcomes
+            self._outcomes.append(self._outcome(item))
+
+    def wait(self) -> list[RowOutcome]:
+        """See ports.ModelRunner."""
+        return self._outcomes
 
     def forget(self, request_id: str) -> None:
         """See ports.ModelRunner."""

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from pdcluster_operator.api.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_operator.api.ranks import misfit
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.scheduling import scheduling_fault
 from pdcluster_operator.api.section import Section
@@ -180,6 +181,19 @@ class PDClusterSpec(Section):
                         "give the pool another gpu, or leave engine.device out",
                         at=f"roles.{name}.pools[{index}].gpu",
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Self:
+        sizes = {name: self.engine_of(name).tensor_parallel_size for name in self.roles.present()}
+        if max(sizes.values()) % min(sizes.values()):
+            found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
+            reason = f"KV heads move between roles in whole slices, but tensorParallelSize is {found}"
+            raise rule(reason, "let one divide the other", at="roles.decode.engine.tensorParallelSize")
+        for name, role in self.roles.present().items():
+            if (problem := misfit(self.engine_of(name), role.pools)) is not None:
+                field, reason, fix = problem
+                raise rule(reason, fix, at=f"roles.{name}.{field}")
         return self
 
     def engine_of(self, role: str) -> EngineSpec:

@@ -24,6 +24,7 @@ from pdcluster_operator.api.values import (
     PodTemplate,
     Port,
     Positive,
+    Ranks,
     Replicas,
     Text,
     Weight,
@@ -135,6 +136,8 @@ class EngineSpec(Section):
     chunked_prefill:       a prompt may be computed in parts; for continuous
     tbt_slo_milliseconds:  time between two tokens that steps are kept within by their size; for sarathi
     chunk_schedule:        chunk sizes by how far a prompt is; for sarathi
+    tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each
+    pipeline_parallel_size: stages of layers, each of so many ranks
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -158,6 +161,8 @@ class EngineSpec(Section):
     tbt_slo_milliseconds: Annotated[float, Field(gt=0.0)] | None = None
     chunk_schedule: ChunkScheduleSpec | None = None
     admission_watermark: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    tensor_parallel_size: Ranks = 1
+    pipeline_parallel_size: Ranks = 1
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""
@@ -165,10 +170,14 @@ class EngineSpec(Section):
 
 
 class PoolSpec(Section):
-    """Replicas of one role on one type of accelerator; min and max bound every later change of `replicas`."""
+    """Replicas of one role on one type of accelerator; min and max bound every later change of `replicas`.
+
+    gpus_per_replica: accelerators of one worker; None = one for each rank of its engine
+    """
 
     name: Name
     gpu: str = "cpu"
+    gpus_per_replica: Ranks | None = None
     replicas: Replicas
     min_replicas: Replicas | None = None
     max_replicas: Replicas | None = None

@@ -19,6 +19,7 @@ MAX_WORKERS = 4096
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Ranks = Annotated[int, Field(ge=1, le=8)]
 Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdcluster_operator.api.labels import GPU
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.ranks import num_ranks
 from pdcluster_operator.api.sections import PoolSpec, RoleSpec
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.manifests.child_names import TLS_VOLUME, ChildNames, child_names
@@ -102,7 +103,10 @@ def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
     resource = cluster.spec.accelerator_of(pool).resource
     resources = dict(base["resources"])
     if resource:
-        resources["limits"] = {**resources.get("limits", {}), resource: "1"}
+        resources["limits"] = {
+            **resources.get("limits", {}),
+            resource: str(pool.gpus_per_replica or num_ranks(cluster.spec.engine_of(workload.role))),
+        }
     files = ["--engine-config", f"{ENGINE_FOLDER}/{ENGINE_FILE}", "--policy", f"{POLICY_FOLDER}/{POLICY_FILE}"]
     return {
         **base,

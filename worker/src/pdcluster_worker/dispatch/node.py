@@ -60,7 +60,7 @@ class Node:
         self._identity = identity
         self._credentials = credentials
         facts = worker.engine_ready
-        hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.revision)
+        hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.revision, facts.device.tensor_parallel_size)
         refusals = Refusals(worker.metrics)
         here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(

@@ -279,7 +279,8 @@ class EngineCore:
     def _run(self, batch: Batch, started: float) -> None:
         work = StepWork.of(batch)
         model_started = self._clock()
-        outcomes = self._executor.execute(batch)
+        self._executor.submit(batch)
+        outcomes = self._executor.wait()
         now = self._clock()
         tokens: list[Token] = []
         for item, outcome in zip(batch.items, outcomes, strict=True):

@@ -35,7 +35,7 @@ _OWN_FAULTS = ("no_token_left", "unknown_token_ids")
 
 
 class Executor:
-    """A runner and the memory of its failures.
+    """A runner and the memory of its failures.  Each `submit` is followed by its `wait`.
 
     seconds:    what the runner spent on the last batch, retries of its items included.
     num_failed: items that failed since the start, by reason (`ports.RowFailure` and `RAISED`).
@@ -46,12 +46,27 @@ class Executor:
         self.num_failed: Counter[str] = Counter()
         self._runner = runner
         self._num_failed_steps = 0
+        self._batch = Batch(())
+        self._failure: Exception | None = None
 
-    def execute(self, batch: Batch) -> list[Outcome]:
-        """One outcome per item, in order.  Raises EngineBrokenError after MAX_FAILED_STEPS failed batches in a row."""
-        self.seconds = StepSeconds()
+    def submit(self, batch: Batch) -> None:
+        """Begin to compute a batch; why that failed is `wait`'s to say.  Raises EngineBrokenError."""
+        self._batch, self._failure = batch, None
         try:
-            outcomes = self._run(batch)
+            self._runner.submit(batch)
+        except EngineBrokenError:
+            raise  # a rank of the engine is gone: nothing can be tried again
+        except Exception as e:
+            self._failure = e
+
+    def wait(self) -> list[Outcome]:
+        """One outcome per item of the batch, in order.  Raises EngineBrokenError after MAX_FAILED_STEPS failed batches in a row."""
+        self.seconds = StepSeconds()
+        batch = self._batch
+        try:
+            outcomes = self._waited()
+        except EngineBrokenError:
+            raise
         except Exception as e:
             logger.exception("model step failed items=%d", len(batch.items))
             outcomes = [e] if len(batch.items) == 1 else self._execute_each(batch)
@@ -59,10 +74,16 @@ class Executor:
         self._count(outcomes)
         return outcomes
 
-    def _run(self, batch: Batch) -> list[Outcome]:
-        outcomes: list[Outcome] = list(self._runner.execute(batch))
+    def _waited(self) -> list[Outcome]:
+        if self._failure is not None:
+            raise self._failure
+        outcomes: list[Outcome] = list(self._runner.wait())
         self.seconds += self._runner.seconds
         return outcomes
+
+    def _run(self, batch: Batch) -> list[Outcome]:
+        self.submit(batch)
+        return self._waited()
 
     def _execute_each(self, batch: Batch) -> list[Outcome]:
         outcomes: list[Outcome] = []

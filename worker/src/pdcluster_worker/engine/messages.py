@@ -42,6 +42,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     note: what a user must know of computing on it; empty = nothing
     operations: what the model is computed by, such as "cpu avx512_bf16"; empty until it has loaded
     model_code: whose code computes the layers, decoder or transformers; empty likewise
+    tensor_parallel_size, pipeline_parallel_size: its ranks are their product
     """
 
     kind: str
@@ -49,6 +50,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
     operations: str = ""
     model_code: str = ""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -45,7 +45,7 @@ RowOutcome = Sample | RequestError | None
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Where the time of one `ModelRunner.execute` went: making inputs, the forward pass, sampling."""
+    """Where the time of one step went: making inputs, the forward pass, sampling."""
 
     inputs: float = 0.0
     forward: float = 0.0
@@ -64,11 +64,20 @@ class ModelRunner(Protocol):
 
     @property
     def seconds(self) -> StepSeconds:
-        """Of the last `execute` that returned."""
+        """Of the last `wait` that returned."""
         ...
 
-    def execute(self, batch: Batch) -> Sequence[RowOutcome]:
-        """Compute the scheduled tokens and write their KV; one entry per item of the batch, in order.
+    def submit(self, batch: Batch) -> None:
+        """Begin to compute the scheduled tokens and write their KV; `wait` follows before the next batch.
+
+        A device that computes by itself does so from here on, while the caller goes on; on a CPU
+        the forward pass is done when this returns.  Raises whatever a forward pass raises, and then
+        nothing is to be waited for.
+        """
+        ...
+
+    def wait(self) -> Sequence[RowOutcome]:
+        """The outcomes of the batch that was submitted; one entry per item, in order.
 
         An entry is a Sample when the item reaches the end of its known tokens
         (`item.samples`), else None.  Where a row fails by itself its entry is the

@@ -61,14 +61,19 @@ def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int
     """Our decoder over the model's weights.  Raises NotOursError when it is not for this model or computes something else."""
     weights = read_weights(loaded.module, loaded.info.max_model_len, operations)
     decoder = Decoder(operations, weights, loaded.attention.num_heads * loaded.attention.head_dim)
+    prove(decoder, loaded, num_blocks)
+    return decoder
+
+
+def prove(ours: Forward, loaded: LoadedModel, num_blocks: int) -> None:
+    """Compare with transformers' module.  Raises NotOursError when ours computes something else."""
     beside = KVCache(loaded.info.geometry, proof.num_blocks(loaded.info.geometry.block_size))
     theirs = Generic(loaded.module, Reference(beside.tensor, loaded.attention))
-    num_blocks = min(num_blocks, beside.num_blocks)
     found = proof.difference(
-        decoder,
+        ours,
         theirs,
         block_size=loaded.info.geometry.block_size,
-        num_blocks=num_blocks,
+        num_blocks=min(num_blocks, beside.num_blocks),
         max_tokens=loaded.info.max_model_len,
         vocab_size=loaded.info.vocab_size,
     )
@@ -76,4 +81,3 @@ def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int
         logger.warning("our decoder's logits differ from transformers' by %.3g of their size: not used", found)
         raise NotOursError("our decoder computes something else")
     logger.info("our decoder's logits differ from transformers' by %.2g of their size", found)
-    return decoder

@@ -5,7 +5,7 @@ tied heads are read from the module itself.  A module that does not have the
 expected parts is left to transformers' own code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from pdcluster_worker.model.decoder import DecoderWeights, Layer
 from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed
+from pdcluster_worker.model.parallel.place import ONE_RANK, Place
+from pdcluster_worker.model.parallel.sharding import Product, split_inputs, split_outputs, split_vocabulary
 
 
 class NotOursError(Exception):
@@ -48,8 +50,28 @@ ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
 
-def read_weights(module: Any, max_model_len: int, operations: Operations) -> DecoderWeights:
-    """Pack the module's weights.  Raises NotOursError for a type or form that our decoder does not have."""
+def read_weights(module: Any, max_model_len: int, operations: Operations, place: Place = ONE_RANK) -> DecoderWeights:
+    """Pack this rank's part of the module's weights.  Raises NotOursError for a type or form that our decoder does not have."""
+    family, activation = traits_of(module)
+    model = module.model
+    cosine, sine = _rotary(model, max_model_len)
+    scale = getattr(model.embed_tokens, "scalar_embed_scale", None)
+    embedding = model.embed_tokens.weight.detach()
+    return DecoderWeights(
+        embedding=operations.place((embedding if place.is_first else embedding[:1]).clone()),
+        embedding_scale=None if scale is None else operations.place(torch.tensor(scale).to(embedding.dtype)),
+        cosine=operations.place(cosine),
+        sine=operations.place(sine),
+        layers=[_layer(model.layers[index], family, operations, place) for index in place.layers(len(model.layers))],
+        norm=_norm(operations, model.norm, family),
+        head=_pack(operations, split_vocabulary(module.lm_head, place), wide=True) if place.is_last else None,
+        vocab_size=len(module.lm_head.weight),
+        activation=activation,
+    )
+
+
+def traits_of(module: Any) -> tuple[Family, Activation]:
+    """The traits of a model that our decoder runs.  Raises NotOursError for a type or form that it does not have."""
     config = module.config
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -57,22 +79,9 @@ def read_weights(module: Any, max_model_len: int, operations: Operations) -> Dec
     activation = ACTIVATIONS.get(str(getattr(config, "hidden_act", "")))
     if activation is None:
         raise NotOursError(f"hidden_act {getattr(config, 'hidden_act', None)} is not one of {', '.join(ACTIVATIONS)}")
-    model = module.model
-    for layer in model.layers:
+    for layer in module.model.layers:
         _check_parts(layer, family)
-    cosine, sine = _rotary(model, max_model_len)
-    scale = getattr(model.embed_tokens, "scalar_embed_scale", None)
-    dtype = model.embed_tokens.weight.dtype
-    return DecoderWeights(
-        embedding=operations.place(model.embed_tokens.weight.detach().clone()),
-        embedding_scale=None if scale is None else operations.place(torch.tensor(scale).to(dtype)),
-        cosine=operations.place(cosine),
-        sine=operations.place(sine),
-        layers=[_layer(layer, family, operations) for layer in model.layers],
-        norm=_norm(operations, model.norm, family),
-        head=operations.pack(module.lm_head.weight.detach(), _bias([module.lm_head]), wide=True),
-        activation=activation,
-    )
+    return family, activation
 
 
 def _check_parts(layer: Any, family: Family) -> None:
@@ -88,34 +97,33 @@ def _check_parts(layer: Any, family: Family) -> None:
         raise NotOursError("its products are not plain linear layers")
 
 
-def _layer(layer: Any, family: Family, operations: Operations) -> Layer:
+def _layer(layer: Any, family: Family, operations: Operations, place: Place) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = (
         HeadNorms(_norm(operations, attention.q_norm, family), _norm(operations, attention.k_norm, family)) if family.head_norms else None
     )
     return Layer(
         attention_norm=_norm(operations, layer.input_layernorm, family),
-        qkv=_pack(operations, attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=_pack(operations, *(split_outputs(product, place) for product in (attention.q_proj, attention.k_proj, attention.v_proj))),
         head_norms=head_norms,
-        out=_pack(operations, attention.o_proj),
+        out=_pack(operations, split_inputs(attention.o_proj, place)),
         mlp_norm=_norm(operations, layer.post_attention_layernorm, family),
-        gate_up=_pack(operations, mlp.gate_proj, mlp.up_proj),
-        down=_pack(operations, mlp.down_proj),
+        gate_up=_pack(operations, split_outputs(mlp.gate_proj, place), split_outputs(mlp.up_proj, place)),
+        down=_pack(operations, split_inputs(mlp.down_proj, place)),
         rotates=bool(getattr(attention, "use_rope", True)) if family.may_not_rotate else True,
     )
 
 
-def _pack(operations: Operations, *products: Any) -> Packed:
+def _pack(operations: Operations, *products: Product, wide: bool = False) -> Packed:
     """Weights of products of one input, one after another."""
-    weights = [product.weight.detach() for product in products]
-    return operations.pack(torch.cat(weights) if len(weights) > 1 else weights[0], _bias(products))
+    weights = [product.weight for product in products]
+    return operations.pack(torch.cat(weights) if len(weights) > 1 else weights[0], _bias(products), wide=wide)
 
 
-def _bias(products: Any) -> Tensor | None:
-    biases = [product.bias for product in products]
-    if all(bias is None for bias in biases):
+def _bias(products: Sequence[Product]) -> Tensor | None:
+    if all(product.bias is None for product in products):
         return None
-    rows = [product.weight.new_zeros(len(product.weight)) if product.bias is None else product.bias.detach() for product in products]
+    rows = [product.weight.new_zeros(len(product.weight)) if product.bias is None else product.bias for product in products]
     return torch.cat(rows)
 
 

@@ -24,3 +24,7 @@ class Forward(Protocol):
     def warm_up(self, num_rows: int) -> None:
         """Have the code of products of so many rows made."""
         ...
+
+    def close(self) -> None:
+        """End what it started beside this process."""
+        ...

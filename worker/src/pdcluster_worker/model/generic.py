@@ -40,6 +40,9 @@ class Generic:
     def warm_up(self, num_rows: int) -> None:
         """See `Forward`: the module's products are met by its first steps."""
 
+    def close(self) -> None:
+        """See `Forward`: it started nothing."""
+
 
 class PlannedAttention:
     """The attention of one step (`model.attention.Attend`): stores the step's keys and values, then attends over the cache."""

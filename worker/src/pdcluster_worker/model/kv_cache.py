@@ -13,6 +13,8 @@ import torch
 
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.shared import attach
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -37,16 +39,22 @@ def blocks_that_fit(geometry: KVGeometry, memory_bytes: int) -> int:
 class KVCache:
     """The memory as a tensor, and its bytes for a transport."""
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int) -> None:
+    def __init__(self, geometry: KVGeometry, num_blocks: int, descriptor: int | None = None) -> None:
+        """descriptor: memory that the ranks of an engine share (`parallel.shared`); None = memory of its own."""
         if num_blocks < 2:
             raise ModelError(f"engine.numBlocks={num_blocks} is too few: at least 2 KV blocks are needed")
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
-        self._bytes = _reserve(num_blocks * self.block_bytes)
+        self._bytes = _reserve(num_blocks * self.block_bytes) if descriptor is None else attach(descriptor)
         self.tensor = torch.frombuffer(self._bytes, dtype=DTYPES[geometry.dtype]).view(
             num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim
         )
+
+    def part(self, place: Place) -> torch.Tensor:
+        """The heads and layers of one rank of the engine, contiguous from the layers on."""
+        layers = place.layers(self.geometry.num_layers)
+        return self.tensor[:, place.share(self.geometry.num_kv_heads), layers.start : layers.stop]
 
     def block(self, block_id: int) -> memoryview:
         """The writable bytes of one block, `block_bytes` long.  Raises IndexError for a block that does not exist."""

@@ -25,6 +25,8 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.parallel.opening import open_ranks
+from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
 
@@ -44,35 +46,59 @@ class Runner:
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
         self._cache = cache
+        self._batch = Batch(())
+        self._logits = torch.empty(0)
         self._max_tokens = limits.max_tokens
         self._planner = StepPlanner(
             block_size=limits.block_size, max_sequences=limits.max_sequences, max_tokens=limits.max_tokens, max_blocks=limits.blocks
         )
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
 
-    def execute(self, batch: Batch) -> list[RowOutcome]:
-        """Compute the batch; see `engine.ports.ModelRunner`.
+    def submit(self, batch: Batch) -> None:
+        """Plan the batch and run the forward pass, which a GPU does while this returns; see `engine.ports.ModelRunner`.
 
-        A request whose logits are not finite, or whose sampling leaves no token, fails alone.
         Raises whatever the model raises.
         """
+        started = time.monotonic()
+        self._batch = batch
+        if not batch.items:
+            return
+        plan = self._planner.plan(batch)
+        planned = time.monotonic()
+        with torch.inference_mode():
+            self._logits = self.forward.logits(plan)
+        self.seconds = StepSeconds(planned - started, time.monotonic() - planned)
+
+    def wait(self) -> list[RowOutcome]:
+        """Wait for the logits and choose tokens; see `engine.ports.ModelRunner`.
+
+        A request whose logits are not finite, or whose sampling leaves no token, fails alone.
+        """
+        batch, submitted = self._batch, self.seconds
         if not batch.items:
             return []
         started = time.monotonic()
-        plan = self._planner.plan(batch)
         with torch.inference_mode():
-            planned = time.monotonic()
-            logits = self.forward.logits(plan).cpu()  # tokens are chosen in host memory
+            logits = self._logits.cpu()  # tokens are chosen in host memory
             computed = time.monotonic()
             sampled = [item.request for item in batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
-        self.seconds = StepSeconds(planned - started, computed - planned, time.monotonic() - computed)
+        self.seconds = submitted + StepSeconds(forward=computed - started, sample=time.monotonic() - computed)
         return [next(samples) if item.samples else None for item in batch.items]
+
+    def execute(self, batch: Batch) -> list[RowOutcome]:
+        """Submit the batch and wait for it."""
+        self.submit(batch)
+        return self.wait()
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for this request; unknown ids are a no-op."""
         self._planner.forget(request_id)
         self._sampler.forget(request_id)
+
+    def close(self) -> None:
+        """End the other ranks, where there are some."""
+        self.forward.close()
 
     def warm_up(self) -> None:
         """Meet every size of the flat row, then run a prefill of a whole batch and a decode step, before any block has an owner.
@@ -99,22 +125,47 @@ class Runner:
 
 def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig) -> Runner:
     """A runner of this model, over this cache.  The model's own weights are dropped where they are packed."""
-    limits = StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, cache.geometry.block_size)
+    limits = _limits(loaded, engine)
     forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
     return Runner(loaded.info, forward, cache, limits)
 
 
-def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
-    """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does at start.  Raises ModelError."""
+def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
+    return StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, engine.block_size)
+
+
+def open_runner(
+    model: ModelConfig, engine: EngineConfig, device: str = "cpu", on_rank_death: OnDeath = logger.error
+) -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
+    """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does at start.  Raises ModelError.
+
+    on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has ended by itself.
+    """
+    if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
+        return _open(model, engine, device, None)
+    ranks = Ranks(model, engine, device, on_rank_death)
+    try:
+        return _open(model, engine, device, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _open(model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
     loaded = load_model(
         Path(model.path).expanduser(),
         model.dtype,
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
-        threads=engine.threads,
+        threads=engine.threads if ranks is None else rank_threads(engine),
     )
     info = loaded.info
-    cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
+    try:
+        runner, cache = _make(loaded, engine, device, ranks)
+    except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes
+        if not isinstance(e, MemoryError) and "memory" not in str(e):
+            raise
+        raise ModelError(f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}") from e
     if cache.num_blocks * engine.block_size < info.max_model_len:
         logger.warning(
             "KV blocks hold one request of %d tokens, not of engine.maxModelLen (%d): longer ones fail; that takes %d bytes",
@@ -122,12 +173,6 @@ def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -
             info.max_model_len,
             -(-info.max_model_len // engine.block_size) * cache.block_bytes,
         )
-    try:
-        runner = make_runner(loaded, cache, engine)
-    except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes
-        if not isinstance(e, MemoryError) and "memory" not in str(e):
-            raise
-        raise ModelError(f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}") from e
     del loaded  # and with it the weights that are packed now
     gc.collect()
     give_back_freed_memory()
@@ -135,3 +180,13 @@ def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -
     runner.warm_up()
     logger.info("warmed up seconds=%.1f", time.monotonic() - start)
     return runner, cache, info
+
+
+def _make(loaded: LoadedModel, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, KVCache | DeviceKVCache]:
+    info = loaded.info
+    if ranks is None:
+        cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
+        return make_runner(loaded, cache, engine), cache
+    limits = _limits(loaded, engine)
+    shared, forward = open_ranks(loaded, engine, limits, ranks)
+    return Runner(info, forward, shared, limits), shared

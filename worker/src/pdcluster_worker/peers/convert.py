@@ -67,14 +67,16 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         geometry=geometry_to_proto(hello.geometry),
         weights=hello.weights,
         revision=hello.revision,
+        tensor_parallel_size=hello.tensor_parallel_size,
     )
 
 
 def hello_from_proto(message: pb.Hello) -> Hello:
     """Facts of the other side.  Raises ValueError without an engine id."""
     _require(bool(message.engine_id), "engine_id is empty")
+    _require(message.tensor_parallel_size >= 0, "tensor_parallel_size is negative")
     geometry = geometry_from_proto(message.geometry)
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision)
+    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision, message.tensor_parallel_size or 1)
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:

@@ -1,6 +1,7 @@
 """May KV blocks move between two workers?  The pair check of the handshake, as a pure function.
 
-KV geometry, the fingerprint of the weights and the revision must be equal
+KV geometry, that of the whole model, the fingerprint of the weights and the
+revision must be equal, and of the tensor-parallel sizes one must divide the other
 (docs/architecture.md, 'KV layout and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
 only: it says nothing about either worker's health.
 """
@@ -14,11 +15,12 @@ from pdcluster_worker.engine.messages import KVGeometry
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What one worker tells of itself in the handshake; weights is a fingerprint."""
+    """What one worker tells of itself in the handshake.  geometry: of all its ranks together; weights is a fingerprint."""
 
     geometry: KVGeometry
     weights: str
     revision: str
+    tensor_parallel_size: int = 1
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
@@ -31,18 +33,22 @@ def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
         return f"KV geometry differs: {differences}; {_geometry_fix(mine.geometry, theirs.geometry)}"
     if label == "weights":
         return f"weights fingerprint is {mine.weights} here and {theirs.weights} at the peer; load the same model files on both workers"
+    if label == "tensor_parallel":
+        sizes = f"{mine.tensor_parallel_size} here and {theirs.tensor_parallel_size} at the peer"
+        return f"tensor-parallel size is {sizes}: one must divide the other; set engine.tensorParallelSize of prefill or decode so"
     return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
 
 
 def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
-    """The first thing that differs, as the label of pdcluster_peer_refused_total: kv_geometry, weights, revision or None."""
+    """The first thing that differs, as the label of pdcluster_peer_refused_total; None = nothing that matters."""
     if mine.geometry != theirs.geometry:
         return "kv_geometry"
     if mine.weights != theirs.weights:
         return "weights"
     if mine.revision != theirs.revision:
         return "revision"
-    return None
+    low, high = sorted((mine.tensor_parallel_size, theirs.tensor_parallel_size))
+    return "tensor_parallel" if high % low else None
 
 
 def _geometry_fix(mine: KVGeometry, theirs: KVGeometry) -> str:

@@ -211,6 +211,7 @@ class DeviceState(BaseModel):
     kind: cpu or cuda; name: of the processor or the accelerator.
     operations: what the model is computed by ("reference": plain torch, without compiled kernels).
     model_code: whose code computes the layers, decoder (ours) or transformers.
+    tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
     note: what a user must know of computing on it; left out where there is nothing.
     """
 
@@ -218,6 +219,8 @@ class DeviceState(BaseModel):
     name: str
     operations: str = ""
     model_code: str = ""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     note: str = ""
 
 

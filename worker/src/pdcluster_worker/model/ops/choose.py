@@ -9,27 +9,30 @@ from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
-from pdcluster_worker.model.ops.operations import AttentionShape, Operations
+from pdcluster_worker.model.ops.operations import ALONE, AttentionShape, Group, Operations
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
 
 logger = logging.getLogger(__name__)
 
 
-def make_operations(cache: Tensor, shape: AttentionShape, limits: StepLimits, *, invariant: bool) -> Operations:
-    """Operations for the device that holds the KV cache.  Raises ModelError where `invariant` cannot be had."""
+def make_operations(cache: Tensor, shape: AttentionShape, limits: StepLimits, *, invariant: bool, group: Group = ALONE) -> Operations:
+    """Operations for the device that holds the KV cache.  Raises ModelError where `invariant` cannot be had.
+
+    cache, shape: of this rank of `group`.
+    """
     if cache.is_cuda:
         from pdcluster_worker.model.ops.cuda import CudaOperations  # needs Triton, which images for CPUs lack
 
         if invariant:
             raise ModelError("engine.batchInvariant is for CPUs so far, not for cuda: leave it out")
-        return CudaOperations(cache, shape, limits)
+        return CudaOperations(cache, shape, limits, group)
     kernels = kernels_found()
     if isinstance(kernels, Kernels) and cache.dtype in KINDS:
         keep_freed_memory()
-        return CpuOperations(cache, shape, kernels)
+        return CpuOperations(cache, shape, kernels, group)
     reason = f"there are none for {cache.dtype}" if isinstance(kernels, Kernels) else kernels.reason
     if invariant:
         raise ModelError(f"engine.batchInvariant needs the compiled kernels: {reason}; leave it out or install with kernels")
     logger.warning("computes with plain torch operations, which are slower: %s", reason)
-    return Reference(cache, shape)
+    return Reference(cache, shape, group)

@@ -27,7 +27,7 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     shared_rows,
 )
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
-from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
 from pdcluster_worker.model.sample_kernel import kernel_choosing
 from pdcluster_worker.model.sampler import PLAIN_TENSORS, Choosing
 from pdcluster_worker.model.step_plan import StepPlan
@@ -54,11 +54,12 @@ class PackedWeights:
 
 
 class CpuOperations:
-    """See `Operations`.  cache: contiguous `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32."""
+    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32, contiguous from the layers on."""
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, kernels: Kernels) -> None:
-        if not cache.is_contiguous():
-            raise ValueError("the KV cache is not contiguous")
+    def __init__(self, cache: Tensor, shape: AttentionShape, kernels: Kernels, group: Group = ALONE) -> None:
+        if not cache[0, 0].is_contiguous():
+            raise ValueError("the KV cache is not contiguous within a head")
+        self._group = group
         self.name = f"cpu {kernels.level}"
         self._library = library = kernels.library
         declare(library)
@@ -133,8 +134,12 @@ class CpuOperations:
         return out
 
     def reduce(self, x: Tensor) -> Tensor:
-        """One rank."""
-        return x
+        """See `Operations`."""
+        return self._group.reduce(x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Operations`."""
+        return self._group.gather(x)
 
     def _address_of(self, plan: StepPlan) -> int:
         if plan is not self._plan:

@@ -16,7 +16,7 @@ from pdcluster_worker.model.ops.attention_sizes import power_of_two
 from pdcluster_worker.model.ops.cpu import host_choosing
 from pdcluster_worker.model.ops.flashinfer_attention import make_attention
 from pdcluster_worker.model.ops.graphs import Graphs
-from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
 from pdcluster_worker.model.ops.paged_attention import strides
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -45,9 +45,10 @@ class CudaOperations:
     Plans must be where the device reads them: see `prepare`.
     """
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, limits: StepLimits) -> None:
+    def __init__(self, cache: Tensor, shape: AttentionShape, limits: StepLimits, group: Group = ALONE) -> None:
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")
+        self._group = group
         self._cache = cache
         self._shape = shape
         self._limits = limits
@@ -142,8 +143,12 @@ class CudaOperations:
         return self._attention.attend(qkv, plan, layer)
 
     def reduce(self, x: Tensor) -> Tensor:
-        """One rank."""
-        return x
+        """See `Operations`."""
+        return self._group.reduce(x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Operations`."""
+        return self._group.gather(x)
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class ModelArguments(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("cache", c_void_p),
-        *((name, c_int64) for name in ("kind", "heads", "kv_heads", "dim", "layers", "block_size")),
+        *((name, c_int64) for name in ("kind", "heads", "kv_heads", "dim", "block_size", "block_bytes", "head_bytes")),
         ("scaling", c_float),
     ]
 
@@ -58,9 +58,11 @@ class WeightsArguments(ctypes.Structure):
 
 
 def model_arguments(cache: Tensor, shape: AttentionShape) -> ModelArguments:
-    """cache: contiguous `[blocks, Hkv, layers, 2, block_size, D]`."""
-    _, kv_heads, layers, _, block_size, dim = cache.shape
-    return ModelArguments(cache.data_ptr(), KINDS[cache.dtype], shape.num_heads, kv_heads, dim, layers, block_size, shape.scaling)
+    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous from the layers on."""
+    _, kv_heads, _, _, block_size, dim = cache.shape
+    sizes = KINDS[cache.dtype], shape.num_heads, kv_heads, dim, block_size
+    block_bytes, head_bytes = (cache.stride(axis) * cache.element_size() for axis in (0, 1))
+    return ModelArguments(cache.data_ptr(), *sizes, block_bytes, head_bytes, shape.scaling)
 
 
 def plan_arguments(plan: StepPlan) -> PlanArguments:

@@ -72,6 +72,33 @@ class HeadNorms:
     key: Norm
 
 
+class Group(Protocol):
+    """The ranks that share each layer's products, as one of them sees it."""
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Sum x over the ranks; x may be overwritten."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The columns of all ranks beside one another, in their order: [R, n] of each gives [R, ranks * n]."""
+        ...
+
+
+class _Alone:
+    """One rank."""
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+
+ALONE: Group = _Alone()
+
+
 class Operations(Protocol):
     """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
 
@@ -127,4 +154,8 @@ class Operations(Protocol):
 
     def reduce(self, x: Tensor) -> Tensor:
         """Sum x over the ranks of a tensor-parallel group; x itself where there is one rank."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Columns of all ranks of a tensor-parallel group, see `Group`; x itself where there is one rank."""
         ...

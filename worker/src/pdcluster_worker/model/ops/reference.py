@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.operations import Activation, AttentionShape, Forward, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
 from pdcluster_worker.model.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
@@ -27,7 +27,8 @@ class Reference:
     name = "reference"
     choosing = PLAIN_TENSORS
 
-    def __init__(self, cache: Tensor, shape: AttentionShape) -> None:
+    def __init__(self, cache: Tensor, shape: AttentionShape, group: Group = ALONE) -> None:
+        self._group = group
         self._cache = cache
         self._shape = shape
 
@@ -113,8 +114,12 @@ class Reference:
         return out[0].transpose(0, 1)
 
     def reduce(self, x: Tensor) -> Tensor:
-        """One rank."""
-        return x
+        """See `Operations`."""
+        return self._group.reduce(x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Operations`."""
+        return self._group.gather(x)
 
     @property
     def _block_size(self) -> int:

@@ -4,10 +4,11 @@
 
 #include "vectors.h"
 
-/* cache: [blocks, kv_heads, layers, 2, block_size, dim], keys before values. */
+/* cache: [blocks, kv_heads, layers, 2, block_size, dim], keys before values, contiguous from the layers on.
+ * block_bytes, head_bytes: from one block or head to the next, which are further apart where a rank has only some of them. */
 typedef struct {
     char *cache;
-    int64_t t, heads, kv_heads, dim, layers, block_size;
+    int64_t t, heads, kv_heads, dim, block_size, block_bytes, head_bytes;
     float scaling;
 } model_of;
 
@@ -32,7 +33,7 @@ typedef struct {
 
 /* Keys of one block, head and layer: block_size rows; its values follow. */
 static INLINE char *unit(const model_of *m, int64_t block, int64_t head, int64_t layer) {
-    return m->cache + ((block * m->kv_heads + head) * m->layers + layer) * 2 * m->block_size * m->dim * bytes_of((kind)m->t);
+    return m->cache + block * m->block_bytes + head * m->head_bytes + layer * 2 * m->block_size * m->dim * bytes_of((kind)m->t);
 }
 
 #endif

@@ -1,0 +1,58 @@
+"""What rank 0 and another rank of its engine say to each other, over a socket pair that both are born with.
+
+Each message is one packet.  To a rank: its setup, then the KV cache with the
+descriptors of the shared memory, then steps and warm-ups.  From it: one answer to
+each, DONE or the reason why it ends.
+"""
+
+import socket
+from typing import Final
+
+import msgspec
+
+from pdcluster_worker.config import EngineConfig, ModelConfig
+
+DONE: Final = b"+"
+FAILED: Final = b"!"
+STEP: Final = b"S"
+WARM_UP: Final = b"W"
+MAX_BYTES = 64 << 10
+"""Of one message; a plan's arrays travel by shared memory."""
+
+
+class RankSetup(msgspec.Struct, frozen=True):
+    """First message.  device: cpu or cuda; threads: of this rank; store: file by which the ranks find each other."""
+
+    rank: int
+    model: ModelConfig
+    engine: EngineConfig
+    device: str
+    threads: int
+    store: str
+
+
+class CacheSetup(msgspec.Struct, frozen=True):
+    """Second message, with two descriptors: of the KV cache and of the plan slots."""
+
+    num_blocks: int
+
+
+_encode = msgspec.json.Encoder().encode
+decode_setup = msgspec.json.Decoder(RankSetup).decode
+decode_cache = msgspec.json.Decoder(CacheSetup).decode
+
+
+def send_setup(control: socket.socket, setup: RankSetup) -> None:
+    """To a rank that has just started."""
+    control.send(_encode(setup))
+
+
+def send_cache(control: socket.socket, setup: CacheSetup, descriptors: tuple[int, int]) -> None:
+    """To a rank that has loaded."""
+    socket.send_fds(control, [_encode(setup)], descriptors)
+
+
+def receive_cache(control: socket.socket) -> tuple[CacheSetup, tuple[int, int]] | None:
+    """The second message; None where rank 0 is gone."""
+    data, descriptors, _, _ = socket.recv_fds(control, MAX_BYTES, 2)
+    return (decode_cache(data), (descriptors[0], descriptors[1])) if data else None

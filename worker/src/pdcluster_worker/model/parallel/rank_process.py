@@ -1,0 +1,110 @@
+"""A rank process other than rank 0: loads its part of the model, then computes each step that rank 0 announces.
+
+It schedules and samples nothing, and ends with rank 0: when the control socket
+closes, and by the kernel when the engine process dies.  An error ends it, for the
+ranks of an engine cannot go on without one of them.
+"""
+
+import gc
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from pdcluster_worker.early_end import die_with_parent
+from pdcluster_worker.logs import start_logging
+from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.families import read_weights
+from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.loader import LoadedModel, load_model
+from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.parallel import control as wire
+from pdcluster_worker.model.parallel.group import RankGroup
+from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots
+from pdcluster_worker.model.parallel.shared import attach
+
+logger = logging.getLogger(__name__)
+
+
+class RankProcess:
+    """One rank, from its setup to the end of the control socket."""
+
+    def __init__(self, control: socket.socket, setup: wire.RankSetup) -> None:
+        self._control = control
+        self._setup = setup
+        engine = setup.engine
+        self._place = Place(engine.tensor_parallel_size, engine.pipeline_parallel_size, setup.rank)
+
+    def run(self) -> None:
+        """Until rank 0 closes the socket or is gone.  Raises what loading or a step raises."""
+        setup = self._setup
+        loaded = load_model(
+            Path(setup.model.path).expanduser(),
+            setup.model.dtype,
+            block_size=setup.engine.block_size,
+            max_model_len=setup.engine.max_model_len,
+            threads=setup.threads,
+        )
+        self._control.send(wire.DONE)
+        received = wire.receive_cache(self._control)
+        if received is None:
+            return
+        cache_setup, (cache_memory, plan_memory) = received
+        limits = StepLimits(setup.engine.max_batched_tokens, setup.engine.max_sequences, loaded.info.max_model_len, setup.engine.block_size)
+        cache = KVCache(loaded.info.geometry, cache_setup.num_blocks, cache_memory)
+        slots = PlanSlots(attach(plan_memory), limits)
+        group = RankGroup(self._place, Path(setup.store), torch.device(setup.device))
+        decoder = self._decoder(loaded, cache, limits, group)
+        del loaded
+        gc.collect()
+        give_back_freed_memory()
+        gc.freeze()
+        self._control.send(wire.DONE)
+        logger.info("rank %d of %d computes operations=%s", setup.rank, self._place.num_ranks, decoder.operations.name)
+        with torch.inference_mode():
+            self._serve(decoder, group, slots)
+
+    def _decoder(self, loaded: LoadedModel, cache: KVCache, limits: StepLimits, group: RankGroup) -> Decoder:
+        shape = self._place.shape(loaded.attention)
+        operations = make_operations(cache.part(self._place), shape, limits, invariant=self._setup.engine.batch_invariant, group=group)
+        weights = read_weights(loaded.module, loaded.info.max_model_len, operations, self._place)
+        return Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
+
+    def _serve(self, decoder: Decoder, group: RankGroup, slots: PlanSlots) -> None:
+        while message := self._control.recv(wire.MAX_BYTES):
+            kind, data = message[:1], message[1:]
+            if kind == wire.WARM_UP:
+                decoder.warm_up(int.from_bytes(data, "big"))
+            else:
+                logits = decoder.logits(slots.read(PlanSizes.decode(data)))
+                if self._place.is_last and self._place.pipeline_size > 1 and len(logits):
+                    group.answer_logits(logits)
+            self._control.send(wire.DONE)
+
+
+def main() -> int:
+    """`python -m pdcluster_worker.model.parallel.rank_process DESCRIPTOR`, as `ranks` starts it."""
+    die_with_parent()
+    start_logging()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        setup = wire.decode_setup(control.recv(wire.MAX_BYTES))
+        try:
+            RankProcess(control, setup).run()
+        except Exception as e:
+            logger.exception("rank %d failed", setup.rank)
+            control.send(wire.FAILED + f"{type(e).__name__}: {e}".encode()[: wire.MAX_BYTES - 1])
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    # As the engine process: nothing is left to save, and torch's libraries would report what they leak at exit.
+    os._exit(status)

@@ -1,0 +1,176 @@
+"""Rank 0's side of the other rank processes: starts them, hands them memory and plans, notices the death of one.
+
+An engine cannot go on without one of its ranks: every call then raises
+EngineBrokenError with the reason, and `on_death` is called from a thread that
+waits for nothing else, so that an engine that is idle or waits for the dead rank
+hears of it at once.
+"""
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.cpu_limit import available_threads
+from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.parallel import control as wire
+from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.plan_slots import PlanSlots, slot_bytes
+from pdcluster_worker.model.parallel.shared import attach, reserve
+from pdcluster_worker.model.step_plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 0.2
+"""How long the reason of a broken step is waited for: a rank says it before it ends."""
+
+OnDeath = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    process: "subprocess.Popen[bytes]"
+    control: socket.socket
+    watched: int
+
+
+def rank_threads(engine: EngineConfig) -> int:
+    """CPU threads of each rank: the engine's, shared evenly."""
+    num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    return max(1, (engine.threads or available_threads()) // num_ranks)
+
+
+class Ranks:
+    """All ranks of one engine but rank 0, which is this process.
+
+    place: of rank 0.  store: file by which all ranks find each other.
+    """
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig, device: str, on_death: OnDeath) -> None:
+        """Starts the processes, which load the model meanwhile; `open` waits for them."""
+        self.place = Place(engine.tensor_parallel_size, engine.pipeline_parallel_size)
+        self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-ranks-")
+        self.store = Path(self._folder.name) / "store"
+        self._on_death = on_death
+        self._is_closing = False
+        self._slots: PlanSlots | None = None
+        self._ranks = [self._start(place, model, engine, device) for place in self.place.others()]
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def open(self, num_blocks: int, cache_memory: int, limits: StepLimits) -> None:
+        """Once rank 0 has loaded: wait until the others have, and hand them the KV cache and the plans' memory.
+
+        They then wait for rank 0's `RankGroup`.  Raises ModelError where one failed.
+        """
+        self._expect_loaded()
+        plans = reserve("plans of steps", self.place.pipeline_size * slot_bytes(limits))
+        try:
+            self._slots = PlanSlots(attach(plans), limits)
+            for rank in self._ranks:
+                wire.send_cache(rank.control, wire.CacheSetup(num_blocks), (cache_memory, plans))
+        finally:
+            os.close(plans)
+
+    def expect_ready(self) -> None:
+        """Wait until the others have packed their weights.  Raises ModelError where one failed."""
+        self._expect_loaded()
+
+    def step(self, plan: StepPlan, slot: int) -> None:
+        """Let the others compute this plan; an answer of each is due (`wait`)."""
+        assert self._slots is not None, "ranks are opened before a step"
+        self._send(wire.STEP + self._slots.write(plan, slot).encode())
+
+    def warm_up(self, num_rows: int) -> None:
+        """Let the others warm up this number of rows; an answer of each is due."""
+        self._send(wire.WARM_UP + num_rows.to_bytes(4, "big"))
+
+    def wait(self, num_answers: int = 1) -> None:
+        """Take so many answers of each rank.  Raises EngineBrokenError."""
+        for index, rank in enumerate(self._ranks, 1):
+            for _ in range(num_answers):
+                answer = rank.control.recv(wire.MAX_BYTES)
+                if answer != wire.DONE:
+                    self._fail(index, answer)
+
+    def explain(self, error: Exception) -> EngineBrokenError:
+        """Why a step broke off: what a rank said before it ended, else the error here."""
+        by_descriptor = {rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)}
+        for descriptor, _ in _readable(by_descriptor, LAST_WORDS_SECONDS):
+            index, rank = by_descriptor[descriptor]
+            answer = rank.control.recv(wire.MAX_BYTES)
+            if answer.startswith(wire.FAILED):
+                return EngineBrokenError(_reason(index, answer))
+        return error if isinstance(error, EngineBrokenError) else EngineBrokenError(f"a step broke off on rank 0: {error!r}")
+
+    def close(self) -> None:
+        """End the processes, which have nothing to save."""
+        self._is_closing = True
+        for rank in self._ranks:
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.wait()
+            rank.control.close()
+        self._folder.cleanup()
+
+    def _start(self, place: Place, model: ModelConfig, engine: EngineConfig, device: str) -> _Rank:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = (sys.executable, "-m", "pdcluster_worker.model.parallel.rank_process", str(theirs.fileno()))
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        model = msgspec.structs.replace(model, path=str(Path(model.path).expanduser()))
+        wire.send_setup(ours, wire.RankSetup(place.rank, model, engine, device, rank_threads(engine), str(self.store)))
+        return _Rank(process, ours, os.pidfd_open(process.pid))
+
+    def _watch(self) -> None:
+        """Until the first rank ends."""
+        watched = {rank.watched: index for index, rank in enumerate(self._ranks, 1)}
+        ended = [watched[descriptor] for descriptor, _ in _readable(watched, None)]
+        for descriptor in watched:
+            os.close(descriptor)
+        if not self._is_closing:
+            reason = f"rank {ended[0]} of this engine's {self.place.num_ranks} ended"
+            logger.error("%s", reason)
+            self._on_death(reason)
+
+    def _send(self, message: bytes) -> None:
+        for index, rank in enumerate(self._ranks, 1):
+            try:
+                rank.control.send(message)
+            except OSError as e:
+                raise EngineBrokenError(f"rank {index} of this engine is gone: {e.strerror}") from e
+
+    def _expect_loaded(self) -> None:
+        for index, rank in enumerate(self._ranks, 1):
+            answer = rank.control.recv(wire.MAX_BYTES)
+            if answer != wire.DONE:
+                raise ModelError(_reason(index, answer))
+
+    def _fail(self, index: int, answer: bytes) -> NoReturn:
+        raise EngineBrokenError(_reason(index, answer))
+
+
+def _readable(
+    descriptors: "dict[int, object] | dict[int, int] | dict[int, tuple[int, _Rank]]", seconds: float | None
+) -> list[tuple[int, int]]:
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return poll.poll(None if seconds is None else seconds * 1000)
+
+
+def _reason(index: int, answer: bytes) -> str:
+    said = answer[1:].decode(errors="replace") if answer else "it ended without a word"
+    return f"rank {index} of this engine failed: {said}"
