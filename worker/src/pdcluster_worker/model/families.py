@@ -5,7 +5,7 @@ tied heads are read from the module itself.  A module that does not have the
 expected parts is left to transformers' own code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,11 @@ ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
 
-def read_weights(module: Any, max_model_len: int, operations: Operations) -> DecoderWeights:
-    """Pack the module's weights.  Raises NotOursError for a type or form that our decoder does not have."""
+def read_weights(module: Any, max_model_len: int, operations: Operations, windows: Sequence[int | None]) -> DecoderWeights:
+    """Pack the module's weights.  Raises NotOursError for a type or form that our decoder does not have.
+
+    windows: of each layer, in tokens; None = it sees all.
+    """
     config = module.config
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -68,7 +71,7 @@ def read_weights(module: Any, max_model_len: int, operations: Operations) -> Dec
         embedding_scale=None if scale is None else operations.place(torch.tensor(scale).to(dtype)),
         cosine=operations.place(cosine),
         sine=operations.place(sine),
-        layers=[_layer(layer, family, operations) for layer in model.layers],
+        layers=[_layer(layer, family, operations, window) for layer, window in zip(model.layers, windows, strict=True)],
         norm=_norm(operations, model.norm, family),
         head=operations.pack(module.lm_head.weight.detach(), _bias([module.lm_head]), wide=True),
         activation=activation,
@@ -88,7 +91,7 @@ def _check_parts(layer: Any, family: Family) -> None:
         raise NotOursError("its products are not plain linear layers")
 
 
-def _layer(layer: Any, family: Family, operations: Operations) -> Layer:
+def _layer(layer: Any, family: Family, operations: Operations, window: int | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = (
         HeadNorms(_norm(operations, attention.q_norm, family), _norm(operations, attention.k_norm, family)) if family.head_norms else None
@@ -102,6 +105,7 @@ def _layer(layer: Any, family: Family, operations: Operations) -> Layer:
         gate_up=_pack(operations, mlp.gate_proj, mlp.up_proj),
         down=_pack(operations, mlp.down_proj),
         rotates=bool(getattr(attention, "use_rope", True)) if family.may_not_rotate else True,
+        window=window,
     )
 
 

@@ -21,7 +21,7 @@ from pdcluster_worker.model import attention
 from pdcluster_worker.model.fingerprint import fingerprint
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.probe import probe
-from pdcluster_worker.model.support import Config, check_attention, check_kind, read_config
+from pdcluster_worker.model.support import Config, check_attention, check_kind, check_windows, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class ModelInfo:
     """What the rest of the worker must know of a model.
 
     weights: fingerprint (`model.fingerprint`).  dtype: what the model computes in.
+    windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
     """
 
     geometry: KVGeometry
@@ -40,6 +41,7 @@ class ModelInfo:
     dtype: str
     max_model_len: int
     vocab_size: int
+    windows: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ def load_model(
     weights = fingerprint(path)
     kind = resolve_dtype(dtype)
     module = _read_weights(path, kind)
-    shape = probe(module, config["num_hidden_layers"], limit)
+    found = probe(module, config["num_hidden_layers"], limit)
+    check_windows(config, found.windows, limit)
+    shape = found.shape
     geometry = KVGeometry(
         num_kv_heads=shape.attention.num_kv_heads,
         head_dim=shape.attention.head_dim,
@@ -89,7 +93,8 @@ def load_model(
     )
     seconds = time.monotonic() - started
     logger.info("loaded model path=%s dtype=%s threads=%d seconds=%.1f", path, _name(kind), torch.get_num_threads(), seconds)
-    return LoadedModel(module, shape.attention, ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"]))
+    info = ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"], found.windows)
+    return LoadedModel(module, shape.attention, info)
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:
