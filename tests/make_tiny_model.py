@@ -3,9 +3,11 @@
 KIND is llama (grouped KV heads), llama-mha (as many KV heads as query heads),
 mistral (sliding window off, one KV head), qwen2 (biases), qwen3 (query and key
 norms), smollm3 (layers without positions), gemma (offset norms, scaled
-embedding, tied head) or olmo2 (none of our decoder's: norms come after).  The
-same kind and seed give the same weights.  Weights are drawn wide, so that
-greedy answers wander over the vocabulary and near ties are rare.  Nothing is
+embedding, tied head) or olmo2 (none of our decoder's: norms come after).
+mistral-window, qwen2-window, gemma3 and olmo3 have sliding windows of WINDOW
+tokens: all layers of mistral-window, one of two of the others.  The same
+kind and seed give the same weights.  Weights are drawn wide, so that greedy
+answers wander over the vocabulary and near ties are rare.  Nothing is
 downloaded; the tokenizer is a byte-level BPE trained on one sentence.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 
 VOCAB_SIZE = 512
 CONTEXT = 2048
+WINDOW = 24
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS = 2
 
@@ -54,6 +57,10 @@ def make_config(kind: str) -> Any:
         "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
         "gemma": ("GemmaConfig", {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
         "olmo2": ("Olmo2Config", {}),
+        "mistral-window": ("MistralConfig", {"sliding_window": WINDOW}),
+        "qwen2-window": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+        "gemma3": ("Gemma3TextConfig", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+        "olmo3": ("Olmo3Config", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
     }
     if kind not in kinds:
         raise ValueError(f"unknown kind {kind}: choose one of {', '.join(kinds)}")

@@ -1,32 +1,29 @@
-"""The worked examples in the docstrings of the window's arithmetic, and of the model's facts about it."""
+"""The worked examples in the docstrings of the window's arithmetic, and which windows the engine goes by."""
 
 import doctest
 
 import pytest
 
 from pdcluster_worker.engine import window as engine_window
-from pdcluster_worker.model import window as model_window
-from pdcluster_worker.model.window import window_of_every_layer
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.model.loader import ModelInfo
 
 
-@pytest.mark.parametrize("module", [engine_window, model_window])
-def test_worked_examples_hold(module):
-    found = doctest.testmod(module)
+def test_worked_examples_hold():
+    found = doctest.testmod(engine_window)
     assert found.failed == 0
     assert found.attempted > 1
 
 
 @pytest.mark.parametrize(
-    ("config", "window"),
+    ("windows", "window"),
     [
-        ({"sliding_window": None}, None),
-        ({"sliding_window": 100}, None),  # as long as the context
-        ({"sliding_window": 99}, 99),
-        ({"sliding_window": 8, "use_sliding_window": False}, None),
-        ({"sliding_window": 8, "use_sliding_window": True}, 8),
-        ({"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, 8),
-        ({"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, None),
+        ((None, None), None),
+        ((8, None), None),  # one layer sees all: every block stays
+        ((8, 8), 8),
+        ((8, 64), 64),
     ],
 )
-def test_window_is_one_that_every_layer_has(config, window):
-    assert window_of_every_layer(config, 100) == window
+def test_blocks_leave_the_longest_window_if_every_layer_has_one(windows, window):
+    geometry = KVGeometry(num_kv_heads=1, head_dim=8, num_layers=2, block_size=4, dtype="float32")
+    assert ModelInfo(geometry, "weights", "float32", 100, 9, windows).window == window

@@ -31,7 +31,7 @@ def assembled(tiny_folder):
     return assembled
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-mha", "mistral", "qwen2", "qwen3", "smollm3", "gemma"])
+@pytest.mark.parametrize("kind", ["llama", "llama-mha", "mistral", "mistral-window", "qwen2", "qwen2-window", "qwen3", "smollm3", "gemma"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_our_decoder_runs_the_families_that_it_knows(kind, dtype, assembled):
     assert assembled(kind, dtype).code == "decoder"
@@ -110,13 +110,13 @@ def layer(**parts):
 def test_a_layer_with_parts_of_its_own_is_not_ours(made, reason):
     module = SimpleNamespace(config=SimpleNamespace(model_type="llama", hidden_act="silu"), model=SimpleNamespace(layers=[made]))
     with pytest.raises(NotOursError, match=reason):
-        families.read_weights(module, 8, SimpleNamespace())
+        families.read_weights(module, 8, SimpleNamespace(), [None])
 
 
 def test_another_activation_is_not_ours():
     module = SimpleNamespace(config=SimpleNamespace(model_type="llama", hidden_act="relu"))
     with pytest.raises(NotOursError, match="hidden_act relu is not one of silu"):
-        families.read_weights(module, 8, SimpleNamespace())
+        families.read_weights(module, 8, SimpleNamespace(), [None])
 
 
 def test_the_originals_are_dropped_once_they_are_packed(tiny_folder):

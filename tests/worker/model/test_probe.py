@@ -28,7 +28,7 @@ class OneLayer:
 
 
 def test_geometry_is_what_the_layers_use():
-    shape = probe(OneLayer(num_layers=3, scaling=0.3), num_layers=3, max_model_len=10)
+    shape = probe(OneLayer(num_layers=3, scaling=0.3), num_layers=3, max_model_len=10).shape
     assert (shape.attention, shape.dtype) == (AttentionShape(4, 2, 8, 0.3), torch.float32)
 
 
@@ -52,7 +52,7 @@ def test_layers_without_our_attention_are_refused():
     [
         ({"softcap": 30.0}, "asks attention for softcap"),
         ({"s_aux": torch.zeros(4)}, "asks attention for s_aux"),
-        ({"sliding_window": 9}, "sliding window of 9"),
+        ({"sliding_window": 0}, "sliding window of 0"),
         ({"attention_mask": torch.zeros(1)}, "its own attention mask"),
         ({"is_causal": False}, "not causal"),
     ],
@@ -65,6 +65,11 @@ def test_options_that_we_do_not_compute_are_refused(options, reason):
 def test_options_that_change_nothing_are_accepted():
     options = {"softcap": None, "output_router_logits": False, "sliding_window": 10, "scaling": 0.1, "dropout": 0.0}
     assert Probe(max_model_len=10)(SimpleNamespace(layer_idx=0), QUERY, KEY, KEY, **options).shape == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(("window", "found"), [(9, 9), (10, None), (None, None)])
+def test_windows_are_those_that_the_layers_ask_for_within_the_context(window, found):
+    assert probe(OneLayer(num_layers=2, sliding_window=window), num_layers=2, max_model_len=10).windows == (found, found)
 
 
 @pytest.mark.parametrize("value", [torch.ones(1, 2, 2, 4), torch.ones(1, 1, 2, 8)])

@@ -41,8 +41,6 @@ KINDS = [
     ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "pooling or classification"),
     ({"model_type": "llama", "architectures": ["LlamaModel"]}, "pooling or classification"),
     ({"model_type": "vit"}, "no causal language model"),
-    ({"model_type": "mistral", "sliding_window": 128}, "sliding_window=128 is on: set engine.maxModelLen to at most 128"),
-    ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1}, "sliding_window=128"),
     ({"model_type": "gemma2", "sliding_window": 256}, "attn_logit_softcapping=50.0"),
     ({"model_type": "gpt_oss", "sliding_window": 256}, "attention sinks"),
     ({"model_type": "gemma3_text", "sliding_window": 256, "use_bidirectional_attention": True}, "bidirectional"),
@@ -152,9 +150,26 @@ def test_sliding_window_that_covers_the_context_is_served(tmp_path, window):
     assert load_model(folder, block_size=16).info.max_model_len == 256
 
 
-def test_sliding_window_is_served_within_a_lower_context_setting(tmp_path):
+def test_sliding_window_of_each_layer_is_known(tmp_path):
     folder = save(transformers.MistralConfig(**SMALL, sliding_window=64), tmp_path)
-    assert load_model(folder, block_size=16, max_model_len=64).info.max_model_len == 64
+    assert load_model(folder, block_size=16).info.windows == (64, 64)
+    assert load_model(folder, block_size=16, max_model_len=64).info.windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"sliding_window": 64}, "sliding_window=64 is on, but its code .*maxModelLen to at most 64"),  # llama's code has no windows
+        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, "sliding_window=64"),
+    ],
+)
+def test_window_that_the_models_code_does_not_ask_for_is_refused(tmp_path, fields, reason):
+    save(transformers.LlamaConfig(**SMALL), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(ModelError, match=reason):
+        load_model(tmp_path, block_size=16)
+    assert load_model(tmp_path, block_size=16, max_model_len=64).info.windows == (None, None)
 
 
 @pytest.mark.parametrize("change", ["a tensor is gone", "a layer more than the file holds"])

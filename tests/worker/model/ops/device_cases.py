@@ -31,6 +31,7 @@ class Case:
     epsilon: float | None = None  # None = heads have no norms
     rounds_first: bool = True
     dtype: torch.dtype = torch.float32
+    window: int | None = None
 
     @property
     def shape(self) -> AttentionShape:
@@ -51,6 +52,10 @@ CASES = [
     Case("a fresh chunk", ((23, 23),)),
     Case("a chunk after its context", ((70, 21),), padding=3),
     Case("decodes and chunks of other lengths", ((12, 1), (3, 1), (40, 25), (2, 2), (90, 9)), padding=4),
+    Case("windows in decodes", ((3, 1), (40, 1), (300, 1), (500, 1)), window=37),
+    Case("windows in chunks", ((12, 1), (23, 23), (170, 90), (90, 2)), padding=4, window=9),
+    Case("a window longer than a chunk", ((90, 9), (200, 150)), window=70),
+    Case("a window of one", ((30, 1), (40, 25)), window=1),
     Case("part of a head is rotated", ((6, 1), (9, 4)), half=4),
     Case("heads have norms", ((6, 1), (9, 4)), epsilon=1e-6, padding=2),
     Case("heads have norms rounded last, part is rotated", ((6, 1), (9, 4)), epsilon=1e-5, rounds_first=False, half=6),
@@ -78,14 +83,19 @@ def label(case: Case) -> str:
 
 
 def make_step(case: Case, seed: int = 0) -> Step:
-    """Random keys and values of every context before the step, in shuffled blocks; the rows of the step are not stored yet."""
+    """Random keys and values of every context before the step, in shuffled blocks; the rows of the step are not stored yet.
+
+    What lies before every window holds NaN, and blocks that lie there have stale ids.
+    """
     random = torch.Generator().manual_seed(seed)
     plan = make_plan(case, random)
     num_blocks = int(plan.tables.max()) + 1 + SPARE_BLOCKS
     size = (num_blocks, case.num_kv_heads, LAYERS, 2, case.block_size, case.head_dim)
     cache = torch.full(size, float("nan"), dtype=case.dtype)
     for (context, rows), seat in zip(case.sequences, plan.seats.tolist(), strict=True):
-        for place in range(context - rows):
+        start = 0 if case.window is None else max(0, context - rows + 1 - case.window)
+        plan.tables[seat, : start // case.block_size] = num_blocks - 1
+        for place in range(start, context - rows):
             block = int(plan.tables[seat, place // case.block_size])
             values = torch.randn(case.num_kv_heads, LAYERS, 2, case.head_dim, generator=random)
             cache[block, :, :, :, place % case.block_size] = values.to(case.dtype)

@@ -45,14 +45,19 @@ class Step:
     norms: HeadNorms
 
 
-def make_step(heads: Heads, sequences: Sequence[tuple[int, int]], dtype: torch.dtype) -> Step:
-    """sequences: (context, rows) of each, decodes first; contexts are stored already, rows included."""
+def make_step(heads: Heads, sequences: Sequence[tuple[int, int]], dtype: torch.dtype, window: int | None = None) -> Step:
+    """sequences: (context, rows) of each, decodes first; contexts are stored already, rows included.
+
+    What lies before every window is NaN, and blocks that lie there have ids of no block.
+    """
     generator = torch.Generator().manual_seed(3)
     plan = make_plan(heads.block_size, sequences, generator)
     num_blocks = int(plan.tables.max()) + 2
     cache = torch.full((num_blocks, heads.kv, LAYERS, 2, heads.block_size, heads.dim), math.nan, dtype=dtype)
-    for (context, _), table in zip(sequences, plan.tables[plan.seats], strict=True):
-        for position in range(context):
+    for (context, rows), seat in zip(sequences, plan.seats, strict=True):
+        table, start = plan.tables[seat], max(0, context - rows + 1 - (window or context))
+        table[: start // heads.block_size] = -1000
+        for position in range(start, context):
             values = torch.randn(heads.kv, LAYERS, 2, heads.dim, generator=generator)
             cache[int(table[position // heads.block_size]), :, :, :, position % heads.block_size] = values.to(dtype)
     rows = len(plan.slots)

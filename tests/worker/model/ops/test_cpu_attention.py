@@ -39,6 +39,21 @@ def test_attention_equals_plain_torch(heads, sequences, dtype, make_cpu):
     assert not found[step.plan.num_tokens :].any()
 
 
+@pytest.mark.parametrize("window", [20, 300])
+@pytest.mark.parametrize("sequences", [DECODES, MIXED], ids=["decodes", "mixed"])
+def test_attention_within_a_window_equals_plain_torch(heads, sequences, window, dtype, make_cpu):
+    step = make_step(heads, sequences, dtype, window)
+    expected = Reference(step.cache, heads.shape).attend(step.qkv, step.plan, LAYER, window)
+    found = make_cpu(step).attend(step.qkv, step.plan, LAYER, window)
+    torch.testing.assert_close(found, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+def test_a_window_as_long_as_the_context_changes_no_bit(dtype, make_cpu):
+    step = make_step(HEADS["smollm"], MIXED, dtype)
+    cpu = make_cpu(step)
+    assert torch.equal(cpu.attend(step.qkv, step.plan, LAYER, 600), cpu.attend(step.qkv, step.plan, LAYER))
+
+
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("with_rotation", [False, True])
 def test_rotated_and_stored_rows_equal_plain_torch(heads, with_rotation, with_norms, dtype, make_cpu):
@@ -60,14 +75,15 @@ def test_attention_has_the_same_bits_on_any_number_of_threads(dtype, make_cpu, e
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_rows_have_the_same_bits_however_a_prompt_is_cut(heads, dtype, make_cpu):
+@pytest.mark.parametrize("window", [None, 40, 290])
+def test_rows_have_the_same_bits_however_a_prompt_is_cut(heads, window, dtype, make_cpu):
     """As one chunk, in chunks, as decodes, and beside other sequences."""
     step = make_step(heads, MIXED, dtype)
     index, first, num_rows = 3, int(step.plan.firsts[3]), 90
-    whole = make_cpu(step).attend(step.qkv, step.plan, LAYER)[first : first + num_rows]
-    for cuts in ([0, 90], [0, 1, 33, 34, 90], [0, 64, 89, 90]):
+    whole = make_cpu(step).attend(step.qkv, step.plan, LAYER, window)[first : first + num_rows]
+    for cuts in ([0, 90], [0, 1, 33, 34, 90], [0, 64, 89, 90], [0, *range(70, 91)]):
         pieces = [part_of(step, index, *cut) for cut in itertools.pairwise(cuts)]
-        cut = torch.cat([make_cpu(piece).attend(piece.qkv, piece.plan, LAYER) for piece in pieces])
+        cut = torch.cat([make_cpu(piece).attend(piece.qkv, piece.plan, LAYER, window) for piece in pieces])
         assert torch.equal(cut, whole), cuts
 
 
@@ -83,6 +99,20 @@ def test_what_is_not_finite_reaches_no_row_before_it(bad, dtype, make_cpu):
     row = 1 + place - 220
     assert torch.equal(found[:row], clean[:row])
     assert not found[row : step.plan.num_tokens].isfinite().any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_reaches_no_row_whose_window_has_left_it(bad, dtype, make_cpu):
+    step = make_step(HEADS["smollm"], ((300, 1), (300, 80)), dtype)
+    clean = make_cpu(step).attend(step.qkv, step.plan, LAYER, 30)
+    place = 240
+    for seat in step.plan.seats.tolist():
+        step.cache[int(step.plan.tables[seat, place // 16]), :, LAYER, :, place % 16] = bad
+    found = make_cpu(step).attend(step.qkv, step.plan, LAYER, 30)
+    seen = range(1 + place - 220, 1 + place - 220 + 30)
+    unseen = [row for row in range(81) if row not in seen]
+    assert torch.equal(found[unseen], clean[unseen])
+    assert not found[list(seen)].isfinite().any()
 
 
 def test_a_bad_value_reaches_every_row_that_sees_it(dtype, make_cpu):

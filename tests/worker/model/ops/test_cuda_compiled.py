@@ -1,6 +1,8 @@
 """Every Triton kernel compiles ahead to machine code of Hopper (sm_90) and Blackwell (sm_100), without a GPU."""
 
+import importlib
 import inspect
+import pkgutil
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pdcluster_worker.model.ops import triton_kernels
 from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.triton_kernels import attention, rows
@@ -25,9 +28,9 @@ STRIDES = ("layer_offset", "head_stride", "block_stride")
 TENSORS = ("added", "hidden", "out", "gate_up", "qkv", "cache")
 
 
-def constants(sizes: AttentionSizes) -> dict[str, dict[str, Any]]:
+def constants(sizes: AttentionSizes, window: int = 0) -> dict[str, dict[str, Any]]:
     heads = {"num_heads": SHAPE.num_heads, "num_kv_heads": SHAPE.num_kv_heads, "head_dim": SHAPE.head_dim}
-    tile = {"dim_block": sizes.dim_block, "key_block": sizes.key_block, "block_size": 16}
+    tile = {"dim_block": sizes.dim_block, "key_block": sizes.key_block, "block_size": 16, "window": window}
     return {
         "add_rms_norm": {"width": 4096, "block": 4096, "has_added": True, "rounds_first": True},
         "gate_mul": {"block": 1024, "is_silu": False},
@@ -35,7 +38,14 @@ def constants(sizes: AttentionSizes) -> dict[str, dict[str, Any]]:
         | {"half": 32, "half_block": 32, "tail_block": 1, "block_size": 16, "rotates": True, "has_norms": True, "rounds_first": True},
         "decode": heads | tile | {"rows": sizes.decode_rows, "split_keys": sizes.split_keys},
         "chunk": heads | tile | {"rows": sizes.chunk_rows},
-        "merge": {"num_heads": 32, "head_dim": 64, "dim_block": sizes.dim_block, "split_block": 32, "split_keys": sizes.split_keys},
+        "merge": {
+            "num_heads": 32,
+            "head_dim": 64,
+            "dim_block": sizes.dim_block,
+            "split_block": 32,
+            "split_keys": sizes.split_keys,
+            "window": window,
+        },
     }
 
 
@@ -63,7 +73,34 @@ def test_every_kernel_is_listed() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_compiles(name: str, dtype: torch.dtype, arch: int) -> None:
-    kernel, fixed = KERNELS[name], constants(AttentionSizes.of(SHAPE, dtype, 32768))[name]
+    made = compile_kernel(name, dtype, arch, window=0)
+    if (name, dtype, arch) == ("chunk", torch.bfloat16, 90):
+        assert "wgmma" in made.asm["ptx"]  # the tensor cores of Hopper
+
+
+@pytest.mark.parametrize("name", ["decode", "merge", "chunk"])
+def test_kernel_with_a_window_compiles(name: str) -> None:
+    compile_kernel(name, torch.bfloat16, 90, window=4096)
+
+
+def all_functions() -> list[Any]:
+    """Every Triton function of the worker."""
+    modules = [
+        importlib.import_module(f"{triton_kernels.__name__}.{found.name}") for found in pkgutil.iter_modules(triton_kernels.__path__)
+    ]
+    return [each for module in modules for each in vars(module).values() if isinstance(each, triton.runtime.JITFunction)]
+
+
+def test_no_function_has_keyword_only_parameters() -> None:
+    """Triton 3.6 cannot compile them."""
+    functions = all_functions()
+    assert {each.__name__ for each in functions} >= {*KERNELS, "_attend"}
+    kinds = {f"{each.__name__}({name})": one.kind for each in functions for name, one in inspect.signature(each.fn).parameters.items()}
+    assert [name for name, of in kinds.items() if of is not inspect.Parameter.POSITIONAL_OR_KEYWORD] == []
+
+
+def compile_kernel(name: str, dtype: torch.dtype, arch: int, window: int) -> Any:
+    kernel, fixed = KERNELS[name], constants(AttentionSizes.of(SHAPE, dtype, 32768), window)[name]
     signature = {
         parameter: "constexpr" if parameter in fixed else kind(parameter, dtype) for parameter in inspect.signature(kernel.fn).parameters
     }
@@ -77,5 +114,4 @@ def test_kernel_compiles(name: str, dtype: torch.dtype, arch: int) -> None:
     assert f".target sm_{arch}" in made.asm["ptx"]
     assert len(made.asm["cubin"]) > 0
     assert made.metadata.shared <= SHARED_MEMORY
-    if (name, dtype, arch) == ("chunk", torch.bfloat16, 90):
-        assert "wgmma" in made.asm["ptx"]  # the tensor cores of Hopper
+    return made

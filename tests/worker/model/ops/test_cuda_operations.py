@@ -80,7 +80,7 @@ else:
         plan = placed(step.plan, case)
         rotation = Rotation(step.rotation.cosine.to(DEVICE), step.rotation.sine.to(DEVICE))
         operations.rope_store(qkv, plan, cases.LAYER, rotation, norms_there(step.norms))
-        return qkv, operations.attend(qkv, plan, cases.LAYER)
+        return qkv, operations.attend(qkv, plan, cases.LAYER, case.window)
 
     @pytest.mark.parametrize("case", cases.BOTH if ON_GPU else cases.FEW, ids=cases.label)
     def test_step_is_that_of_the_reference(case: cases.Case) -> None:
@@ -95,7 +95,7 @@ else:
         rows = step.plan.num_tokens
         close(qkv[:rows], wanted[:rows])
         close(operations._cache, cache)
-        close(out, reference.attend(wanted, step.plan, cases.LAYER))
+        close(out, reference.attend(wanted, step.plan, cases.LAYER, case.window))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_nothing_is_rotated_or_normed_without_being_asked(dtype: torch.dtype) -> None:
@@ -109,6 +109,22 @@ else:
         Reference(step.cache, case.shape).rope_store(step.qkv, step.plan, cases.LAYER, None, None)
         assert torch.equal(qkv.cpu(), step.qkv)
         close(operations._cache, step.cache)
+
+    @pytest.mark.parametrize("window", [None, 21])
+    def test_what_is_not_finite_reaches_no_row_that_does_not_see_it(window: int | None) -> None:
+        """A later row of the same tile has a bad value: the rows before it, and those whose window has left it, are as without it."""
+        case = cases.Case("poisoned", ((90, 80),), window=window)
+        step, bad = cases.make_step(case), 33
+        operations = operations_of(case, step)
+        _, clean = run(operations, step, case)
+        step.qkv[bad, -case.head_dim :] = float("inf")
+
+        _, found = run(operations, step, case)
+
+        seen = range(bad, 80 if window is None else bad + window)
+        unseen = [row for row in range(80) if row not in seen]
+        assert torch.equal(found[unseen], clean[unseen])
+        assert not found[list(seen), -case.head_dim :].isfinite().any()
 
     def test_row_does_not_depend_on_the_other_sequences() -> None:
         together = cases.Case("together", ((300, 1), (9, 1), (40, 30)), dtype=torch.bfloat16)

@@ -59,7 +59,7 @@ def _pack(loaded: LoadedModel, operations: Operations) -> None:
 
 def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int) -> Decoder:
     """Our decoder over the model's weights.  Raises NotOursError when it is not for this model or computes something else."""
-    weights = read_weights(loaded.module, loaded.info.max_model_len, operations)
+    weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows)
     decoder = Decoder(operations, weights, loaded.attention.num_heads * loaded.attention.head_dim)
     prove(decoder, loaded, num_blocks)
     return decoder

@@ -17,7 +17,10 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Packed weights of one layer.  rotates: whether its queries and keys carry their position."""
+    """Packed weights of one layer.
+
+    rotates: its queries and keys carry their position.  window: tokens that a row sees; None = all.
+    """
 
     attention_norm: Norm
     qkv: Packed
@@ -27,6 +30,7 @@ class Layer:
     gate_up: Packed
     down: Packed
     rotates: bool = True
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             qkv = ops.linear(ops.add_rms_norm(x, hidden, layer.attention_norm), layer.qkv)
             ops.rope_store(qkv, plan, index, rotation if layer.rotates else None, layer.head_norms)
-            x = ops.reduce(ops.linear(ops.attend(qkv, plan, index), layer.out))
+            x = ops.reduce(ops.linear(ops.attend(qkv, plan, index, layer.window), layer.out))
             gate_up = ops.linear(ops.add_rms_norm(x, hidden, layer.mlp_norm), layer.gate_up)
             x = ops.reduce(ops.linear(ops.gate_mul(gate_up, weights.activation), layer.down))
         assert x is not None, "a stage has layers"

@@ -50,8 +50,13 @@ ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
 
-def read_weights(module: Any, max_model_len: int, operations: Operations, place: Place = ONE_RANK) -> DecoderWeights:
-    """Pack this rank's part of the module's weights.  Raises NotOursError for a type or form that our decoder does not have."""
+def read_weights(
+    module: Any, max_model_len: int, operations: Operations, windows: Sequence[int | None], place: Place = ONE_RANK
+) -> DecoderWeights:
+    """Pack this rank's part of the module's weights.  Raises NotOursError for a type or form that our decoder does not have.
+
+    windows: of each layer of the model, in tokens; None = it sees all.
+    """
     family, activation = traits_of(module)
     model = module.model
     cosine, sine = _rotary(model, max_model_len)
@@ -62,7 +67,7 @@ def read_weights(module: Any, max_model_len: int, operations: Operations, place:
         embedding_scale=None if scale is None else operations.place(torch.tensor(scale).to(embedding.dtype)),
         cosine=operations.place(cosine),
         sine=operations.place(sine),
-        layers=[_layer(model.layers[index], family, operations, place) for index in place.layers(len(model.layers))],
+        layers=[_layer(model.layers[index], family, operations, place, windows[index]) for index in place.layers(len(model.layers))],
         norm=_norm(operations, model.norm, family),
         head=_pack(operations, split_vocabulary(module.lm_head, place), wide=True) if place.is_last else None,
         vocab_size=len(module.lm_head.weight),
@@ -97,7 +102,7 @@ def _check_parts(layer: Any, family: Family) -> None:
         raise NotOursError("its products are not plain linear layers")
 
 
-def _layer(layer: Any, family: Family, operations: Operations, place: Place) -> Layer:
+def _layer(layer: Any, family: Family, operations: Operations, place: Place, window: int | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = (
         HeadNorms(_norm(operations, attention.q_norm, family), _norm(operations, attention.k_norm, family)) if family.head_norms else None
@@ -111,6 +116,7 @@ def _layer(layer: Any, family: Family, operations: Operations, place: Place) -> 
         gate_up=_pack(operations, split_outputs(mlp.gate_proj, place), split_outputs(mlp.up_proj, place)),
         down=_pack(operations, split_inputs(mlp.down_proj, place)),
         rotates=bool(getattr(attention, "use_rope", True)) if family.may_not_rotate else True,
+        window=window,
     )
 
 

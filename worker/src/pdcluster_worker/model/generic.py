@@ -51,11 +51,11 @@ class PlannedAttention:
         self._plan = plan
         self._operations = operations
 
-    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
-        """One layer.  Its options were found harmless when the model was loaded."""
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, *, sliding_window: int | None = None, **_: Any) -> Tensor:
+        """One layer.  Its other options were found harmless when the model was loaded."""
         qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1).flatten(1).contiguous()
         self._operations.rope_store(qkv, self._plan, module.layer_idx, None, None)
-        out = self._operations.attend(qkv, self._plan, module.layer_idx)
+        out = self._operations.attend(qkv, self._plan, module.layer_idx, sliding_window)
         return out.view(1, len(out), query.shape[1], query.shape[3])
 
 

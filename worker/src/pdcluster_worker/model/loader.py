@@ -21,8 +21,7 @@ from pdcluster_worker.model import attention
 from pdcluster_worker.model.fingerprint import fingerprint
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.probe import probe
-from pdcluster_worker.model.support import Config, check_attention, check_kind, read_config
-from pdcluster_worker.model.window import window_of_every_layer
+from pdcluster_worker.model.support import Config, check_attention, check_kind, check_windows, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class ModelInfo:
     """What the rest of the worker must know of a model.
 
     weights: fingerprint (`model.fingerprint`).  dtype: what the model computes in.
-    window:  tokens that a token attends to in every layer, itself included; None: some layer sees all before it.
+    windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
     """
 
     geometry: KVGeometry
@@ -42,7 +41,16 @@ class ModelInfo:
     dtype: str
     max_model_len: int
     vocab_size: int
-    window: int | None = None
+    windows: tuple[int | None, ...]
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a row sees at most, in whatever layer; None where a layer sees all.
+
+        Only behind such a window can KV blocks be given back: a block holds the keys and values of all layers.
+        """
+        limited = [window for window in self.windows if window is not None]
+        return max(limited) if len(limited) == len(self.windows) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,9 @@ def load_model(
     weights = fingerprint(path)
     kind = resolve_dtype(dtype)
     module = _read_weights(path, kind)
-    shape = probe(module, config["num_hidden_layers"], limit)
+    found = probe(module, config["num_hidden_layers"], limit)
+    check_windows(config, found.windows, limit)
+    shape = found.shape
     geometry = KVGeometry(
         num_kv_heads=shape.attention.num_kv_heads,
         head_dim=shape.attention.head_dim,
@@ -92,7 +102,7 @@ def load_model(
     )
     seconds = time.monotonic() - started
     logger.info("loaded model path=%s dtype=%s threads=%d seconds=%.1f", path, _name(kind), torch.get_num_threads(), seconds)
-    info = ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"], window_of_every_layer(config, limit))
+    info = ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"], found.windows)
     return LoadedModel(module, shape.attention, info)
 
 

@@ -28,12 +28,24 @@ class LayerShape:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a dry run found.
+
+    shape: of all layers.  windows: of each layer, the tokens that a row sees; None = the whole context.
+    """
+
+    shape: LayerShape
+    windows: tuple[int | None, ...]
+
+
 class Probe:
     """Stands in for attention (`model.attention.Attend`) and notes what each layer asks for."""
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self.layers: dict[int, LayerShape] = {}
+        self.windows: dict[int, int | None] = {}
 
     def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         """Check the call; the result depends on the token's own query, key and value, and so on its position."""
@@ -54,8 +66,9 @@ class Probe:
 
     def _check_options(self, layer: int, module: Any, options: dict[str, Any]) -> None:
         window = options.get("sliding_window")
-        if window is not None and window < self._max_model_len:
-            raise ModelError(f"layer {layer} uses a sliding window of {window} tokens: set engine.maxModelLen to at most that")
+        if window is not None and window < 1:
+            raise ModelError(f"layer {layer} uses a sliding window of {window} tokens, which must be at least 1")
+        self.windows[layer] = window if window is not None and window < self._max_model_len else None
         if options.get("attention_mask") is not None:
             raise ModelError(f"layer {layer} brings its own attention mask, which is not supported")
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
@@ -65,8 +78,8 @@ class Probe:
             raise ModelError(f"layer {layer} asks attention for {', '.join(unknown)}, which is not supported")
 
 
-def probe(model: Any, num_layers: int, max_model_len: int) -> LayerShape:
-    """Run the model dry.  Returns the shape that all layers share; raises ModelError for what we cannot run."""
+def probe(model: Any, num_layers: int, max_model_len: int) -> Probed:
+    """Run the model dry.  Returns the shape that all layers share and their windows; raises ModelError for what we cannot run."""
     first = Probe(max_model_len)
     # Token 2 at position 5, with another neighbour and in another place.
     after = _forward(model, first, token_ids=[1, 2], positions=[0, 5])[1]
@@ -79,7 +92,7 @@ def probe(model: Any, num_layers: int, max_model_len: int) -> LayerShape:
     difference = (after - before).norm() / after.norm()
     if not difference <= MAX_RELATIVE_DIFFERENCE:
         raise ModelError("the model cannot be batched: a token's result depends on unrelated tokens of its step, or not on its position")
-    return shapes.pop()
+    return Probed(shapes.pop(), tuple(first.windows[layer] for layer in range(num_layers)))
 
 
 def _forward(model: Any, attend: Probe, token_ids: list[int], positions: list[int]) -> Tensor:

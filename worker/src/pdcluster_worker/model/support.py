@@ -1,13 +1,13 @@
 """Which models this engine runs, judged from config.json alone, before any weight is read.
 
 We run decoder-only models whose every layer is ordinary causal attention over
-the whole context.  Everything else is refused with the field that says so.
+the whole context or a window of it.  Everything else is refused with the field that says so.
 What a config does not tell is caught later by `model.probe`.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,31 @@ def check_kind(config: Config) -> None:
 
 
 def check_attention(config: Config, max_model_len: int) -> None:
-    """Raise ModelError with every reason why its attention over `max_model_len` tokens is not full causal attention."""
-    _refuse(config, [*_rope(config, max_model_len), *_attention(config, max_model_len)])
+    """Raise ModelError with every reason why its attention over `max_model_len` tokens is not ordinary causal attention."""
+    _refuse(config, [*_rope(config, max_model_len), *_attention(config)])
+
+
+def check_windows(config: Config, windows: Sequence[int | None], max_model_len: int) -> None:
+    """Raise ModelError where the layers' code asks attention for other sliding windows than the config names.
+
+    windows: of each layer as its code asks for it; None = the whole context of up to `max_model_len` tokens.
+    """
+    window = config.get("sliding_window")
+    if not window or window >= max_model_len:
+        return
+    always = config.get("use_sliding_window") is not False
+    slides = [kind == "sliding_attention" for kind in config.get("layer_types") or ()] or [always] * len(windows)
+    if [window if here else None for here in slides] != list(windows):
+        reason = f"sliding_window={window} is on, but its code does not ask attention for it as the config says"
+        _refuse(config, [f"{reason}: set engine.maxModelLen to at most {window}, or the config's sliding_window to null"])
 
 
 def _refuse(config: Config, reasons: list[str]) -> None:
     if reasons:
         name = config["model_type"]
-        raise ModelError(f"model type {name} cannot be served: {'; '.join(reasons)} (only decoder-only models with full attention can)")
+        raise ModelError(
+            f"model type {name} cannot be served: {'; '.join(reasons)} (only decoder-only models with full or sliding attention can)"
+        )
 
 
 def _task(config: Config) -> Iterator[str]:
@@ -118,12 +135,7 @@ def _rope(config: Config, max_model_len: int) -> Iterator[str]:
             yield f"rope_type {part['rope_type']} changes with the length past {limit} tokens: set engine.maxModelLen to at most {limit}"
 
 
-def _attention(config: Config, max_model_len: int) -> Iterator[str]:
-    window = config.get("sliding_window")
-    layer_types = config.get("layer_types")
-    slides = "sliding_attention" in layer_types if layer_types else config.get("use_sliding_window") is not False
-    if window and slides and window < max_model_len:
-        yield f"sliding_window={window} is on: set engine.maxModelLen to at most {window}, or the config's sliding_window to null"
+def _attention(config: Config) -> Iterator[str]:
     if config.get("attn_logit_softcapping"):
         yield f"it caps attention logits (attn_logit_softcapping={config['attn_logit_softcapping']})"
     if config.get("model_type") == "gpt_oss" or any("attention_sink" in field and config[field] for field in config):

@@ -126,10 +126,10 @@ class CpuOperations:
         norms_at = None if norms is None else self._norms_address(norms)
         self._rope_store(self._model_at, plan_at, qkv.data_ptr(), layer, ctypes.addressof(self._rotation_arguments), norms_at)
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """See `Operations`.  Raises MemoryError where there is no memory for the step's parts."""
         out = torch.empty((qkv.shape[0], self._width), dtype=qkv.dtype)
-        if self._attend(self._model_at, self._address_of(plan), qkv.data_ptr(), out.data_ptr(), layer):
+        if self._attend(self._model_at, self._address_of(plan), qkv.data_ptr(), out.data_ptr(), layer, window or 0):
             raise MemoryError("no memory for the attention of this step: lower max_batched_tokens or the context length")
         return out
 

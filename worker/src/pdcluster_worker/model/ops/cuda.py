@@ -138,9 +138,9 @@ class CudaOperations:
             **NO_FUSION,
         )
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """See `Operations`."""
-        return self._attention.attend(qkv, plan, layer)
+        return self._attention.attend(qkv, plan, layer, window)
 
     def reduce(self, x: Tensor) -> Tensor:
         """See `Operations`."""

@@ -96,8 +96,10 @@ class FlashInferAttention:
         )
         self._rows = pages.rows.to(self._cache.device)
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
-        """See `Operations.attend`."""
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
+        """See `Operations.attend`.  Layers with a window are Triton's: FlashInfer's plan of a step holds one window for all."""
+        if window is not None:
+            return self._own.attend(qkv, plan, layer, window)
         out = self._own.decodes(qkv, plan, layer)
         if plan.num_decodes == len(plan.firsts):
             return out

@@ -95,7 +95,7 @@ def declare(library: ctypes.CDLL) -> None:
         "add_rms_norm": [c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int64],
         "gate_mul": [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64],
         "rope_store": [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
-        "attend": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64],
+        "attend": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64],
         "product": [c_void_p, c_void_p, c_void_p, c_int64],
         "packed_bytes": [c_int64, c_int64, c_int64],
         "pack": [c_int64, c_void_p, c_void_p, c_int64, c_int64],

@@ -145,10 +145,12 @@ class Operations(Protocol):
         """
         ...
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """Causal attention of every row over its sequence's stored context: [T, Hq * D]; rows of padding are 0.
 
-        No slot beyond a row's own position is read into its result, whatever is there (NaN too).
+        window: a row sees this many tokens, at least 1, its own the last; None = all before it.
+        No slot beyond a row's own position or before its window is read into its result, whatever
+        is there (NaN too); nor are the ids of blocks that lie before the windows of all its rows.
         """
         ...
 

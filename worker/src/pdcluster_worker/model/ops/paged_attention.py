@@ -23,7 +23,7 @@ class Attention(Protocol):
         """Get ready for the layers of a step that no graph holds.  plan: on the host."""
         ...
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """See `Operations.attend`."""
         ...
 
@@ -56,23 +56,23 @@ class TritonAttention:
     def begin(self, plan: StepPlan) -> None:
         """Nothing."""
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """See `Operations.attend`."""
-        out = self.decodes(qkv, plan, layer)
+        out = self.decodes(qkv, plan, layer, window)
         if plan.num_decodes < len(plan.firsts):
-            self._chunks(qkv, plan, layer, out)
+            self._chunks(qkv, plan, layer, window or 0, out)
         return out
 
-    def decodes(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+    def decodes(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """As `attend`, but rows of chunks are not written yet."""
         out = qkv.new_empty(len(qkv), self._shape.num_heads * self._shape.head_dim)
         if plan.num_tokens < len(qkv):
             out[plan.num_tokens :].zero_()
         if plan.num_decodes:
-            self._decode(qkv, plan, layer, out)
+            self._decode(qkv, plan, layer, window or 0, out)
         return out
 
-    def _decode(self, qkv: Tensor, plan: StepPlan, layer: int, out: Tensor) -> None:
+    def _decode(self, qkv: Tensor, plan: StepPlan, layer: int, window: int, out: Tensor) -> None:
         shape, sizes, count = self._shape, self._sizes, plan.num_decodes
         num_splits = min(sizes.max_splits, -(-plan.longest // sizes.split_keys))
         parts = (count, shape.num_heads, num_splits)
@@ -89,6 +89,7 @@ class TritonAttention:
             tables=plan.tables,
             table_stride=plan.tables.stride(0),
             rows=sizes.decode_rows,
+            window=window,
             split_keys=sizes.split_keys,
             **strides(self._cache, layer),
             **self._same,
@@ -105,10 +106,11 @@ class TritonAttention:
             dim_block=sizes.dim_block,
             split_block=power_of_two(sizes.max_splits),
             split_keys=sizes.split_keys,
+            window=window,
             enable_fp_fusion=True,
         )
 
-    def _chunks(self, qkv: Tensor, plan: StepPlan, layer: int, out: Tensor) -> None:
+    def _chunks(self, qkv: Tensor, plan: StepPlan, layer: int, window: int, out: Tensor) -> None:
         shape, first = self._shape, plan.num_decodes
         # The longest chunk is not known on the host; no chunk is longer than all of them.
         pairs = (plan.num_tokens - first) * (shape.num_heads // shape.num_kv_heads)
@@ -124,6 +126,7 @@ class TritonAttention:
             tables=plan.tables,
             table_stride=plan.tables.stride(0),
             rows=self._sizes.chunk_rows,
+            window=window,
             **strides(self._cache, layer),
             **self._same,
         )

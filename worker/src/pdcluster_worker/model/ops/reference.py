@@ -76,7 +76,7 @@ class Reference:
         self._cache[blocks, :, layer, 0, offsets] = key[: plan.num_tokens]
         self._cache[blocks, :, layer, 1, offsets] = value[: plan.num_tokens]
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """See `Operations`: sequence by sequence."""
         shape = self._shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
@@ -84,25 +84,29 @@ class Reference:
         sequences = torch.stack((plan.firsts, plan.lengths, plan.contexts, plan.seats), dim=1).tolist()
         for first, length, context, seat in sequences:
             query = heads[first : first + length, : shape.num_heads]
-            key, value = self._stored(plan.tables[seat], context, layer)
-            out[first : first + length] = self._attend_one(query, key, value)
+            start = max(0, context - length + 1 - window) if window else 0
+            key, value = self._stored(plan.tables[seat], start, context, layer)
+            out[first : first + length] = self._attend_one(query, key, value, window)
         return out.flatten(1)
 
-    def _stored(self, table: Tensor, context: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Copies of one sequence's keys and values, each [Hkv, context, D]."""
+    def _stored(self, table: Tensor, start: int, context: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Copies of one sequence's keys and values from position `start` on, each [Hkv, context - start, D]."""
         size = self._block_size
-        blocks = table[: -(-context // size)].to(self._cache.device)
+        before = start // size
+        blocks = table[before : -(-context // size)].to(self._cache.device)
         stored = self._cache[:, :, layer].index_select(0, blocks)
-        key, value = stored.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :context]
+        key, value = stored.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, start - before * size : context - before * size]
         return key, value
 
-    def _attend_one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """The last rows of one sequence.  query: [L, Hq, D]; returns that shape."""
         length, context = len(query), key.shape[1]
         mask = None
         if length > 1:
             mask = torch.ones(length, context, dtype=torch.bool, device=query.device)
             mask = mask.tril(context - length)
+            if window:
+                mask = mask.triu(context - length + 1 - window)
         out = functional.scaled_dot_product_attention(
             query.transpose(0, 1).unsqueeze(0),
             key.unsqueeze(0),

@@ -61,7 +61,7 @@ def _connect(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, rank
     group = RankGroup(ranks.place, Path(ranks.store), torch.device("cpu"))
     shape = ranks.place.shape(loaded.attention)
     operations = make_operations(cache.part(ranks.place), shape, limits, invariant=engine.batch_invariant, group=group)
-    weights = read_weights(loaded.module, loaded.info.max_model_len, operations, ranks.place)
+    weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, ranks.place)
     decoder = Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
     ranks.expect_ready()
     logger.info("computes with operations=%s code=%s ranks=%d", operations.name, decoder.code, ranks.place.num_ranks)

@@ -73,7 +73,7 @@ class RankProcess:
     def _decoder(self, loaded: LoadedModel, cache: KVCache, limits: StepLimits, group: RankGroup) -> Decoder:
         shape = self._place.shape(loaded.attention)
         operations = make_operations(cache.part(self._place), shape, limits, invariant=self._setup.engine.batch_invariant, group=group)
-        weights = read_weights(loaded.module, loaded.info.max_model_len, operations, self._place)
+        weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, self._place)
         return Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
 
     def _serve(self, decoder: Decoder, group: RankGroup, slots: PlanSlots) -> None:

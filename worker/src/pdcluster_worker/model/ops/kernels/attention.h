@@ -15,6 +15,7 @@
 #define PART 256
 #define WIDE 32                 /* lanes of a tile: two panels */
 #define MOST_PACKED (64L << 20) /* bytes of packed keys and values before the next heads wait for their turn */
+#define NO_WINDOW (1 << 30)     /* more keys than a context has */
 
 /* Sizes of one model's pieces. */
 typedef struct {
@@ -32,10 +33,10 @@ typedef struct {
     float *top, *total, *values;
 } state_of;
 
-/* The keys of one part: `count` of them, from position `first` of a sequence. */
+/* The keys of one part: `count` of them, from position `first` of a sequence; the first `skip` are left of every window and are not read. */
 typedef struct {
     const int32_t *table;
-    int64_t head, first, count;
+    int64_t head, first, count, skip;
 } part_of;
 
 /* Asks for the blocks of a part, then of the next one, well before they are packed. */
@@ -61,6 +62,7 @@ typedef struct {
     const char *qkv;
     char *out;
     int64_t layer, num_decodes; /* sequences that are computed part by part */
+    int64_t window;             /* a row sees this many keys, its own the last */
     sizes_of size;
     char *desks, *records, *packed;
     item *items; /* of decodes */
@@ -104,7 +106,19 @@ static desk desk_of(attend_work *w, int64_t thread) {
     return d;
 }
 
-static INLINE int64_t parts_of(int64_t context) { return (context + PART - 1) / PART; }
+/* The first key that the row at `position` sees. */
+static INLINE int64_t seen_from(const attend_work *w, int64_t position) { return position < w->window ? 0 : position + 1 - w->window; }
+
+/* The parts [first, end) that some row of a sequence sees. */
+static INLINE int64_t first_part(const attend_work *w, int64_t s) { return seen_from(w, w->plan->contexts[s] - w->plan->lengths[s]) / PART; }
+static INLINE int64_t end_part(const attend_work *w, int64_t s) { return (w->plan->contexts[s] + PART - 1) / PART; }
+static INLINE int64_t parts_of(const attend_work *w, int64_t s) { return end_part(w, s) - first_part(w, s); }
+
+/* Part `number` of a sequence, as far as `end`; `from` is the first key that is seen. */
+static INLINE part_of make_part(const int32_t *table, int64_t head, int64_t number, int64_t from, int64_t end) {
+    const int64_t first = number * PART;
+    return (part_of){table, head, first, least(PART, end - first), from > first ? from - first : 0};
+}
 
 static INLINE const char *key_at(const attend_work *w, const part_of *p, int64_t at) {
     const model_of *m = w->m;
@@ -112,7 +126,7 @@ static INLINE const char *key_at(const attend_work *w, const part_of *p, int64_t
     return unit(m, p->table[position / m->block_size], p->head, w->layer) + position % m->block_size * m->dim * bytes_of((kind)m->t);
 }
 
-/* Walks over a part's keys without a division at each. */
+/* Walks over the keys of a part that are seen, without a division at each. */
 typedef struct {
     const attend_work *w;
     const part_of *p;
@@ -122,7 +136,8 @@ typedef struct {
 
 static INLINE walk walk_from(const attend_work *w, const part_of *p) {
     const int64_t size = w->m->block_size;
-    return (walk){w, p, key_at(w, p, 0), p->first / size, size - p->first % size};
+    const int64_t position = p->first + p->skip;
+    return (walk){w, p, key_at(w, p, p->skip), position / size, size - position % size};
 }
 
 static INLINE void next_block(walk *k) {
@@ -133,8 +148,9 @@ static INLINE void next_block(walk *k) {
 
 static INLINE void aim(const attend_work *w, stream *f, part_of p) {
     const int64_t size = w->m->block_size;
-    f->table = p.table + p.first / size;
-    f->blocks = (p.first % size + p.count + size - 1) / size;
+    const int64_t first = p.first + p.skip;
+    f->table = p.table + first / size;
+    f->blocks = (first % size + p.count - p.skip + size - 1) / size;
     f->head = p.head;
     f->left = 0;
     f->next.count = 0;
@@ -198,6 +214,10 @@ static INLINE void pack_keys(const kind t, const int is_whole, const attend_work
         const char *rows[32] = {NULL};
         const int64_t count = least(step, p->count - at);
         for (int64_t i = 0; i < count; i++) {
+            if (at + i < p->skip) {
+                memset(packed + (at + i) * z->depth, 0, z->depth);
+                continue;
+            }
             if (here.left == 0) next_block(&here);
             fetch(w, f, bytes / 64);
             copy_key(is_whole, here.key, bytes, packed + (at + i) * z->depth);
@@ -206,7 +226,7 @@ static INLINE void pack_keys(const kind t, const int is_whole, const attend_work
             here.key += bytes;
         }
         char *turned = packed + PART * z->depth + at * bytes_of(t);
-        if (is_whole && count == step) turn_values(t, 1, 1, w, f, rows, dims, turned, bad);
+        if (is_whole && count == step && at >= p->skip) turn_values(t, 1, 1, w, f, rows, dims, turned, bad);
         else turn_values(t, 0, 0, w, f, rows, dims, turned, bad);
     }
 }
@@ -262,28 +282,40 @@ static INLINE void put_weights(const kind t, char *to, v16 even, v16 odd) {
 #endif
 }
 
-/* The greatest of one panel's scores [count][WIDE]; those that a lane does not see become -inf. */
-static INLINE v16 greatest(float *scores, int64_t count, i16 seen, int64_t seen_by_all) {
-    const v16 nothing = all(-INFINITY);
-    v16 top = nothing, other = nothing;
-    int64_t key = 0;
-    for (; key + 2 <= seen_by_all; key += 2) {
-        top = greater(load(F32, scores, key * WIDE, LANES), top);
-        other = greater(load(F32, scores, (key + 1) * WIDE, LANES), other);
-    }
-    for (; key < count; key++) {
-        const v16 score = select16((i16)all(0) + (int32_t)key < seen, load(F32, scores, key * WIDE, LANES), nothing);
+/* The keys of a part that each lane sees, [from, end), and those that all lanes see. */
+typedef struct {
+    i16 from, end;
+    int64_t all_from, all_end;
+} sight;
+
+/* The greatest of the scores of keys [first, last), of which those that a lane does not see become -inf. */
+static INLINE v16 greatest_seen(float *scores, int64_t first, int64_t last, const sight *see, v16 top) {
+    for (int64_t key = first; key < last; key++) {
+        const i16 number = (i16)all(0) + (int32_t)key;
+        const v16 score = select16((number < see->end) & (number >= see->from), load(F32, scores, key * WIDE, LANES), all(-INFINITY));
         store(F32, scores, key * WIDE, LANES, score);
         top = greater(score, top);
     }
-    return greater(other, top);
+    return top;
+}
+
+/* The greatest of one panel's scores [count][WIDE]; those that a lane does not see become -inf. */
+static INLINE v16 greatest(float *scores, int64_t count, const sight *see) {
+    v16 top = all(-INFINITY), other = top;
+    int64_t key = least(see->all_from, count);
+    top = greatest_seen(scores, 0, key, see, top);
+    for (; key + 2 <= see->all_end; key += 2) {
+        top = greater(load(F32, scores, key * WIDE, LANES), top);
+        other = greater(load(F32, scores, (key + 1) * WIDE, LANES), other);
+    }
+    return greater(other, greatest_seen(scores, key, count, see, top));
 }
 
 /* Softmax of one panel's scores [count][WIDE]: its greatest score in powers of 2, its sum and its packed weights. */
-static INLINE void softmax(const kind t, const int fetches, const attend_work *w, desk *d, int64_t panel, int64_t count, i16 seen, int64_t seen_by_all) {
+static INLINE void softmax(const kind t, const int fetches, const attend_work *w, desk *d, int64_t panel, int64_t count, const sight *see) {
     float *scores = d->scores + panel * LANES;
     char *weights = d->weights + panel * TILE;
-    const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest(scores, count, seen, seen_by_all);
+    const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest(scores, count, see);
     const v16 top = greatest_score * factor, less = select16(top == all(-INFINITY), all(0), -top);
     v16 total = {0}, other = {0};
     const int64_t step = 64 / bytes_of(t), word = 64 * bytes_of(t) / 4;
@@ -319,12 +351,15 @@ static INLINE void attend_part(const kind t, const int fetches, const attend_wor
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
     const panels_of queries = {d->queries, panels, 2 * TILE, z->steps, NULL, 0}, weights = {d->weights, panels, 2 * TILE, count / step, NULL, 0};
     multiply(t, &d->tiles, packed, z->depth, count, queries, d->scores, WIDE);
-    const int64_t all_see = least(p.count, start + 1 + tile.lane / z->group - p.first);
+    sight see = {.all_end = least(p.count, start + 1 + tile.lane / z->group - p.first)};
+    /* The last row's window starts last. */
+    see.all_from = seen_from(w, start + (tile.lane + tile.lanes - 1) / z->group) - p.first;
+    see.all_from = see.all_from > 0 ? see.all_from : 0;
     for (int64_t panel = 0; panel < panels; panel++) {
-        i16 seen = seen_by(w, tile, panel) - (int32_t)p.first;
-        const i16 most = (i16)all(0) + (int32_t)p.count;
-        seen = (i16)select16(seen < most, (v16)seen, (v16)most);
-        softmax(t, fetches, w, d, panel, count, seen, all_see);
+        const i16 seen = seen_by(w, tile, panel) - (int32_t)p.first, most = (i16)all(0) + (int32_t)p.count;
+        see.from = seen - (int32_t)w->window;
+        see.end = (i16)select16(seen < most, (v16)seen, (v16)most);
+        softmax(t, fetches, w, d, panel, count, &see);
     }
     multiply(t, &d->tiles, packed + PART * z->depth, PART * bytes_of(t), z->padded, weights, d->now.values, WIDE);
 }
@@ -368,9 +403,10 @@ static void attend_region(void *data) {
 }
 
 /* out [rows, heads * dim] of qkv [rows, (heads + 2 * kv_heads) * dim], whose keys and values are stored already.
- * Returns 0, or 1 where memory is out. */
-int64_t attend(const model_of *model, const plan_of *plan, const void *qkv, void *out, int64_t layer) {
+ * window: keys that a row sees, its own the last; 0 = all of them. Returns 0, or 1 where memory is out. */
+int64_t attend(const model_of *model, const plan_of *plan, const void *qkv, void *out, int64_t layer, int64_t window) {
     attend_work w = {.m = model, .plan = plan, .qkv = qkv, .out = out, .layer = layer, .num_decodes = plan->num_decodes, .size = sizes(model)};
+    w.window = window > 0 && window < NO_WINDOW ? window : NO_WINDOW;
     int64_t records;
     w.num_items = list_items(&w, NULL, &records);
     const int64_t packed = chunk_parts(&w), desks = most_threads() * w.size.thread_bytes, record_bytes = records * w.size.state_bytes;

@@ -11,7 +11,7 @@ static int64_t round_end(const attend_work *w, int64_t unit, int64_t *parts) {
     const int64_t heads = w->m->kv_heads, end = (w->plan->num_sequences - w->num_decodes) * heads;
     *parts = 0;
     for (int64_t u = unit; u < end; u++) {
-        const int64_t more = parts_of(w->plan->contexts[w->num_decodes + u / heads]);
+        const int64_t more = parts_of(w, w->num_decodes + u / heads);
         if (u > unit && (*parts + more) * w->size.part_bytes > MOST_PACKED) return u;
         *parts += more;
     }
@@ -40,7 +40,7 @@ static INLINE void clear_bad(const kind t, const attend_work *w, char *packed) {
 
 /* Add the values that `clear_bad` took out to the lanes that see them. */
 static INLINE void add_bad(const kind t, const attend_work *w, desk *d, tile_of tile, part_of p) {
-    for (int64_t key = 0; key < p.count; key++) {
+    for (int64_t key = p.skip; key < p.count; key++) {
         const char *value = key_at(w, &p, key) + w->m->block_size * w->m->dim * bytes_of(t);
         for (int64_t dim = 0; dim < w->m->dim; dim++) {
             float x;
@@ -48,8 +48,8 @@ static INLINE void add_bad(const kind t, const attend_work *w, desk *d, tile_of 
             memcpy(&x, &one, 4);
             if (x - x == 0) continue;
             for (int64_t lane = 0; lane < tile.lanes; lane++) {
-                const int64_t seen = w->plan->contexts[tile.s] - w->plan->lengths[tile.s] + 1 + (tile.lane + lane) / w->size.group;
-                if (p.first + key < seen) d->now.values[dim * WIDE + lane] += x;
+                const int64_t row = w->plan->contexts[tile.s] - w->plan->lengths[tile.s] + (tile.lane + lane) / w->size.group;
+                if (p.first + key <= row && p.first + key >= seen_from(w, row)) d->now.values[dim * WIDE + lane] += x;
             }
         }
     }
@@ -57,27 +57,29 @@ static INLINE void add_bad(const kind t, const attend_work *w, desk *d, tile_of 
 
 static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of tile, const char *packed, const uint8_t *is_bad) {
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
+    const int64_t from = seen_from(w, start + tile.lane / w->size.group), first = from / PART, packed_from = first_part(w, tile.s);
     const int64_t seen = start + 1 + (tile.lane + tile.lanes - 1) / w->size.group, panels = tile.lanes > LANES ? 2 : 1;
     pack_queries(w, tile, d->queries);
-    for (int64_t part = 0; part * PART < seen; part++) {
-        const part_of p = {table_of(w, tile.s), tile.head, part * PART, least(PART, seen - part * PART)};
+    for (int64_t part = first; part * PART < seen; part++) {
+        const part_of p = make_part(table_of(w, tile.s), tile.head, part, from, seen);
         desk mine = *d;
-        if (part == 0) mine.now = d->sum;
-        attend_part(t, 0, w, &mine, tile, packed + part * w->size.part_bytes, p);
-        if (is_bad[part]) add_bad(t, w, &mine, tile, p);
-        if (part > 0) merge(&w->size, d->sum, d->now, panels);
+        if (part == first) mine.now = d->sum;
+        attend_part(t, 0, w, &mine, tile, packed + (part - packed_from) * w->size.part_bytes, p);
+        if (is_bad[part - packed_from]) add_bad(t, w, &mine, tile, p);
+        if (part > first) merge(&w->size, d->sum, d->now, panels);
         d->tiles = mine.tiles;
     }
     finish_tile(t, w, tile, d->sum);
 }
 
 static INLINE void pack_unit(const kind t, attend_work *w, stream *f, int64_t s, int64_t head, int64_t part, int64_t at) {
-    const part_of p = {table_of(w, s), head, part * PART, least(PART, w->plan->contexts[s] - part * PART)};
+    const int64_t context = w->plan->contexts[s], start = context - w->plan->lengths[s];
+    const part_of p = make_part(table_of(w, s), head, first_part(w, s) + part, seen_from(w, start), context);
     char *packed = w->packed + at * w->size.part_bytes;
     aim(w, f, p);
     fetch(w, f, 128);
-    /* Every row sees what is before the chunk. */
-    if (p.first + p.count <= w->plan->contexts[s] - w->plan->lengths[s] + 1) w->is_bad[at] = (uint8_t)pack_part(t, 0, w, f, &p, packed);
+    /* Without a window every row sees what is before the chunk. */
+    if (p.first + p.count <= start + 1 && seen_from(w, context - 1) <= p.first) w->is_bad[at] = (uint8_t)pack_part(t, 0, w, f, &p, packed);
     else w->is_bad[at] = (uint8_t)pack_part(t, 1, w, f, &p, packed);
     if (w->is_bad[at]) clear_bad(t, w, packed);
 }
@@ -87,7 +89,7 @@ static INLINE void attend_round(const kind t, attend_work *w, desk *d, place me,
     const int64_t heads = w->m->kv_heads;
     int64_t mine = atomic_fetch_add(&w->next[2], 1), seen = 0;
     for (int64_t u = unit; u < end; u++) {
-        const int64_t s = w->num_decodes + u / heads, parts = parts_of(w->plan->contexts[s]);
+        const int64_t s = w->num_decodes + u / heads, parts = parts_of(w, s);
         for (; mine < seen + parts; mine = atomic_fetch_add(&w->next[2], 1)) pack_unit(t, w, &d->ahead, s, u % heads, mine - seen, mine);
         seen += parts;
     }
@@ -100,7 +102,7 @@ static INLINE void attend_round(const kind t, attend_work *w, desk *d, place me,
         for (; mine < seen + tiles; mine = atomic_fetch_add(&w->next[3], 1))
             attend_tile(t, w, d, tile_at(w, s, u % heads, tiles - 1 - (mine - seen)), w->packed + at * w->size.part_bytes, w->is_bad + at);
         seen += tiles;
-        at += parts_of(w->plan->contexts[s]);
+        at += parts_of(w, s);
     }
 }
 

@@ -16,7 +16,7 @@ static int64_t list_items(const attend_work *w, item *items, int64_t *records) {
     *records = 0;
     for (int64_t s = 0; s < w->num_decodes; s++)
         for (int64_t head = 0; head < w->m->kv_heads; head++)
-            for (int64_t part = 0; part * PART < w->plan->contexts[s]; part++, count++) {
+            for (int64_t part = first_part(w, s); part < end_part(w, s); part++, count++) {
                 if (items) items[count] = (item){(int32_t)s, (int32_t)head, (int32_t)part, (int32_t)*records};
                 *records += tiles_of(w, s);
             }
@@ -24,15 +24,15 @@ static int64_t list_items(const attend_work *w, item *items, int64_t *records) {
 }
 
 static INLINE part_of part_at(const attend_work *w, item i) {
-    const int64_t first = i.part * PART;
-    return (part_of){table_of(w, i.s), i.head, first, least(PART, w->plan->contexts[i.s] - first)};
+    const int64_t context = w->plan->contexts[i.s];
+    return make_part(table_of(w, i.s), i.head, i.part, seen_from(w, context - 1), context);
 }
 
 static INLINE char *record_of(const attend_work *w, item i) { return w->records + i.record * w->size.state_bytes; }
 
 static INLINE void decode_part(const kind t, attend_work *w, desk *d, item i) {
     const part_of p = part_at(w, i);
-    const int is_only = w->plan->contexts[i.s] <= PART;
+    const int is_only = parts_of(w, i.s) == 1;
     pack_part(t, 0, w, &d->ahead, &p, d->part);
     for (int64_t index = 0; index < tiles_of(w, i.s); index++) {
         const tile_of tile = tile_at(w, i.s, i.head, index);
@@ -46,7 +46,7 @@ static INLINE void decode_part(const kind t, attend_work *w, desk *d, item i) {
 }
 
 static INLINE void merge_parts(const kind t, attend_work *w, int64_t s, int64_t head, char *records) {
-    const int64_t parts = parts_of(w->plan->contexts[s]), tiles = tiles_of(w, s);
+    const int64_t parts = parts_of(w, s), tiles = tiles_of(w, s);
     for (int64_t i = 0; i < tiles; i++) {
         const tile_of tile = tile_at(w, s, head, i);
         const state_of sum = state_at(records + i * w->size.state_bytes);
@@ -73,7 +73,7 @@ static INLINE void attend_decodes(const kind t, attend_work *w, desk *d, place m
     share(me, w->num_items, &first, &last);
     for (int64_t at = first; at < last; at++) {
         const item i = w->items[at];
-        if (i.part == 0 && w->plan->contexts[i.s] > PART) merge_parts(t, w, i.s, i.head, record_of(w, i));
+        if (i.part == first_part(w, i.s) && parts_of(w, i.s) > 1) merge_parts(t, w, i.s, i.head, record_of(w, i));
     }
 }
 

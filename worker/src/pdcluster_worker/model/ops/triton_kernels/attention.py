@@ -3,7 +3,8 @@
 The query heads that share a KV head are rows of one product, so a key is read
 once for all of them.  A sequence's keys are cut at multiples of `split_keys`,
 whatever else is in the batch; partial results are put together by `merge`.
-Slots beyond a sequence's context are not read.
+Slots beyond a sequence's context, or before the windows of all rows of a tile, are
+not read.  `window`: keys that a row sees, its own the last; 0 = all before it.
 """
 
 import triton
@@ -18,8 +19,11 @@ def _attend(
     keys: tl.tensor,
     first: tl.tensor,
     last: tl.tensor,
+    all_from: tl.tensor,
+    all_to: tl.tensor,
     scale: tl.tensor,
     block_stride: tl.tensor,
+    window: tl.constexpr,
     rows: tl.constexpr,
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
@@ -30,6 +34,7 @@ def _attend(
 
     query:  [rows, dim_block].  limits: [rows], the last key that each row sees.
     keys:   the layer's and head's keys of block 0; values follow block_size * head_dim later.
+    all_from, all_to: every row sees keys [all_from, all_to).
     Returns normed sums [rows, dim_block] and log2 of the weights' sums [rows], both float32.
     """
     dims = tl.arange(0, dim_block)
@@ -48,10 +53,20 @@ def _attend(
         value = tl.load(pointers + block_size * head_dim, mask=mask, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         seen = exists[None, :] & (places[None, :] <= limits[:, None])
+        if window > 0:
+            seen = seen & (places[None, :] > limits[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         now_best = tl.maximum(best, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - now_best[:, None])
-        shrink = tl.exp2(best - now_best)
+        base = tl.where(now_best == float("-inf"), 0.0, now_best)  # a row whose window has not begun
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(best - base)
+        if (start < all_from) | (start + key_block > all_to):
+            # A weight of 0 times what is not finite would be NaN in rows that do not see it.
+            wide = value.to(tl.float32)
+            finite = tl.abs(wide) < float("inf")  # false for NaN
+            bad = tl.dot(seen.to(value.dtype), tl.where(finite, 0.0, 1.0).to(value.dtype), input_precision="ieee")
+            sums = tl.where(bad > 0.0, float("nan"), sums)
+            value = tl.where(finite, wide, 0.0).to(value.dtype)
         total = total * shrink + tl.sum(weights, axis=1)
         sums *= shrink[:, None]
         sums = tl.dot(weights.to(value.dtype), value, sums, input_precision="ieee")
@@ -77,6 +92,7 @@ def decode(
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
+    window: tl.constexpr,
     rows: tl.constexpr,
     dim_block: tl.constexpr,
     key_block: tl.constexpr,
@@ -89,33 +105,34 @@ def decode(
     """
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts + sequence)
-    if split * split_keys >= context:
+    first = tl.maximum(split * split_keys, context - window) if window > 0 else split * split_keys
+    last = tl.minimum(context, (split + 1) * split_keys)
+    if first >= last:
         return
     group: tl.constexpr = num_heads // num_kv_heads
     heads, dims = tl.arange(0, rows), tl.arange(0, dim_block)
     mask = (heads < group)[:, None] & (dims < head_dim)[None, :]
-    row = tl.load(firsts + sequence).to(tl.int64) * (num_heads + 2 * num_kv_heads)
-    places = (row + kv_head * group + heads) * head_dim
+    places = (tl.load(firsts + sequence).to(tl.int64) * (num_heads + 2 * num_kv_heads) + kv_head * group + heads) * head_dim
     query = tl.load(qkv + places[:, None] + dims[None, :], mask=mask, other=0.0)
-    table = tables + tl.load(seats + sequence).to(tl.int64) * table_stride
-    limits = tl.zeros((rows,), tl.int32) + context
     sums, logs = _attend(
         query,
-        limits,
-        table,
+        tl.zeros((rows,), tl.int32) + context - 1,
+        tables + tl.load(seats + sequence).to(tl.int64) * table_stride,
         cache + kv_head * head_stride + layer_offset,
-        first=split * split_keys,
-        last=tl.minimum(context, (split + 1) * split_keys),
+        first=first,
+        last=last,
+        all_from=first,
+        all_to=last + key_block,  # what is beyond `last` is loaded as 0
         scale=scale,
         block_stride=block_stride,
+        window=window,
         rows=rows,
         head_dim=head_dim,
         dim_block=dim_block,
         key_block=key_block,
         block_size=block_size,
     )
-    head = (sequence * num_heads + kv_head * group + heads).to(tl.int64)
-    part = head * tl.num_programs(2) + split
+    part = (sequence * num_heads + kv_head * group + heads).to(tl.int64) * tl.num_programs(2) + split
     tl.store(partial + part[:, None] * head_dim + dims[None, :], sums, mask=mask)
     tl.store(weights + part, logs, mask=heads < group)
 
@@ -133,12 +150,15 @@ def merge(
     dim_block: tl.constexpr,
     split_block: tl.constexpr,
     split_keys: tl.constexpr,
+    window: tl.constexpr,
 ) -> None:
     """One program a sequence and head: weigh the splits by their sums; a context of 0 gives 0."""
     sequence, head = tl.program_id(0), tl.program_id(1)
-    used = tl.cdiv(tl.load(contexts + sequence), split_keys)
+    context = tl.load(contexts + sequence)
+    used = tl.cdiv(context, split_keys)
+    unused = tl.maximum(context - window, 0) // split_keys if window > 0 else 0
     splits, dims = tl.arange(0, split_block), tl.arange(0, dim_block)
-    exists, in_head = splits < used, dims < head_dim
+    exists, in_head = (splits < used) & (splits >= unused), dims < head_dim
     part = (sequence * num_heads + head).to(tl.int64) * num_splits + splits
     logs = tl.load(weights + part, mask=exists, other=float("-inf"))
     best = tl.maximum(tl.max(logs, axis=0), -1e30)  # not -inf - -inf where there is no split
@@ -169,6 +189,7 @@ def chunk(
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
+    window: tl.constexpr,
     rows: tl.constexpr,
     dim_block: tl.constexpr,
     key_block: tl.constexpr,
@@ -187,16 +208,21 @@ def chunk(
     head = kv_head * group + pairs % group
     places = (row * (num_heads + 2 * num_kv_heads) + head) * head_dim
     query = tl.load(qkv + places[:, None] + dims[None, :], mask=mask, other=0.0)
-    last_token = tl.minimum((tile * rows + rows - 1) // group, length - 1)
+    before = context - length
+    first_limit = before + tile * rows // group
+    last_limit = before + tl.minimum((tile * rows + rows - 1) // group, length - 1)
     sums, _ = _attend(
         query,
-        context - length + token,
+        tl.minimum(before + token, last_limit),
         tables + tl.load(seats + sequence).to(tl.int64) * table_stride,
         cache + kv_head * head_stride + layer_offset,
-        first=0,
-        last=context - length + last_token + 1,
+        first=tl.maximum(first_limit + 1 - window, 0) if window > 0 else 0,
+        last=last_limit + 1,
+        all_from=tl.maximum(last_limit + 1 - window, 0) if window > 0 else 0,
+        all_to=first_limit + 1,
         scale=scale,
         block_stride=block_stride,
+        window=window,
         rows=rows,
         head_dim=head_dim,
         dim_block=dim_block,

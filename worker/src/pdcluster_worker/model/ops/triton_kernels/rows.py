@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _normed(
-    wide: tl.tensor, mean: tl.tensor, weight: tl.tensor, *, epsilon: tl.tensor, dtype: tl.constexpr, rounds_first: tl.constexpr
+    wide: tl.tensor, mean: tl.tensor, weight: tl.tensor, epsilon: tl.tensor, dtype: tl.constexpr, rounds_first: tl.constexpr
 ) -> tl.tensor:
     """wide / sqrt(mean + epsilon) * weight, rounded to dtype."""
     normed = wide * tl.rsqrt(mean + epsilon)
@@ -51,7 +51,7 @@ def add_rms_norm(
 
 
 @triton.jit
-def gate_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, *, block: tl.constexpr, is_silu: tl.constexpr) -> None:
+def gate_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.constexpr, is_silu: tl.constexpr) -> None:
     """One program for `block` columns of a row: activation(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
@@ -70,7 +70,7 @@ def gate_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, *, block: tl.
 
 
 @triton.jit
-def _load(start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, *, half: tl.constexpr, head_dim: tl.constexpr) -> tl.tuple:
+def _load(start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, half: tl.constexpr, head_dim: tl.constexpr) -> tl.tuple:
     """The three parts of a head."""
     return (
         tl.load(start + pairs, mask=pairs < half, other=0.0),
@@ -80,7 +80,7 @@ def _load(start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, *, half: tl.const
 
 
 @triton.jit
-def _store(start: tl.tensor, parts: tl.tuple, pairs: tl.tensor, rest: tl.tensor, *, half: tl.constexpr, head_dim: tl.constexpr) -> None:
+def _store(start: tl.tensor, parts: tl.tuple, pairs: tl.tensor, rest: tl.tensor, half: tl.constexpr, head_dim: tl.constexpr) -> None:
     """Write the three parts of a head."""
     tl.store(start + pairs, parts[0], mask=pairs < half)
     tl.store(start + half + pairs, parts[1], mask=pairs < half)
