@@ -23,13 +23,14 @@ from pdcluster_worker.engine.messages import (
     Token,
     Tokens,
 )
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import DType, load_model
 from pdcluster_worker.model.runner import make_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 BLOCK_SIZE = 16
+CONTINUOUS = SchedulerSettings()
 MAX_STEPS = 20_000
 
 
@@ -45,6 +46,7 @@ class Engine:
         dtype: DType = "float32",
         num_blocks: int = 1024,
         max_batched_tokens: int = 64,
+        scheduler: SchedulerSettings = CONTINUOUS,
     ) -> None:
         loaded = load_model(folder, dtype, block_size=BLOCK_SIZE, threads=1)
         cache = KVCache(loaded.info.geometry, num_blocks)
@@ -57,6 +59,7 @@ class Engine:
                 max_batched_tokens=max_batched_tokens,
                 max_sequences=32,
                 max_model_len=loaded.info.max_model_len,
+                scheduler=scheduler,
             ),
             make_runner(loaded, cache, EngineConfig(max_batched_tokens=max(32, max_batched_tokens), max_sequences=32)),
             LocalTransport(fabric, cache, name, verify=True),
@@ -74,10 +77,18 @@ class Engine:
 class Cluster:
     """A decode engine, and a prefill engine for requests that go the remote way."""
 
-    def __init__(self, folder: Path, *, dtype: DType = "float32", **decode_settings: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: DType = "float32",
+        scheduler: SchedulerSettings = CONTINUOUS,
+        **decode_settings: int,
+    ) -> None:
         fabric = LocalFabric()
-        self.decode = Engine(folder, fabric, "decode", dtype=dtype, **decode_settings)
-        self.prefill = Engine(folder, fabric, "prefill", dtype=dtype)
+        self.decode = Engine(folder, fabric, "decode", dtype=dtype, scheduler=scheduler, **decode_settings)
+        budget = decode_settings.get("max_batched_tokens", 64)
+        self.prefill = Engine(folder, fabric, "prefill", dtype=dtype, scheduler=scheduler, max_batched_tokens=budget)
         self._ids = itertools.count()
         self._specs: dict[str, RequestSpec] = {}
         self._epochs: dict[str, bytes] = {}

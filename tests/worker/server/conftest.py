@@ -64,6 +64,7 @@ class ScriptedBackend:
     max_model_len: int = 200
     vocab_size: int = 259
     device: Device | None = DEVICE
+    scheduler: str | None = "sarathi"
     place: PrefillPlace = "local"
     error: Exception | None = None
     error_after: int = 0

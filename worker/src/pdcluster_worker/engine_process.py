@@ -125,8 +125,9 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         bandwidth=config.engine.transfer_bandwidth,
         clock=time.monotonic,
     )
-    core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
-    ready = _ready(engine_id, transport.port, runner, memory.num_blocks, device)
+    settings = _settings(config, info, memory.num_blocks)
+    core = EngineCore(settings, runner, transport, time.monotonic)
+    ready = _ready(engine_id, transport.port, runner, settings, device)
     mailbox.send([ready, *core.step()])
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
@@ -171,7 +172,7 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
     )
 
 
-def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device: Device) -> EngineReady:
+def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSettings, device: Device) -> EngineReady:
     info = runner.info
     return EngineReady(
         engine_id=engine_id,
@@ -179,12 +180,14 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device
         geometry=info.geometry,
         weights=info.weights,
         dtype=info.dtype,
-        num_blocks=num_blocks,
+        num_blocks=settings.num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         device=msgspec.structs.replace(device, operations=runner.forward.operations.name, model_code=runner.forward.code),
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
+        scheduler=settings.scheduler.name,
+        scheduling_policy=settings.scheduler.policy,
     )
 
 

@@ -17,6 +17,7 @@ class WorkerBackend:
         self.max_model_len = 0
         self.vocab_size = 0
         self.device: Device | None = None
+        self.scheduler: str | None = None
         self.waits_for = "the engine is loading the model"
         self._engine = engine
         self._node: Node | None = None
@@ -26,6 +27,7 @@ class WorkerBackend:
         self.max_model_len = min(facts.max_model_len, (facts.num_blocks - 1) * facts.geometry.block_size)
         self.vocab_size = facts.vocab_size
         self.device = facts.device
+        self.scheduler = facts.scheduler
 
     def serve(self, node: Node) -> None:
         """Take requests from now on."""

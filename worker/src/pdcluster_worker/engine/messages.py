@@ -200,6 +200,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     device: Device
     transport: str  # that moves KV blocks: tcp or local
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
+    scheduler: str = "continuous"
+    scheduling_policy: str = "priority"
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
