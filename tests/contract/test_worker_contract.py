@@ -49,6 +49,7 @@ METRICS = (
     "kv_blocks",
     "engine_busy_ratio",
     "engine_device_info",
+    "engine_scheduler_info",
     "device_memory_bytes",
     "device_utilization_ratio",
     "engine_stalled",

@@ -12,7 +12,7 @@ from pdcluster_operator.api.errors import InvalidObjectError, StartError
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.bench import autotune as autotune_module
 from pdcluster_operator.bench.answers import Answer, Run
-from pdcluster_operator.bench.autotune import Tuning, autotune, found_text, seen_in, start_sizes
+from pdcluster_operator.bench.autotune import Tuning, autotune, engine_values, found_text, seen_in, start_sizes
 from pdcluster_operator.bench.datasets import Lengths
 from pdcluster_operator.bench.load import Ask, Counted, OnChunk
 from pdcluster_operator.bench.measure import Local
@@ -38,12 +38,12 @@ class Refusing:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Sizes]:
-    """The sizes that were started; those with a budget of 32 do not start."""
+    """The sizes that were started; those with a budget of 32 and those of sarathi do not start."""
     found: list[Sizes] = []
 
     async def start(tuning: Tuning, sizes: Sizes, stack: AsyncExitStack) -> Echo:
         found.append(sizes)
-        if sizes.max_batched_tokens == 32:
+        if sizes.max_batched_tokens == 32 or sizes.scheduler == "sarathi":
             raise StartError("no room", exit_code=1)
         return Echo()
 
@@ -57,7 +57,7 @@ async def test_a_cluster_is_started_once_for_trials_of_the_same_sizes(started: l
 
     assert started == [Sizes(256, 64)]
     assert [one.trial.rate for one in found.tried] == [500.0, 750.0, 1125.0]
-    assert lines[0].startswith("trial 1: maxBatchedTokens 256, maxSequences 64, 500 requests/s: TTFT p90 ")
+    assert lines[0].startswith("trial 1: maxBatchedTokens 256, maxSequences 64, continuous, 500 requests/s: TTFT p90 ")
     assert lines[0].endswith(": inside the limits")
 
 
@@ -67,7 +67,7 @@ async def test_sizes_that_do_not_start_are_over_the_limits(started: list[Sizes],
     lines: list[str] = []
     found = await autotune(TUNING, Sizes(16, 16), lines.append)
 
-    assert started == [Sizes(16, 16), Sizes(32, 16), Sizes(16, 8)][: len(started)]
+    assert started == [Sizes(16, 16), Sizes(16, 16, "sarathi")]
     assert "no room" in lines
     assert found.best is not None
     assert found.best.trial.sizes == Sizes(16, 16)
@@ -93,8 +93,20 @@ def test_run_without_an_answer_is_an_error_that_says_why() -> None:
 def test_best_sizes_are_a_section_to_paste() -> None:
     text = found_text(Found(TRIED, [TRIED]), Limits(1000, 100))
 
-    assert yaml.safe_load(text) == {"spec": {"engine": {"maxBatchedTokens": 512, "maxSequences": 64}}}
+    assert yaml.safe_load(text) == {"spec": {"engine": {"maxBatchedTokens": 512, "maxSequences": 64, "scheduler": "continuous"}}}
     assert text.startswith("# 1.5 requests/s with TTFT p90 900 ms and ITL p99 80 ms, after 1 trials")
+
+
+def test_sarathi_gets_a_target_below_the_limit() -> None:
+    tried = Tried(Trial(Sizes(512, 64, "sarathi"), 1.5), Seen(900.0, 80.0))
+    engine = yaml.safe_load(found_text(Found(tried, [tried]), Limits(1000, 100)))["spec"]["engine"]
+
+    assert engine == {"maxBatchedTokens": 512, "maxSequences": 64, "scheduler": "sarathi", "tbtSloMilliseconds": 80.0}
+    parse(cluster(**engine))
+
+
+def test_another_scheduler_takes_the_files_target_away() -> None:
+    assert engine_values(Sizes(512, 64), Limits(1000, 100))["tbtSloMilliseconds"] is None
 
 
 def test_nothing_inside_the_limits_says_how_near_it_came() -> None:
@@ -104,7 +116,7 @@ def test_nothing_inside_the_limits_says_how_near_it_came() -> None:
     assert "raise a limit, lower --request-rate" in text
 
 
-def cluster(**engine: int) -> dict[str, object]:
+def cluster(**engine: object) -> dict[str, object]:
     return {
         "apiVersion": "pdcluster.io/v1alpha1",
         "kind": "PDCluster",
@@ -122,5 +134,7 @@ def test_search_starts_at_the_files_sizes() -> None:
 
 
 def test_sizes_of_a_role_are_refused() -> None:
+    with pytest.raises(InvalidObjectError, match=r"spec\.roles\.mixed\.engine\.scheduler: goes over"):
+        start_sizes(parse(cluster(scheduler="sarathi")))
     with pytest.raises(InvalidObjectError, match=r"spec\.roles\.mixed\.engine\.maxSequences: goes over .*; leave it out"):
         start_sizes(parse(cluster(maxSequences=8)))

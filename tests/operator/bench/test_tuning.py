@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -91,4 +92,31 @@ def test_search_ends_within_its_trials_and_only_claims_what_it_saw(best: Sizes, 
     assert 1 <= len(found.tried) <= max_trials
     assert all(one.trial.sizes.is_valid for one in found.tried)
     holding = [one for one in found.tried if one.seen.meets(LIMITS)]
-    assert found.best == (max(holding, key=lambda one: one.trial.rate) if holding else None)
+    if found.best is None:
+        assert holding == []
+    else:
+        assert found.best in holding
+        assert found.best.trial.rate == max(one.trial.rate for one in holding)
+
+
+@pytest.mark.parametrize("better", ["sarathi", "simple-chunking"])
+def test_search_finds_the_better_scheduler_and_then_its_sizes(better: str) -> None:
+    plain = surface(Sizes(512, 64), capacity=8.0)
+
+    def see(trial: Trial) -> Seen:
+        rate = trial.rate / (1.3 if trial.sizes.scheduler == better else 1.0)
+        return plain(replace(trial, rate=rate))
+
+    found = found_on(see)
+
+    assert found.best is not None
+    assert found.best.trial.sizes == Sizes(512, 64, better)
+
+
+def test_a_scheduler_that_holds_as_much_as_the_files_is_not_taken() -> None:
+    """Though it holds more than what the file's was last seen to hold."""
+    found = found_on(surface(START, capacity=1.4))
+
+    assert found.best is not None
+    assert found.best.trial.sizes == START
+    assert 1.4 / 1.1 < found.best.trial.rate <= 1.4

@@ -208,7 +208,7 @@ def test_autotune_prints_the_section_to_paste(as_cluster: SmallServer, files: tu
     result = bench("autotune", *files, "--ttft-p90", "60000", "--itl-p99", "60000", *load)
 
     assert result.exit_code == 0, result.output
-    assert yaml.safe_load(result.stdout) == {"spec": {"engine": {"maxBatchedTokens": 256, "maxSequences": 64}}}
+    assert yaml.safe_load(result.stdout) == {"spec": {"engine": {"maxBatchedTokens": 256, "maxSequences": 64, "scheduler": "continuous"}}}
     assert "trial 2: " in result.stderr
 
 

@@ -169,6 +169,20 @@ def test_where_all_decodes_lack_a_block_the_last_is_preempted():
     assert [request.request_id for request in step.preempted] == ["b"]
 
 
+def test_where_no_chunk_finds_a_block_the_last_prefill_gives_its_own():
+    """Others took what was promised to c, and nothing else runs: it starts again when they are gone."""
+    scheduler, tables = build(num_blocks=6)
+    scheduler.add(request_of("c", 20))
+    ran(scheduler, tables, scheduler.schedule())
+    taken = tables.pool.allocate(2)
+    step = scheduler.schedule()
+    assert planned(step) == []
+    assert [request.request_id for request in step.preempted] == ["c"]
+    assert not scheduler.schedule().progressed
+    tables.pool.release(taken)
+    assert planned(scheduler.schedule()) == [("c", 4)]  # the 16 that are cached still count
+
+
 def test_a_decode_takes_the_block_of_an_unfinished_prefill():
     """[A1]: decodes are not stalled by prefills, not by their memory either."""
     scheduler, tables = build(num_blocks=5, max_batched_tokens=9)

@@ -23,12 +23,13 @@ from pdcluster_worker.engine.messages import (
     Token,
     Tokens,
 )
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
 from pdcluster_worker.model.loader import DType
 from pdcluster_worker.model.runner import open_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 BLOCK_SIZE = 16
+CONTINUOUS = SchedulerSettings()
 MAX_STEPS = 20_000
 
 
@@ -46,6 +47,7 @@ class Engine:
         max_batched_tokens: int = 64,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
+        scheduler: SchedulerSettings = CONTINUOUS,
     ) -> None:
         settings = EngineConfig(
             block_size=BLOCK_SIZE,
@@ -66,6 +68,7 @@ class Engine:
                 max_batched_tokens=max_batched_tokens,
                 max_sequences=32,
                 max_model_len=info.max_model_len,
+                scheduler=scheduler,
             ),
             self.runner,
             LocalTransport(fabric, cache, name, verify=True),
@@ -123,7 +126,15 @@ class Pair:
 class Cluster(Pair):
     """Two engines of its own, of one rank each."""
 
-    def __init__(self, folder: Path, *, dtype: DType = "float32", **decode_settings: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: DType = "float32",
+        scheduler: SchedulerSettings = CONTINUOUS,
+        **decode_settings: int,
+    ) -> None:
         fabric = LocalFabric()
-        decode = Engine(folder, fabric, "decode", dtype=dtype, **decode_settings)
-        super().__init__(Engine(folder, fabric, "prefill", dtype=dtype), decode)
+        decode = Engine(folder, fabric, "decode", dtype=dtype, scheduler=scheduler, **decode_settings)
+        budget = decode_settings.get("max_batched_tokens", 64)
+        super().__init__(Engine(folder, fabric, "prefill", dtype=dtype, scheduler=scheduler, max_batched_tokens=budget), decode)

@@ -65,6 +65,7 @@ class ScriptedBackend:
     context_note: str = ""
     vocab_size: int = 259
     device: Device | None = DEVICE
+    scheduler: str | None = "sarathi"
     place: PrefillPlace = "local"
     error: Exception | None = None
     error_after: int = 0

@@ -82,6 +82,7 @@ async def test_version_says_what_the_engine_computes_on(rig, http):
     rig.backend.device = Device("cuda", "NVIDIA B200", "never run", "cuda triton", "decoder")
     gpu = {"kind": "cuda", "name": "NVIDIA B200", "operations": "cuda triton", "model_code": "decoder", "note": "never run", **one_rank}
     assert (await http.get("/version")).json()["device"] == gpu
+    assert (await http.get("/version")).json()["scheduler"] == "sarathi"
     rig.backend.device = None  # it has not loaded yet
     assert (await http.get("/version")).json()["device"] is None
 

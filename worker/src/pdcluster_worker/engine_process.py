@@ -216,4 +216,6 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSetting
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
         kv_tokens=most_tokens(settings),
+        scheduler=settings.scheduler.name,
+        scheduling_policy=settings.scheduler.policy,
     )

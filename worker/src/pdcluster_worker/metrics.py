@@ -60,6 +60,7 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
         self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
+        self.engine_scheduler_info = self._gauge("engine_scheduler_info", "1 for what schedules the engine", "scheduler", "policy")
         self.device_memory_bytes = self._gauge(
             "device_memory_bytes", "memory of a GPU, used by all of its processes or there", "device", "state"
         )

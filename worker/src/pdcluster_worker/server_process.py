@@ -171,6 +171,7 @@ class ServerProcess:
             return
         backend.engine_is_ready(facts)
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
+        self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
         if facts.device.kind == "cuda":
             self._metrics.watch_gpu(facts.device, Gpu().use)
         kv_address = join_address(self._identity.address, facts.kv_port)

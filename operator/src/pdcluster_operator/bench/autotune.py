@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from pdcluster_operator.api.errors import Fault, InvalidObjectError, StartError
 from pdcluster_operator.api.pdcluster import PDCluster
@@ -19,8 +20,16 @@ from pdcluster_operator.bench.openai import OpenAIServer, http_session
 from pdcluster_operator.bench.started import started_cluster
 from pdcluster_operator.bench.tuning import Found, Limits, Seen, Sizes, Trial, search
 
-FIELDS = {"maxBatchedTokens": "max_batched_tokens", "maxSequences": "max_sequences"}
-"""Of `spec.engine`: as the object calls them, and as Sizes and EngineSpec do."""
+FIELDS = {
+    "maxBatchedTokens": "max_batched_tokens",
+    "maxSequences": "max_sequences",
+    "scheduler": "scheduler",
+    "tbtSloMilliseconds": "tbt_slo_milliseconds",
+}
+"""Of `spec.engine`, all that are changed: as the object calls them, and as EngineSpec does."""
+
+TBT_SHARE = 0.8
+"""Of the ITL limit: sarathi's target for a step, for p99 at a client lies above what steps are held to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,18 @@ def start_sizes(cluster: PDCluster) -> Sizes:
     if faults:
         raise InvalidObjectError(faults)
     engine = cluster.spec.engine
-    return Sizes(engine.max_batched_tokens, engine.max_sequences)
+    return Sizes(engine.max_batched_tokens, engine.max_sequences, engine.scheduler)
+
+
+def engine_values(sizes: Sizes, limits: Limits) -> dict[str, Any]:
+    """Values of FIELDS; None = left out."""
+    slo = round(TBT_SHARE * limits.itl_p99_ms, 3) if sizes.scheduler == "sarathi" else None
+    return {
+        "maxBatchedTokens": sizes.max_batched_tokens,
+        "maxSequences": sizes.max_sequences,
+        "scheduler": sizes.scheduler,
+        "tbtSloMilliseconds": slo,
+    }
 
 
 async def autotune(tuning: Tuning, start: Sizes, say: Callable[[str], None]) -> Found:
@@ -85,7 +105,7 @@ async def autotune(tuning: Tuning, start: Sizes, say: Callable[[str], None]) -> 
 
 async def _start(tuning: Tuning, sizes: Sizes, stack: AsyncExitStack) -> Target:
     local = tuning.local
-    engine = {field: getattr(sizes, name) for field, name in FIELDS.items()}
+    engine = engine_values(sizes, tuning.limits)
     cluster = await stack.enter_async_context(started_cluster(local.file, local.model, engine))
     session = await stack.enter_async_context(http_session())
     target = OpenAIServer(session, cluster.base_url, cluster.model)
@@ -116,7 +136,7 @@ def trial_line(number: int, trial: Trial, seen: Seen, limits: Limits) -> str:
     failed = f", {seen.num_failed} failed" if seen.num_failed else ""
     return (
         f"trial {number}: maxBatchedTokens {sizes.max_batched_tokens}, "
-        f"maxSequences {sizes.max_sequences}, {trial.rate:.3g} requests/s: "
+        f"maxSequences {sizes.max_sequences}, {sizes.scheduler}, {trial.rate:.3g} requests/s: "
         f"TTFT p90 {seen.ttft_p90_ms:.0f} ms, ITL p99 {seen.itl_p99_ms:.0f} ms{failed}: {verdict}"
     )
 
@@ -131,12 +151,15 @@ def found_text(found: Found, limits: Limits) -> str:
             f"{near.seen.itl_p99_ms:.0f} ms at {near.trial.rate:.3g} requests/s; "
             "raise a limit, lower --request-rate, or send shorter requests"
         )
-    sizes, seen = found.best.trial.sizes, found.best.seen
-    return (
-        f"# {found.best.trial.rate:.3g} requests/s with TTFT p90 {seen.ttft_p90_ms:.0f} ms and "
-        f"ITL p99 {seen.itl_p99_ms:.0f} ms, after {len(found.tried)} trials\n"
-        "spec:\n"
-        "  engine:\n"
-        f"    maxBatchedTokens: {sizes.max_batched_tokens}\n"
-        f"    maxSequences: {sizes.max_sequences}"
+    seen = found.best.seen
+    values = engine_values(found.best.trial.sizes, limits).items()
+    lines = [f"    {field}: {value}" for field, value in values if value is not None]
+    return "\n".join(
+        [
+            f"# {found.best.trial.rate:.3g} requests/s with TTFT p90 {seen.ttft_p90_ms:.0f} ms and "
+            f"ITL p99 {seen.itl_p99_ms:.0f} ms, after {len(found.tried)} trials",
+            "spec:",
+            "  engine:",
+            *lines,
+        ]
     )

@@ -1,14 +1,17 @@
 """The search for engine sizes under latency limits: which trial comes next, and what was found.  Pure.
 
-It climbs: from the sizes that the file has, to a neighbour (budget or sequences
-doubled or halved) that holds a higher request rate inside the limits, until no
-neighbour does or the trials are used up.  A neighbour is asked first whether it
-holds a bit more than the best so far; where it does not, one trial was enough.
-It does not know how a trial is run.
+It climbs: from the sizes that the file has, to another scheduler and then to a
+neighbour (budget or sequences doubled or halved) that holds a higher request
+rate inside the limits, until no neighbour does or the trials are used up.  A
+neighbour is asked first whether it holds a bit more than the best so far; where
+it does not, one trial was enough.  Another scheduler has to hold what the one
+of the file does not.  It does not know how a trial is run.
 """
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+
+from pdcluster_operator.api.scheduling import SchedulerName
 
 GAIN = 1.1
 """A neighbour has to hold so much more: loads are short, and their noise is not to be climbed."""
@@ -20,6 +23,9 @@ MAX_RISES = 6
 MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS = 16, 8192
 MIN_SEQUENCES, MAX_SEQUENCES = 1, 512
 
+SCHEDULERS: tuple[SchedulerName, ...] = ("continuous", "sarathi", "simple-chunking")
+"""Those that work with every budget; the others need one of the context's length."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -27,6 +33,7 @@ class Sizes:
 
     max_batched_tokens: int
     max_sequences: int
+    scheduler: SchedulerName = "continuous"
 
     @property
     def is_valid(self) -> bool:
@@ -36,6 +43,10 @@ class Sizes:
             and MIN_SEQUENCES <= self.max_sequences <= MAX_SEQUENCES
             and self.max_sequences <= self.max_batched_tokens
         )
+
+    def rivals(self) -> list["Sizes"]:
+        """The same with the other schedulers."""
+        return [replace(self, scheduler=name) for name in SCHEDULERS if name != self.scheduler]
 
     def neighbours(self) -> list["Sizes"]:
         """Those that a doubling or halving of one value gives; the larger budget first, it gains most often."""
@@ -113,7 +124,10 @@ def search(start: Sizes, rate: float, limits: Limits, max_trials: int) -> Search
     yield from climb.settle(start, rate)
     if climb.best is None:
         return Found(None, climb.tried)
-    looked_at = {start}
+    for rival in start.rivals():
+        if not climb.is_spent:
+            yield from climb.compete(replace(climb.best.trial.sizes, scheduler=rival.scheduler))
+    looked_at = {climb.best.trial.sizes}
     while waiting := [s for s in climb.best.trial.sizes.neighbours() if s not in looked_at]:
         if climb.is_spent:
             break
@@ -149,6 +163,21 @@ class _Climb:
         assert self.best is not None
         if (yield from self._holds(Trial(sizes, self.best.trial.rate * GAIN))):
             yield from self._rise(sizes)
+
+    def compete(self, rival: Sizes) -> Generator[Trial, Seen, None]:
+        """Another scheduler: it is taken where it holds a rate that the best does not.
+
+        The best has to hold what the rival holds, for its own rate is a step away from its limit.
+        """
+        assert self.best is not None
+        while not self.is_spent:
+            best = self.best
+            rate = best.trial.rate * GAIN
+            if not (yield from self._holds(Trial(rival, rate))):
+                return
+            if self.is_spent or not (yield from self._holds(Trial(best.trial.sizes, rate))):
+                yield from self._rise(rival)
+                return
 
     def _rise(self, sizes: Sizes) -> Generator[Trial, Seen, None]:
         assert self.best is not None

@@ -125,7 +125,7 @@ def autotune_command(
     seed: given.Seed = 0,
     model_path: given.ModelPath = None,
 ) -> None:
-    """Find maxBatchedTokens and maxSequences that hold the highest request rate within two limits.
+    """Find maxBatchedTokens, maxSequences and scheduler that hold the highest request rate within two limits.
 
     Each trial is a real cluster of this machine under Poisson arrivals.
     Prints the section to paste; ends with 1 where no trial was inside the limits.

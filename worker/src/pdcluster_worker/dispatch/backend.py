@@ -18,6 +18,7 @@ class WorkerBackend:
         self.context_note = ""
         self.vocab_size = 0
         self.device: Device | None = None
+        self.scheduler: str | None = None
         self.waits_for = "the engine is loading the model"
         self._engine = engine
         self._node: Node | None = None
@@ -33,6 +34,7 @@ class WorkerBackend:
             )
         self.vocab_size = facts.vocab_size
         self.device = facts.device
+        self.scheduler = facts.scheduler
 
     def serve(self, node: Node) -> None:
         """Take requests from now on."""

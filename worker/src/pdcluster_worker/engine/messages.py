@@ -208,6 +208,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     transport: str  # that moves KV blocks: tcp or local
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
     kv_tokens: int | None = None  # most tokens of one request that the KV blocks can hold; None: no bound, for a window hides the rest
+    scheduler: str = "continuous"
+    scheduling_policy: str = "priority"
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

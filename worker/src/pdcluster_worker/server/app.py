@@ -162,9 +162,9 @@ def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
     async def version() -> Version:
         device = worker.device
         if device is None:
-            return Version(version=__version__, device=None)
+            return Version(version=__version__, device=None, scheduler=None)
         known = {name: value for name, value in msgspec.structs.asdict(device).items() if value}
-        return Version(version=__version__, device=DeviceState(**known))
+        return Version(version=__version__, device=DeviceState(**known), scheduler=worker.scheduler)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def prometheus() -> Response:

@@ -14,7 +14,8 @@ from pdcluster_worker.peers.types import Generated, PrefillMode
 class Worker(Protocol):
     """A worker of any role: its model and whether it lives and serves.
 
-    max_model_len and vocab_size are 0, and device is None, until its engine is ready.
+    max_model_len and vocab_size are 0, and device and scheduler are None, until its engine is
+    ready.
     context_note: why max_model_len is below the model's own; empty where it is not.
     """
 
@@ -23,6 +24,7 @@ class Worker(Protocol):
     context_note: str
     vocab_size: int
     device: Device | None
+    scheduler: str | None
 
     def ready(self) -> str | None:
         """None when requests may come, else why not, in words."""

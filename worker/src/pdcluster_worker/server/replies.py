@@ -225,7 +225,8 @@ class DeviceState(BaseModel):
 
 
 class Version(BaseModel):
-    """Answer of /version.  device: null until the engine has loaded."""
+    """Answer of /version.  device and scheduler: null until the engine has loaded."""
 
     version: str
     device: DeviceState | None
+    scheduler: str | None
