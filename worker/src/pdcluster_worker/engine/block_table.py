@@ -14,7 +14,7 @@ holds, is promised to it and no other request gets it.
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_block, most_blocks
 
@@ -131,7 +131,8 @@ class BlockTables:
     def release(self, request: Request) -> None:
         """Drop the request's hold on all its blocks."""
         self.pool.release(request.block_table[request.num_null_blocks :])
-        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
+        if request.status is not Status.RECEIVING:  # of such a one a peer computes
+            request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
         request.block_table = []
         request.num_null_blocks = 0
         request.num_computed_tokens = 0

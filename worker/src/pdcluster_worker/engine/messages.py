@@ -307,6 +307,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     forward_seconds: float = 0.0  # the forward pass,
     sample_seconds: float = 0.0  # and sampling
     failed_rows: dict[str, int] = {}  # items of batches that failed, by reason
+    evictions: int = 0  # cached blocks that were taken for other tokens
+    batches: list[tuple[int, int, int, int]] = []  # of each of `steps`: requests; tokens prefilled, decoded, recomputed
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
