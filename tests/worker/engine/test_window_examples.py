@@ -1,4 +1,4 @@
-"""The worked examples in the docstrings of the window's arithmetic, and of the model's facts about it."""
+"""The worked examples of the window's arithmetic, and what config.json says of it."""
 
 import doctest
 

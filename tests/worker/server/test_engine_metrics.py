@@ -84,7 +84,7 @@ def test_steps_and_gauges_are_taken_as_they_are(clock):
 
 
 def test_batches_are_counted_by_requests_and_by_kind_of_token(clock):
-    """A kind that a step has none of is not observed: the sum over the count is its size where there is some."""
+    """A kind that a step has none of is not observed."""
     metrics = Metrics()
     engine = EngineMetrics(metrics, clock)
     engine.update(STATS)

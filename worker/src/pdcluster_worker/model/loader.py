@@ -34,7 +34,7 @@ class ModelInfo:
     """What the rest of the worker must know of a model.
 
     weights: fingerprint (`model.fingerprint`).  dtype: what the model computes in.
-    window:  tokens that a token attends to in every layer, itself included; None: some layer sees all before it.
+    window:  tokens that one attends to in every layer, itself included; None: some layer sees all.
     """
 
     geometry: KVGeometry

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def window_of_every_layer(config: Mapping[str, Any], max_model_len: int) -> int | None:
-    """Tokens that a token attends to, itself included, in each layer; None where any layer sees all `max_model_len`.
+    """Tokens that one attends to, itself included, in each layer; None where a layer sees all.
 
     >>> window_of_every_layer({"sliding_window": 4096}, 32768)
     4096
