@@ -50,7 +50,6 @@ def most_tokens(settings: EngineSettings) -> int | None:
 
     One block is spared, for what a peer hands over needs room for one token more.
 
-
     >>> from dataclasses import replace
     >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)
     >>> most_tokens(settings), most_tokens(replace(settings, num_blocks=3)), most_tokens(replace(settings, window=None))
