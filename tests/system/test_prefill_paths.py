@@ -27,6 +27,9 @@ def test_forced_remote_moves_what_the_prompt_implies(pair: Pair, prompts: Prompt
     pair.decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
     pair.decode.wait_growth(before, "kv_transfer_bytes_total", num_blocks * pair.decode.block_bytes, direction="received")
     pair.prefill.wait_growth(sent_before, "kv_transfer_bytes_total", num_blocks * pair.decode.block_bytes, direction="sent")
+    pair.prefill.wait_growth(sent_before, "engine_step_tokens_sum", num_tokens, kind="prefill")
+    for phase in ("queue", "prefill", "first_token", "transfer"):
+        assert pair.prefill.growth(sent_before, "remote_prefill_phase_seconds_count", phase=phase) == 1
 
 
 def test_forced_local_moves_nothing(pair: Pair, prompts: Prompts, reference: Reference) -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdcluster_operator.api import conditions
-from pdcluster_operator.manifests.alerts import TPOT_BOUND, TTFT_BOUND
+from pdcluster_operator.manifests.alerts import QUEUE_BOUND, TPOT_BOUND, TTFT_BOUND
 from pdcluster_operator.manifests.render import Capabilities, Manifest, render_shared
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
@@ -150,10 +150,18 @@ def test_every_metric_of_the_worker_is_on_the_dashboard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("histogram", "bound"), [("time_to_first_token_seconds", TTFT_BOUND), ("time_per_output_token_seconds", TPOT_BOUND)]
+    ("histogram", "bound"),
+    [
+        ("time_to_first_token_seconds", TTFT_BOUND),
+        ("time_per_output_token_seconds", TPOT_BOUND),
+        ("remote_prefill_phase_seconds", QUEUE_BOUND),
+    ],
 )
 def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str) -> None:
-    (family,) = getattr(Metrics(), histogram).collect()
+    metric = getattr(Metrics(), histogram)
+    if metric._labelnames:
+        metric.labels("queue")
+    (family,) = metric.collect()
 
     assert bound in {sample.labels.get("le") for sample in family.samples}
     assert any(f'le="{bound}"' in rule["expr"] for rule in rules())

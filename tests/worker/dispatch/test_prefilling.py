@@ -47,6 +47,16 @@ async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there
     assert worker.sent_bytes_per_second == 6400
 
 
+async def test_prefill_worker_observes_its_queue_prefill_first_token_and_transfer(worker: Worker, engine: ScriptedEngine) -> None:
+    await collect(worker, engine, Tokens([Token("r", 7, queue_seconds=0.5, prefill_seconds=0.25)]), DONE)
+    value = worker.metrics.registry.get_sample_value
+    name = "pdcluster_remote_prefill_phase_seconds"
+    phases = ("queue", "prefill", "first_token", "transfer")
+
+    assert [value(f"{name}_count", {"phase": phase}) for phase in phases] == [1, 1, 1, 1]
+    assert [value(f"{name}_sum", {"phase": phase}) for phase in ("queue", "prefill", "transfer")] == [0.5, 0.25, 0.02]
+
+
 async def test_prefilling_ends_with_a_token_that_ends_the_request(worker: Worker, engine: ScriptedEngine) -> None:
     token = Token("r", 2, finish_reason="stop")
 

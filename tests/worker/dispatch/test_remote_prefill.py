@@ -226,7 +226,7 @@ async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatc
 
 
 async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
-    """[V8]: before the engine hears of it, and no longer once those that wait have their first token."""
+    """[V8]: before the engine hears of it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
     dispatcher.admit(1000)  # nobody waits

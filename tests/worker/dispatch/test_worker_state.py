@@ -137,7 +137,7 @@ def test_merge_begins_anew_where_everything_is_told() -> None:
 async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_its_peers(
     worker: Worker, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """[V19], [Y11]: a repeated event changes nothing; after a gap nothing is believed until everything is told."""
+    """[V19], [Y11]: a repeat changes nothing; after a gap nothing is taken until all is told."""
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
     engine.answer = lambda message: [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, TellBlocks) else ()
     async with aclosing(worker.reports()) as reports, asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""[V7]: a prompt is admitted whole or not at all, and leaves a share of the pool free while others hold blocks."""
+"""[V7]: a prompt is admitted whole or not at all, and beside others leaves a share of the pool."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_watermark_is_no_bound_of_growth():
 
 @pytest.mark.parametrize(("watermark", "num_together"), [(0.0, 3), (0.3, 2)])
 def test_requests_beside_a_watermark_run_after_one_another_and_are_preempted_less(engine, spec, watermark, num_together):
-    """[V7]: three prompts of 4 blocks fill a pool of 13; with a watermark of 3 blocks the third waits, and nobody is preempted."""
+    """[V7]: three prompts of 4 blocks fill a pool of 13; beside 3 kept blocks the third waits."""
     rig = engine(num_blocks=13, max_batched_tokens=64, admission_watermark=watermark)
     prompts = {name: [*range(start, start + 15)] for name, start in (("a", 0), ("b", 100), ("c", 200))}
     rig.handle(*(m.Submit(spec(name, prompt, max_tokens=6)) for name, prompt in prompts.items()))

@@ -1,4 +1,4 @@
-"""BlockPool beside a naive model of [V16], [V17] and the five states: one queue of blocks to take, a list of holders each.
+"""BlockPool beside a naive model of [V16] and the five states: one queue of blocks to take.
 
 The model keeps one list of blocks without holders, next to be taken first.  A
 release goes through its blocks last to first and puts those without a hash at

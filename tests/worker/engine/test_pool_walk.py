@@ -1,4 +1,4 @@
-"""The check of an idle engine's pool: no turn grows with the pool, and all of it is looked at in the end."""
+"""The check of an idle pool: no turn grows with the pool, and all of it is seen in the end."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def walk_on(walk):
 
 
 def test_no_turn_over_a_million_blocks_looks_at_more_than_a_slice():
-    """A request that comes while an idle engine checks itself waits for one slice at most, however many blocks there are and are held."""
+    """A request that comes meanwhile waits for one slice, however many blocks are there or held."""
     pool = BlockPool(1_000_000)
     held = pool.allocate(10 * SLICE_BLOCKS)
     looks = Looks(pool, held)
@@ -67,7 +67,7 @@ def test_walk_begins_anew_after_a_move_and_ends_with_every_block_seen():
 
 @pytest.mark.parametrize("block", [0, 2 * SLICE_BLOCKS])
 def test_walk_finds_a_state_that_is_counted_wrong(block):
-    """The counts are compared when all blocks have been met: both of the wrong ones sum to the right total."""
+    """The counts are compared when all blocks have been met: the wrong ones sum to the total."""
     pool = BlockPool(3 * SLICE_BLOCKS)
     held = pool.allocate(2)
     walk = PoolWalk(pool, lambda: iter(held))

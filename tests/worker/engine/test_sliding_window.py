@@ -1,6 +1,6 @@
-"""Models whose every layer has a window: blocks that have left it are free, hits need the last window only, and tokens are right.
+"""Models whose every layer has a window [V17]: blocks that have left it are free, tokens right.
 
-`FakeRunner` derives each token from the window alone, and asserts that no token sees the null block.
+`FakeRunner` derives each token from its window, and asserts that none sees the null block.
 """
 
 import pytest
@@ -49,7 +49,7 @@ def test_window_larger_than_the_pool_is_refused_with_the_numbers(engine, spec):
 
 
 def test_prefills_never_lack_a_block_that_was_promised(engine, spec):
-    """[V7]: decodes that grow and hits that are shared take nothing of what an admitted prompt has yet to take."""
+    """[V7]: growing decodes and shared hits take nothing of what was promised."""
     rig = engine(num_blocks=11, max_sequences=4, **WINDOW)
     prompts = {"a": PROMPT, "b": PROMPT[:12], "c": PROMPT, "d": [*PROMPT[:20], 99, 98]}
     for name, prompt in prompts.items():

@@ -1,4 +1,4 @@
-"""Numbered events of one sender: repeats pass, gaps are noticed, and an index that follows is right again [V19], [Y11]."""
+"""Numbered events of one sender: repeats pass, and after a gap an index is right again [V19]."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -35,6 +35,8 @@ STATS = EngineStats(
     forward_seconds=0.6,
     sample_seconds=0.2,
     failed_rows={"not_finite": 2},
+    evictions=4,
+    batches=[(2, 0, 2, 0), (2, 0, 2, 0), (3, 90, 0, 10)],
 )
 
 
@@ -79,6 +81,21 @@ def test_steps_and_gauges_are_taken_as_they_are(clock):
     assert sample(metrics, "kv_blocks", state="quarantined") == 2
     assert sample(metrics, "kv_cache_usage_ratio") == pytest.approx(12 / 20)
     assert sample(metrics, "fences_overdue") == 1
+
+
+def test_batches_are_counted_by_requests_and_by_kind_of_token(clock):
+    """A kind that a step has none of is not observed."""
+    metrics = Metrics()
+    engine = EngineMetrics(metrics, clock)
+    engine.update(STATS)
+    engine.update(msgspec.structs.replace(STATS, batches=[(1, 8, 0, 0)], evictions=9))
+
+    assert sample(metrics, "engine_step_requests_sum") == 8
+    assert sample(metrics, "engine_step_requests_bucket", le="2.0") == 3
+    tokens = {kind: sample(metrics, "engine_step_tokens_sum", kind=kind) for kind in ("prefill", "decode", "recomputed")}
+    assert tokens == {"prefill": 98, "decode": 4, "recomputed": 10}
+    assert sample(metrics, "engine_step_tokens_count", kind="recomputed") == 1
+    assert sample(metrics, "prefix_cache_evictions_total") == 9
 
 
 def test_phases_and_failed_rows_move_by_the_difference(clock):

@@ -85,7 +85,7 @@ class EngineConfig(_Section, frozen=True):
     threads:             CPU threads of the model; 0 = from the cgroup limit.
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
-    admission_watermark: share of the KV blocks that stay free when a request is admitted beside others [V7].
+    admission_watermark: share of the KV blocks left free by an admission beside others [V7].
     batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
     scheduler and the fields below it: see `engine.settings.SchedulerSettings`.
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
@@ -222,7 +222,8 @@ class CreditPolicy(_PolicySection, frozen=True):
 class AdmissionPolicy(_PolicySection, frozen=True):
     """Bounds of the ingress; beyond them a request is answered 503 (queue, [V8]) or 413 (body).
 
-    max_queued_requests: that wait for their first token; one request has at most as many generations (prompts times n).
+    max_queued_requests: that wait for their first token.
+        One request has at most as many generations (prompts times n).
     max_queued_tokens:   of their prompts, in all; 0 = no bound.
     """
 

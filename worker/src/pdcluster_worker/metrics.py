@@ -6,7 +6,7 @@ and are moved forward by their difference (`server.engine_metrics`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -33,6 +33,8 @@ _FIRST_VALUES = {
 }
 """Label values of counters that are there from the start: the rate of a series that begins at 1 misses what made it 1."""
 
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 
 
@@ -52,6 +54,19 @@ class Metrics:
         self.e2e_request_latency_seconds = self._histogram("e2e_request_latency_seconds", "arrival of the request to its last token")
         self.engine_step_seconds = self._histogram("engine_step_seconds", "one engine step", "kind")
         self.kv_transfer_seconds = self._histogram("kv_transfer_seconds", "first write to last acknowledgement of one request's KV")
+        self.remote_prefill_phase_seconds = self._histogram(
+            "remote_prefill_phase_seconds",
+            "remote prefills at the prefill worker: queue and prefill, both with messages (first_token), and transfer",
+            "phase",
+        )
+        self.engine_step_requests = self._histogram("engine_step_requests", "requests in one engine step", buckets=_REQUESTS)
+        self.engine_step_tokens = self._histogram(
+            "engine_step_tokens", "tokens in one engine step, of each kind that it has", "kind", buckets=_TOKENS
+        )
+        self._make_gauges()
+        self._make_counters()
+
+    def _make_gauges(self) -> None:
         self.num_requests_running = self._gauge("num_requests_running", "requests in the engine's running set")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "requests that wait for this worker's engine")
         self.prefill_queue_requests = self._gauge("prefill_queue_requests", "this worker's part of the prefill queue")
@@ -79,6 +94,8 @@ class Metrics:
         )
         self.kv_transport_info = self._gauge("kv_transport_info", "1 for the transport that moves KV blocks", "transport")
         self.peers = self._gauge("peers", "known peers by role and state", "role", "state")
+
+    def _make_counters(self) -> None:
         self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of admitted requests")
         self.prefill_tokens = self._counter("prefill_tokens", "prompt tokens computed here")
         self.generation_tokens = self._counter("generation_tokens", "tokens sampled here")
@@ -90,6 +107,7 @@ class Metrics:
         self.engine_steps = self._counter("engine_steps", "engine steps")
         self.prefix_cache_query_tokens = self._counter("prefix_cache_query_tokens", "tokens looked up in the prefix cache")
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
+        self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
         self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by where it was, at the decode side", "prefill")
         self.kv_transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes moved", "direction")
@@ -113,8 +131,8 @@ class Metrics:
         follow(self.device_memory_bytes.labels(device.name, "total"), lambda now: now.total)
         follow(self.device_utilization_ratio.labels(device.name), lambda now: now.busy)
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"pdcluster_{name}", text, labels, registry=self.registry, buckets=_SECONDS)
+    def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(f"pdcluster_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"pdcluster_{name}", text, labels, registry=self.registry)

@@ -52,7 +52,7 @@ class FakeClock:
 class FakeRunner:
     """A ModelRunner and KVMemory whose answers are worked out in this module's docstring.
 
-    window:     positions that a token sees, itself included; None = all.  There is a null block then, `num_blocks`.
+    window:     positions that a token sees, itself included; `num_blocks` is the null block.  None = all.
     failing:    request id -> what `submit` raises while a batch holds that request.
     failing_rows: request id -> what its row's outcome is.
     on_write:   called with the id of each block that a step writes.

@@ -127,7 +127,7 @@ class EngineSpec(Section):
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
-    admission_watermark:   share of the KV blocks that stay free when a request is admitted beside others
+    admission_watermark:   share of the KV blocks left free by an admission beside others
     batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
     scheduler:             which requests share a step, and how prompts are cut
     scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival

@@ -11,6 +11,7 @@ from pdcluster_operator.manifests.promql import share_above
 
 TTFT_BOUND = "2.5"  # seconds; a bucket's bound, as is the next
 TPOT_BOUND = "0.1"
+QUEUE_BOUND = "1.0"
 _ALLOWED = 0.05  # share of requests above the bound
 _BURNING = 6 * _ALLOWED  # in a long and a short window: it is bad, and it is still going on
 
@@ -62,6 +63,11 @@ _LONG_PROMPTS = "sum(rate(pdcluster_long_prompts_total{$scope}[10m]))"
 _LOCAL_PROMPTS = 'sum(rate(pdcluster_long_prompts_total{$scope,prefill="local"}[10m]))'
 _READY_PREFILL_PEERS = 'pdcluster_peers{$scope,role="$ingress",exported_role="prefill",state="ready"}'
 _INGRESS_WORKERS = 'pdcluster_num_requests_running{$scope,role="$ingress"}'
+_COMPUTED = "sum by (role, pool) (rate(pdcluster_engine_step_tokens_sum{$scope}[10m]))"
+_RECOMPUTED = 'sum by (role, pool) (rate(pdcluster_engine_step_tokens_sum{$scope,kind="recomputed"}[10m]))'
+_QUEUES = 'sum(rate(pdcluster_remote_prefill_phase_seconds_count{$scope,phase="queue"}[10m]))'
+_SHORT_QUEUES = f'sum(rate(pdcluster_remote_prefill_phase_seconds_bucket{{$scope,phase="queue",le="{QUEUE_BOUND}"}}[10m]))'
+_QUARANTINED = 'sum by (pod) (pdcluster_kv_blocks{$scope,state="quarantined"})'
 
 ALERTS = (
     Alert(
@@ -196,7 +202,39 @@ ALERTS = (
         expression="sum by (role, pool) (rate(pdcluster_preemptions_total{$scope}[10m])) > 0.1",
         summary="requests are preempted and computed again",
         description="Workers of {{ $labels.role }}/{{ $labels.pool }} preempt more than one request in 10 s, for lack of KV blocks.",
-        runbook=f"Scale the pool {_SCALE}, raise engine.kvCacheMemory, or lower engine.maxSequences.",
+        runbook=f"Scale the pool {_SCALE}, raise engine.kvCacheMemory or engine.admissionWatermark, or lower engine.maxSequences.",
+    ),
+    Alert(
+        name="PDClusterRecomputing",
+        severity="warning",
+        lasting="10m",
+        expression=f"{_RECOMPUTED} / {_COMPUTED} > 0.1",
+        summary="much is computed twice",
+        description="More than 10 % of the tokens that {{ $labels.role }}/{{ $labels.pool }} computes were computed before, "
+        "and lost to a preemption.",
+        runbook="Give admitted requests room to grow into: raise engine.admissionWatermark (0.05), or engine.kvCacheMemory.",
+    ),
+    Alert(
+        name="PDClusterPrefillWorkersQueue",
+        severity="warning",
+        lasting="10m",
+        expression=f"1 - {_SHORT_QUEUES} / {_QUEUES} > {_BURNING:g}",
+        summary="prompts wait at prefill workers that took them",
+        description=f"More than {_BURNING:.0%} of remote prefills waited over {QUEUE_BOUND} s in the queue of a prefill worker, "
+        "where no other worker can take them any more.",
+        runbook=f"Lower routing.credits.batchesAhead, so that they wait where the first free worker takes them; or scale prefill {_SCALE}.",
+        needs_prefill=True,
+    ),
+    Alert(
+        name="PDClusterBlocksQuarantined",
+        severity="warning",
+        lasting="5m",
+        expression=f"{_QUARANTINED} / sum by (pod) (pdcluster_kv_blocks{{$scope}}) > 0.1",
+        summary="KV blocks are out of use",
+        description="On {{ $labels.pod }} more than 10 % of the KV blocks wait for transfers that were given up to be fenced.",
+        runbook="Prefill workers that die or hang in the middle of transfers: see their logs, and the network to them. "
+        "Blocks that stay are those of PDClusterTransferBlocksHeld.",
+        needs_prefill=True,
     ),
     Alert(
         name="PDClusterDrainSlow",

@@ -42,8 +42,9 @@ def panels_of(ingress_role: str, *, is_autoscaled: bool) -> tuple[Panel, ...]:
     return tuple(panel for panel in fitting if is_autoscaled or not panel.needs_autoscaler)
 
 
-def _quantiles(histogram: str) -> tuple[Query, ...]:
-    return tuple(Query(quantile(share, histogram, _WINDOW), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99))
+def _quantiles(histogram: str, by: str = "", legend: str = "") -> tuple[Query, ...]:
+    shares = (0.5, 0.95, 0.99)
+    return tuple(Query(quantile(share, histogram, _WINDOW, by), f"p{share * 100:g}{legend}") for share in shares)
 
 
 def _total(metric: str, by: str = _BY, legend: str = _POOL) -> tuple[Query, ...]:
@@ -73,6 +74,9 @@ _ENGINE_TIME = tuple(
     for metric, word in (("prefill_seconds", "prefill"), ("decode_seconds", "decode"), ("engine_overhead_seconds", "overhead"))
 )
 
+_STEP_REQUESTS = _quantiles("engine_step_requests", _BY, f" {_POOL}")
+_STEP_TOKENS = Query(quantile(0.95, "engine_step_tokens", _WINDOW, f"{_BY}, kind"), f"{_POOL} {{{{kind}}}}")
+_KINDS = Query(f"sum by ({_BY}, kind) (rate(pdcluster_engine_step_tokens_sum{{$scope}}[{_WINDOW}]))", f"{_POOL} {{{{kind}}}}")
 _PHASE_TIME = _rate("engine_phase_seconds", f"{_BY}, phase", f"{_POOL} {{{{phase}}}}")
 _FAILED_ROWS = _rate("engine_failed_rows", "reason", "{{reason}}")
 
@@ -108,6 +112,13 @@ _TRANSFERS = (
     Panel("KV moved", "Per second and direction.", "Bps", (_rate("kv_transfer_bytes", "direction", "{{direction}}"),), True),
     Panel("KV transfer", "First write to last acknowledgement.", "s", _quantiles("kv_transfer_seconds"), True),
     Panel(
+        "Remote prefills at the prefill worker",
+        "Its queue, its prefill, both with their messages (first_token), and the transfer.",
+        "s",
+        _quantiles("remote_prefill_phase_seconds", "phase", " {{phase}}"),
+        needs_prefill=True,
+    ),
+    Panel(
         "KV transfer rate",
         "Of the last transfer of each prefill worker, while something was under way; the middle one.",
         "Bps",
@@ -122,10 +133,14 @@ _ENGINES = (
     Panel("KV cache usage", "Share of blocks with tokens of live requests.", "percentunit", _mean("kv_cache_usage_ratio")),
     Panel("KV blocks", "By state; quarantined ones wait for a fence.", "short", _total("kv_blocks", "role, state", "{{role}} {{state}}")),
     Panel("Prefix cache hits", "Share of looked up tokens.", "percentunit", (_PREFIX_HITS,)),
+    Panel("Prefix cache evictions", "Cached blocks taken for other tokens, per second.", "short", (_rate("prefix_cache_evictions"),)),
     Panel("Preemptions", "Per second.", "short", (_rate("preemptions"),)),
     Panel("Engine busy", "Share of time in a step.", "percentunit", _mean("engine_busy_ratio")),
     Panel("Engine step", "p95, by kind of step.", "s", (_STEPS,)),
     Panel("Engine steps", "Per second.", "short", (_rate("engine_steps"),)),
+    Panel("Requests in a step", "Of steps that ran the model.", "short", _STEP_REQUESTS),
+    Panel("Tokens in a step", "p95, by kind; of the steps that have some of it.", "short", (_STEP_TOKENS,)),
+    Panel("Tokens computed", "Per second, by kind; recomputed ones were lost to a preemption.", "short", (_KINDS,)),
     Panel("Devices", "Workers by what their engines compute on.", "short", (_DEVICES,)),
     Panel("GPU memory", "Of all processes, and in all.", "bytes", _total("device_memory_bytes", f"{_BY}, state", f"{_POOL} {{{{state}}}}")),
     Panel("GPU utilization", "Time in which a kernel ran, mean of the pool.", "percentunit", _mean("device_utilization_ratio")),

@@ -41,7 +41,7 @@ class DecodeDispatcher:
         return self._num_queued + self._num_decoding
 
     def admit(self, num_tokens: int) -> None:
-        """Raise RequestError 503 when too many requests here wait for their first token, or too many tokens with them [V8].
+        """Raise RequestError 503 when too many requests, or tokens, wait for their first token [V8].
 
         num_tokens: of what comes now, all its choices together.
         """

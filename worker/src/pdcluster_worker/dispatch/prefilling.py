@@ -4,6 +4,7 @@ The decode worker owns the request; when its call is cancelled, ours ends and
 nothing stays.  Credits are the gRPC service's; blocks and writes the engine's.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from pdcluster_worker.dispatch.worker import Worker
@@ -20,6 +21,8 @@ class PrefillDispatcher:
     async def prefill(self, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
         """The first token, then PrefillDone unless that token ended the request.  Raises RequestError when it cannot be done."""
         worker = self._worker
+        clock = asyncio.get_running_loop().time
+        arrival = clock()
         with worker.request():
             mailbox = worker.engine.open(spec.request_id)
             try:
@@ -32,8 +35,16 @@ class PrefillDispatcher:
                         raise RequestError(f"the engine answered {type(output).__name__} to Prefill", status=500)
                     if isinstance(output, PrefillDone):
                         worker.note_transfer(output.num_bytes, output.busy_seconds)
+                        self._observe(transfer=output.seconds)
+                    else:
+                        self._observe(queue=output.queue_seconds, prefill=output.prefill_seconds, first_token=clock() - arrival)
                     yield output
                     if isinstance(output, PrefillDone) or output.finish_reason is not None:
                         return
             finally:
                 worker.engine.close(mailbox)
+
+    def _observe(self, **phases: float | None) -> None:
+        for phase, seconds in phases.items():
+            if seconds is not None:
+                self._worker.metrics.remote_prefill_phase_seconds.labels(phase).observe(seconds)

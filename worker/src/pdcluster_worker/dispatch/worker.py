@@ -244,7 +244,7 @@ class Worker:
 
 
 def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes], bool]:
-    """The net effect of several events: hashes stored, hashes removed, and whether the stored ones are all there are.
+    """The net effect of several events: hashes stored, removed, and whether the stored are all.
 
     Disjoint.  In both lists of one event, removed wins.
     """

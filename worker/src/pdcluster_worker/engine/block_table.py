@@ -14,7 +14,7 @@ holds, is promised to it and no other request gets it.
 from dataclasses import dataclass, replace
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_block, most_blocks
 
@@ -23,7 +23,7 @@ from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_b
 class Reservation:
     """What a request would take.
 
-    first_block: index in its table of the first block that it holds; those before have left the window.
+    first_block: index in its table of the first block that it holds; the window has left others.
     hits:        prefix blocks that it would share, in order, from `first_block` on.
     num_new:     private blocks after them, to begin with.
     quota:       most blocks that it holds until `num_tokens` of it have theirs.
@@ -54,7 +54,8 @@ class BlockTables:
         self._prefix_caching = settings.prefix_caching
         self._num_kept = int(settings.admission_watermark * settings.num_blocks)
         self._holding: set[Request] = set()
-        self._growing: dict[Request, Reservation] = {}  # those that have not taken all blocks of their prompt
+        # Those that have not taken all blocks of their prompt yet.
+        self._growing: dict[Request, Reservation] = {}
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks for that many tokens."""
@@ -66,9 +67,9 @@ class BlockTables:
         return sum(self._promise(request) for request in self._growing)
 
     def reservation(self, request: Request, num_tokens: int, *, received: bool = False) -> Reservation:
-        """Blocks for `num_tokens` of a request that holds none, prefix hits of its known tokens reused.
+        """Blocks for `num_tokens` of a request that holds none, with its prefix hits.
 
-        received: a peer computes the known tokens; no block before the window of the next one is needed.
+        received: a peer computes the known tokens; only the window of the next one is needed.
         """
         size = self._block_size
         first, hits = self._match(request)
@@ -135,7 +136,10 @@ class BlockTables:
         return True
 
     def advance(self, request: Request, num_tokens: int) -> None:
-        """`num_tokens` more have their KV: hash the blocks that they fill, give back those that have left the window."""
+        """`num_tokens` more have their KV: hash the blocks that they fill.
+
+        Gives back those that have left the window.
+        """
         computed = request.num_computed_tokens
         first = computed // self._block_size
         request.num_computed_tokens = computed + num_tokens
@@ -150,7 +154,8 @@ class BlockTables:
     def release(self, request: Request) -> None:
         """Drop the request's hold on all its blocks."""
         self.pool.release(request.block_table[request.num_null_blocks :])
-        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
+        if request.status is not Status.RECEIVING:  # of such a one a peer computes
+            request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
         request.block_table = []
         request.num_null_blocks = 0
         request.num_computed_tokens = 0
@@ -172,7 +177,7 @@ class BlockTables:
         kept = self._num_kept if self._holding else 0
         promised = self.num_promised
         if promised or quota > len(hits) + num_new:
-            # As if nothing were shared: a shared block that one of its holders gives back is not available then.
+            # As if nothing were shared: a shared block given back by one holder is not available.
             return promised + self.pool.num_shares + quota + kept
         idle_hits = sum(1 for block_id in hits if self.pool.state(block_id) is BlockState.CACHED)
         return num_new + idle_hits + kept

@@ -17,12 +17,12 @@ SLICE_BLOCKS = 1024
 
 
 class PoolWalk:
-    """One per engine.  holders: the blocks that live requests and sends hold, once for each hold, as of now."""
+    """One per engine.  holders: blocks held by live requests and sends, once for each hold."""
 
     def __init__(self, pool: BlockPool, holders: Callable[[], Iterator[int]]) -> None:
         self._pool = pool
         self._holders = holders
-        self._uncounted: Iterator[int] | None = None  # holds that are not in `_held` yet; None: all are
+        self._uncounted: Iterator[int] | None = None  # what `_held` lacks; None: nothing
         self._held: Counter[int] = Counter()
         self._found = [0] * len(BlockState)  # blocks met, by state
         self._seen = bytearray()  # blocks met on the free stack

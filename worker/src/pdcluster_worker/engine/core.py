@@ -387,4 +387,5 @@ class EngineCore:
             num_transfers=self._sender.num_transfers + receiver.num_transfers,
             num_inputs=self._num_inputs,
             failed_rows=dict(self._executor.num_failed),
+            evictions=self.pool.num_evictions,
         )

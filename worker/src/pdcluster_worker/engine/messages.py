@@ -176,7 +176,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class TellBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Answered by BlockEvents that tell the whole prefix cache; for a reader that has missed some [V19]."""
+    """Answered by BlockEvents with the whole prefix cache; for a reader that missed some [V19]."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -207,7 +207,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     device: Device
     transport: str  # that moves KV blocks: tcp or local
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
-    kv_tokens: int | None = None  # most tokens of one request that the KV blocks can hold; None: no bound, for a window hides the rest
+    kv_tokens: int | None = None  # that the KV blocks hold of one request; None = any number
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"
 
@@ -259,7 +259,7 @@ class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """This request alone failed in the engine; it holds nothing any more (or what it holds is quarantined).
+    """This request alone failed in the engine; all that it still holds is quarantined.
 
     is_refusal: it could never run here, by its own size or shape, and nothing was done for it.
     """
@@ -270,7 +270,7 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
-    """Changes of the prefix cache, in order: hashes that became reusable here, and that no longer are [V19].
+    """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are [V19].
 
     sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
     is_cleared: whatever was told before is void; `stored` is the whole cache.
@@ -312,6 +312,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     forward_seconds: float = 0.0  # the forward pass,
     sample_seconds: float = 0.0  # and sampling
     failed_rows: dict[str, int] = {}  # items of batches that failed, by reason
+    evictions: int = 0  # cached blocks that were taken for other tokens
+    # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
+    batches: list[tuple[int, int, int, int]] = []
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

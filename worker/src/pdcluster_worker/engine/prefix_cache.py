@@ -38,7 +38,7 @@ class PrefixCache:
         return block_ids
 
     def match_last(self, hashes: Sequence[bytes], limit: int, num_last: int) -> tuple[int, list[int]]:
-        """The end of the longest prefix of `hashes`, of at most `limit`, of which the last `num_last` blocks are known.
+        """The end of the longest prefix of at most `limit` hashes whose last `num_last` are known.
 
         Returns the index of the first of them, and the blocks; all from 0 on where there are fewer.
         """
@@ -75,7 +75,7 @@ class PrefixCache:
         self._removed = {}
 
     def take_events(self) -> BlockEvents | None:
-        """Net changes since the last call, each list in order, under the next number; None when there are none."""
+        """Net changes since the last call, in order, under the next number; None without any."""
         if not self._stored and not self._removed and not self._is_cleared:
             return None
         self._num_events += 1

@@ -128,7 +128,7 @@ class Sender:
         return None if send.cancelled else send.request
 
     def held(self) -> Iterator[int]:
-        """Source blocks under reference, once for each send that holds them; good until the pool next moves."""
+        """Source blocks, once for each send that holds them; good until the pool next moves."""
         return chain.from_iterable([send.held for send in self._by_epoch.values()])
 
     def _write(self, send: Send, end: int, now: float) -> None:

@@ -71,8 +71,8 @@ class EngineSettings:
     max_sequences:         most requests running at once [V2].
     max_model_len:         most tokens of one request, prompt and output together.
     fence_timeout_seconds: a fence older than this counts as overdue.
-    admission_watermark:   share of the blocks that an admission leaves free while others hold some [V7].
-    window:                tokens that a token attends to in every layer, itself included; None: all before it.
+    admission_watermark:   share of the blocks left free by an admission beside others [V7].
+    window:                tokens that one attends to in every layer, itself included; None: all.
                            The cache then has one block more than `num_blocks`, the null block.
     """
 
@@ -89,7 +89,7 @@ class EngineSettings:
 
     @property
     def null_block(self) -> int:
-        """Stands in a block table for blocks that have left the window; in no pool, never written, never read."""
+        """Stands in a table for blocks that have left the window; in no pool, never read."""
         return self.num_blocks
 
 

@@ -17,27 +17,40 @@ from pdcluster_worker.engine.request import Request
 class StepWork:
     """What a batch computes; taken before the step, because its requests move on.
 
+    num_requests:       items of the batch.
     num_tokens:         all tokens of the batch.
     num_decode_tokens:  those of requests past their prefill, one each.
     num_prompt_tokens:  those that are part of a prompt.
+    num_recomputed_tokens: those that were computed here before, and lost to a preemption.
     """
 
+    num_requests: int
     num_tokens: int
     num_decode_tokens: int
     num_prompt_tokens: int
+    num_recomputed_tokens: int
 
     @classmethod
     def of(cls, batch: Batch) -> "StepWork":
         """Count the tokens of a batch that has not run yet."""
-        num_tokens = num_decode = num_prompt = 0
+        num_tokens = num_decode = num_prompt = num_recomputed = 0
         for item in batch.items:
-            count, start, prompt = item.num_tokens, item.request.num_computed_tokens, item.request.num_prompt_tokens
+            request = item.request
+            count, start, prompt = item.num_tokens, request.num_computed_tokens, request.num_prompt_tokens
             num_tokens += count
+            if start < request.num_lost_tokens:
+                num_recomputed += min(count, request.num_lost_tokens - start)
+            elif count == 1 and start >= prompt:
+                num_decode += 1
             if start < prompt:
                 num_prompt += min(count, prompt - start)
-            elif count == 1:
-                num_decode += 1
-        return cls(num_tokens, num_decode, num_prompt)
+        return cls(len(batch.items), num_tokens, num_decode, num_prompt, num_recomputed)
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """As in `EngineStats.batches`."""
+        computed_first = self.num_tokens - self.num_decode_tokens - self.num_recomputed_tokens
+        return self.num_requests, computed_first, self.num_decode_tokens, self.num_recomputed_tokens
 
     @property
     def kind(self) -> str:
@@ -64,6 +77,7 @@ class Gauges:
     num_transfers: int
     num_inputs: int
     failed_rows: dict[str, int]
+    evictions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,7 @@ class Counters:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     steps: list[tuple[str, float]] = field(default_factory=list)
+    batches: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def count_request(self, request: Request) -> None:
         """A request got its blocks for the first time; a prefill for a peer counts its prompt at the peer, which admitted it."""
@@ -111,10 +126,12 @@ class Counters:
         self.prefill_tokens += work.num_prompt_tokens
         self.generation_tokens += num_sampled
         self.steps.append((work.kind, times.step))
+        self.batches.append(work.size)
 
     def report(self, gauges: Gauges) -> EngineStats:
-        """The message for the server; the list of steps starts anew."""
+        """The message for the server; the lists of steps and batches start anew."""
         steps, self.steps = self.steps, []
+        batches, self.batches = self.batches, []
         return EngineStats(
             num_running=gauges.num_running,
             num_waiting=gauges.num_waiting,
@@ -143,6 +160,8 @@ class Counters:
             forward_seconds=self.phases.forward,
             sample_seconds=self.phases.sample,
             failed_rows=gauges.failed_rows,
+            evictions=gauges.evictions,
+            batches=batches,
         )
 
 

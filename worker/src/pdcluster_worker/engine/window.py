@@ -1,4 +1,4 @@
-"""Arithmetic of sliding windows: which blocks of a request its next tokens can still see, and how many it holds at once.
+"""Arithmetic of sliding windows: which blocks the next tokens can still see, and how many are held.
 
 A token at position p attends to the `window` positions up to and with its own,
 in every layer.  So a block of which every position lies before the next token's
@@ -15,7 +15,7 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 
 def first_live_block(num_computed_tokens: int, settings: EngineSettings) -> int:
-    """Index in the block table of the first block that a token at position `num_computed_tokens`, or later, can see.
+    """Index of the first block that a token at position `num_computed_tokens`, or later, can see.
 
     >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)
     >>> [first_live_block(position, settings) for position in (0, 8, 9, 12, 13)]
@@ -27,12 +27,12 @@ def first_live_block(num_computed_tokens: int, settings: EngineSettings) -> int:
 
 
 def blocks_before(settings: EngineSettings) -> int | None:
-    """Blocks right before a block's first token that hold all of its window; None: every block before it."""
+    """Blocks before a block's first token that hold all of its window; None: every one."""
     return None if settings.window is None else ceil_div(settings.window - 1, settings.block_size)
 
 
 def most_blocks(num_tokens: int, settings: EngineSettings) -> int:
-    """Most blocks that a request of so many tokens holds at once: those of the largest chunk and of the window before it.
+    """Most blocks that a request holds at once: of its largest chunk, and the window before it.
 
     >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)
     >>> [most_blocks(num_tokens, settings) for num_tokens in (8, 16, 1000)]
@@ -46,7 +46,9 @@ def most_blocks(num_tokens: int, settings: EngineSettings) -> int:
 
 
 def most_tokens(settings: EngineSettings) -> int | None:
-    """Most tokens of one request that the KV blocks can hold, with one to spare for a peer's hand-over; None: any number of them.
+    """Most tokens of one request that the KV blocks can hold; None: any number of them.
+
+    One block is spared, for what a peer hands over needs room for one token more.
 
     >>> from dataclasses import replace
     >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99, window=6)

@@ -1,4 +1,4 @@
-"""The bounds of a worker's queue [V8]: beyond them a request is refused before the engine hears of it.
+"""The bounds of a worker's queue [V8]: beyond them requests are refused, unheard by the engine.
 
 A wait that is bounded in tokens is bounded in time: the bound over the tokens
 that a worker computes in a second is the longest wait for a first token.
@@ -8,9 +8,9 @@ from pdcluster_worker.config import AdmissionPolicy
 
 
 def full(policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int) -> str | None:
-    """Why a request of `num_tokens` is not taken beside those that wait for their first token; None when it is.
+    """Why a request of `num_tokens` is not taken beside those that wait; None when it is.
 
-    One that finds nobody waiting is taken whatever its size, for it would never be otherwise.
+    They wait for their first token.  One that finds nobody waiting is taken whatever its size, for it would never be otherwise.
     """
     if num_queued >= policy.max_queued_requests:
         return (

@@ -16,6 +16,7 @@ from pdcluster_worker.metrics import Metrics
 
 WINDOW_SECONDS = 5.0
 
+_TOKEN_KINDS = ("prefill", "decode", "recomputed")
 _USED_STATES = ("in_use", "receiving", "quarantined")
 
 
@@ -40,6 +41,11 @@ class EngineMetrics:
             self._metrics.engine_failed_rows.labels(reason).inc(count - before_rows.get(reason, 0))
         for kind, seconds in stats.steps:
             self._metrics.engine_step_seconds.labels(kind).observe(seconds)
+        for num_requests, *tokens in stats.batches:
+            self._metrics.engine_step_requests.observe(num_requests)
+            for kind, num_tokens in zip(_TOKEN_KINDS, tokens, strict=True):
+                if num_tokens:
+                    self._metrics.engine_step_tokens.labels(kind).observe(num_tokens)
         self._last = stats
         self._busy.append((self._clock(), stats.busy_seconds))
         self._forget()
@@ -79,6 +85,7 @@ def _counters(metrics: Metrics, stats: EngineStats, last: EngineStats | None) ->
         "decode_seconds": "decode_seconds",
         "prefix_cache_query_tokens": "prefix_query_tokens",
         "prefix_cache_hit_tokens": "prefix_hit_tokens",
+        "prefix_cache_evictions": "evictions",
         "preemptions": "preemptions",
     }
     pairs = [(getattr(metrics, name), field) for name, field in fields.items()]

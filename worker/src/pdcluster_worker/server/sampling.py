@@ -17,7 +17,10 @@ _SEEDS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """max_model_len: prompt and output tokens of one request; vocab_size: token ids are below it; context_note: why no more."""
+    """max_model_len: prompt and output tokens of one request; vocab_size: token ids are below it.
+
+    context_note: why max_model_len is no more; see `server.backend.Worker`.
+    """
 
     max_model_len: int
     vocab_size: int
