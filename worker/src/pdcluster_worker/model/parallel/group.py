@@ -99,6 +99,14 @@ class RankGroup:
         return into
 
 
+def rank_device(kind: str, rank: int) -> torch.device:
+    """Where a rank computes: the CPU, or the GPU of its number, which becomes the process's own.  kind: cpu or cuda."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
 def _connect(store: Any, rank: int, size: int, device: torch.device) -> Any:
     if device.type == "cuda":
         return _distributed.ProcessGroupNCCL(store, rank, size, timeout=TIMEOUT)
