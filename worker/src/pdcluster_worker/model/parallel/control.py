@@ -1,4 +1,4 @@
-"""What rank 0 and another rank of its engine say to each other, over a socket pair that both are born with.
+"""What rank 0 and another rank of its engine say to each other, over a socket pair.
 
 Each message is one packet.  To a rank: its setup, then the KV cache with the
 descriptors of the shared memory, then steps and warm-ups.  From it: one answer to
@@ -22,7 +22,10 @@ MAX_BYTES = 64 << 10
 
 
 class RankSetup(msgspec.Struct, frozen=True):
-    """First message.  device: cpu or cuda; threads: of this rank; store: file by which the ranks find each other."""
+    """First message.
+
+    device: cpu or cuda.  threads: of this rank.  store: file by which the ranks find each other.
+    """
 
     rank: int
     model: ModelConfig

@@ -1,4 +1,4 @@
-"""The KV cache of ranks on several GPUs: each rank's part on its own, whole blocks in host memory for a transport.
+"""The KV cache of ranks on several GPUs: a part on each, whole blocks in host memory.
 
 Rank 0 maps the others' parts by CUDA's handles for other processes.  A block is
 put together from, and taken apart into, the heads and layers of each part; its
@@ -16,7 +16,7 @@ from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.device_cache import DeviceMemory, device_blocks
-from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes
+from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.parallel.place import Place
 
 _Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
@@ -29,15 +29,22 @@ _storage: Any = torch.UntypedStorage  # its calls for other processes have no ty
 
 def part_geometry(geometry: KVGeometry, place: Place) -> KVGeometry:
     """The heads and layers of one rank."""
-    heads, layers = geometry.num_kv_heads // place.tensor_size, len(place.layers(geometry.num_layers))
+    heads, layers = (
+        geometry.num_kv_heads // place.tensor_size,
+        len(place.layers(geometry.num_layers)),
+    )
     return msgspec.structs.replace(geometry, num_kv_heads=heads, num_layers=layers)
 
 
 def blocks_on_devices(geometry: KVGeometry, engine: EngineConfig, place: Place, vocab_size: int, weight_bytes: int) -> int:
-    """KV blocks that fit beside rank 0's part of the weights, which is the largest: `kvCacheMemory` is of each GPU."""
+    """KV blocks that `kvCacheMemory`, of all GPUs, holds, or that fit beside rank 0's weights."""
+    if engine.num_blocks is not None:
+        return engine.num_blocks
+    if engine.device_memory_share is None:
+        return blocks_that_fit(geometry, engine.kv_cache_memory)
     free, total = torch.cuda.mem_get_info()
     memory = DeviceMemory(total, total - free + weight_bytes // place.num_ranks)
-    return engine.num_blocks or device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
+    return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
 
 
 def open_part(geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device) -> Tensor:
@@ -82,7 +89,7 @@ class RanksDeviceCache:
         self._parts = parts
 
     def block(self, block_id: int) -> memoryview:
-        """A copy of one block's bytes, as of now.  Raises IndexError for a block that does not exist."""
+        """A copy of one block's bytes, as of now.  Raises IndexError where there is none."""
         copy = self.landing(block_id)
         whole = self._view(copy)
         for place, part in self._parts:
@@ -106,7 +113,13 @@ class RanksDeviceCache:
 
     def _view(self, landing: memoryview) -> Tensor:
         geometry = self.geometry
-        size = (geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
+        size = (
+            geometry.num_kv_heads,
+            geometry.num_layers,
+            2,
+            geometry.block_size,
+            geometry.head_dim,
+        )
         return torch.frombuffer(landing, dtype=DTYPES[geometry.dtype]).view(size)
 
     def _share(self, whole: Tensor, place: Place) -> Tensor:

@@ -1,4 +1,4 @@
-"""A rank process other than rank 0: loads its part of the model, then computes each step that rank 0 announces.
+"""A rank process other than rank 0: loads its part of the model, computes what rank 0 says.
 
 It schedules and samples nothing, and ends with rank 0: when the control socket
 closes, and by the kernel when the engine process dies.  An error ends it, for the
@@ -60,7 +60,12 @@ class RankProcess:
         if received is None:
             return
         cache_setup, (plan_memory, *cache_memory) = received
-        limits = StepLimits(setup.engine.max_batched_tokens, setup.engine.max_sequences, loaded.info.max_model_len, setup.engine.block_size)
+        limits = StepLimits(
+            setup.engine.max_batched_tokens,
+            setup.engine.max_sequences,
+            loaded.info.max_model_len,
+            setup.engine.block_size,
+        )
         device = rank_device(setup.device, setup.rank)
         cache = self._open_cache(loaded.info.geometry, cache_setup.num_blocks, cache_memory, device)
         slots = PlanSlots(attach(plan_memory), limits)
@@ -71,7 +76,12 @@ class RankProcess:
         give_back_freed_memory()
         gc.freeze()
         self._control.send(wire.DONE + (handle_of(cache) if cache.is_cuda else b""))
-        logger.info("rank %d of %d computes operations=%s", setup.rank, self._place.num_ranks, decoder.operations.name)
+        logger.info(
+            "rank %d of %d computes operations=%s",
+            setup.rank,
+            self._place.num_ranks,
+            decoder.operations.name,
+        )
         with torch.inference_mode():
             self._serve(decoder, group, slots)
 
@@ -97,7 +107,7 @@ class RankProcess:
                 if self._place.is_last and self._place.pipeline_size > 1 and len(logits):
                     group.answer_logits(logits)
                 if logits.is_cuda:
-                    torch.cuda.synchronize()  # rank 0 may read the blocks of this step once we answer
+                    torch.cuda.synchronize()  # rank 0 may read its blocks once we answer
             self._control.send(wire.DONE)
 
 
@@ -119,5 +129,5 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # As the engine process: nothing is left to save, and torch's libraries would report what they leak at exit.
+    # As the engine process: nothing is left to save, and torch would report what it leaks.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Rank 0's side of the other rank processes: starts them, hands them memory and plans, notices the death of one.
+"""Rank 0's side of the other ranks: starts them, hands them plans, notices a death.
 
 An engine cannot go on without one of its ranks: every call then raises
 EngineBrokenError with the reason, and `on_death` is called from a thread that
@@ -71,9 +71,9 @@ class Ranks:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
-        """Once rank 0 has loaded: wait until the others have, and hand them the KV cache and the plans' memory.
+        """Once rank 0 has loaded: wait until the others have, and hand them the memory to share.
 
-        cache_memory: descriptor of the shared cache; None where each rank opens its part on its own GPU.
+        cache_memory: descriptor of the KV cache; None where each rank has its part on a GPU.
         They then wait for rank 0's `RankGroup`.  Raises ModelError where one failed.
         """
         self._expect_loaded()
@@ -87,9 +87,9 @@ class Ranks:
             os.close(plans)
 
     def expect_ready(self) -> list[bytes]:
-        """Wait until the others have packed their weights; returns the handles of their parts of the cache, empty on CPUs.
+        """Wait until the others have packed their weights.
 
-        Raises ModelError where one failed.
+        Returns the handles of their parts of the cache, empty on CPUs.  Raises ModelError where one failed.
         """
         return self._expect_loaded()
 
@@ -133,10 +133,18 @@ class Ranks:
     def _start(self, place: Place, model: ModelConfig, engine: EngineConfig, device: str) -> _Rank:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = (sys.executable, "-m", "pdcluster_worker.model.parallel.rank_process", str(theirs.fileno()))
+            command = (
+                sys.executable,
+                "-m",
+                "pdcluster_worker.model.parallel.rank_process",
+                str(theirs.fileno()),
+            )
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         model = msgspec.structs.replace(model, path=str(Path(model.path).expanduser()))
-        wire.send_setup(ours, wire.RankSetup(place.rank, model, engine, device, rank_threads(engine), str(self.store)))
+        wire.send_setup(
+            ours,
+            wire.RankSetup(place.rank, model, engine, device, rank_threads(engine), str(self.store)),
+        )
         return _Rank(process, ours, os.pidfd_open(process.pid))
 
     def _watch(self) -> None:
@@ -169,7 +177,8 @@ class Ranks:
 
 
 def _readable(
-    descriptors: "dict[int, object] | dict[int, int] | dict[int, tuple[int, _Rank]]", seconds: float | None
+    descriptors: "dict[int, object] | dict[int, int] | dict[int, tuple[int, _Rank]]",
+    seconds: float | None,
 ) -> list[tuple[int, int]]:
     poll = select.poll()
     for descriptor in descriptors:
