@@ -47,7 +47,13 @@ def specs(prompts: list[list[int]], case: str) -> list[RequestSpec]:
     salt = case.encode().ljust(32, b"-")
     found = []
     for index, prompt in enumerate(prompts):
-        sampling = Sampling(max_tokens=NUM_TOKENS, seed=index, temperature=0.8 * (index % 2), ignore_eos=True, logprobs=1)
+        sampling = Sampling(
+            max_tokens=NUM_TOKENS,
+            seed=index,
+            temperature=0.8 * (index % 2),
+            ignore_eos=True,
+            logprobs=1,
+        )
         found.append(RequestSpec(f"{case}-{index}", prompt, sampling, cache_salt=salt))
     return found
 
@@ -68,7 +74,10 @@ def test_local_tokens_equal_those_of_one_rank(name: str, engines: Engines, promp
     """Together, so that decodes and chunks share steps and micro-batches."""
     pair = Pair(engines[name], engines[name])
     check(pair.run(specs(prompts, f"local {name}"), remote=False), expected)
-    again = pair.run([RequestSpec(f"again-{spec.request_id}", *spec_rest(spec)) for spec in specs(prompts, f"local {name}")], remote=False)
+    again = pair.run(
+        [RequestSpec(f"again-{spec.request_id}", *spec_rest(spec)) for spec in specs(prompts, f"local {name}")],
+        remote=False,
+    )
     check(again, expected)
     assert [answer[0].cached_tokens for answer in again] == [(length - 1) // 16 * 16 for length in LENGTHS]
     engines[name].core.check()
@@ -78,9 +87,16 @@ def spec_rest(spec: RequestSpec) -> tuple[list[int], Sampling, list[int], int, b
     return spec.prompt, spec.sampling, spec.output, spec.priority, spec.cache_salt
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [("tp2", "one"), ("one", "tp2"), ("pp2", "one"), ("one", "pp2"), ("tp2", "pp2")])
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [("tp2", "one"), ("one", "tp2"), ("pp2", "one"), ("one", "pp2"), ("tp2", "pp2")],
+)
 def test_remote_tokens_equal_between_engines_of_unequal_ranks(
-    prefill: str, decode: str, engines: Engines, prompts: list[list[int]], expected: list[list[Token]]
+    prefill: str,
+    decode: str,
+    engines: Engines,
+    prompts: list[list[int]],
+    expected: list[list[Token]],
 ) -> None:
     pair = Pair(engines[prefill], engines[decode])
     check(pair.run(specs(prompts, f"{prefill} to {decode}"), remote=True), expected)

@@ -19,13 +19,21 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
     ranks = num_ranks(engine)
     sizes = f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize ({engine.pipeline_parallel_size})"
     if ranks > MAX_RANKS:
-        return "engine.tensorParallelSize", f"{sizes} is {ranks} ranks, over the {MAX_RANKS} of one worker", "lower one of them"
+        return (
+            "engine.tensorParallelSize",
+            f"{sizes} is {ranks} ranks, over the {MAX_RANKS} of one worker",
+            "lower one of them",
+        )
     for index, pool in enumerate(pools):
         field = f"pools[{index}].gpusPerReplica"
         if pool.gpus_per_replica is None:
             continue
         if pool.gpu == NO_ACCELERATOR:
-            return field, "means nothing on a pool with gpu: cpu", "leave it out, or give the pool a gpu"
+            return (
+                field,
+                "means nothing on a pool with gpu: cpu",
+                "leave it out, or give the pool a gpu",
+            )
         if pool.gpus_per_replica < ranks:
             reason = f"must be at least {ranks}, not {pool.gpus_per_replica}: each rank has one ({sizes})"
             return field, reason, "raise it, or leave it out"

@@ -1,4 +1,4 @@
-"""What cannot be divided is refused before any rank is asked for it, and one rank's death ends the engine."""
+"""What cannot be divided is refused before any rank is asked, and a rank's death breaks the step."""
 
 import os
 import signal
@@ -30,9 +30,24 @@ WAIT_SECONDS = 30.0
 @pytest.mark.parametrize(
     ("kind", "tensor", "pipeline", "reason"),
     [
-        ("olmo2", 2, 1, r"model type olmo2 is not one of .*; such a model runs on one rank only: set engine\.tensorParallelSize and"),
-        ("mistral", 2, 1, r"engine\.tensorParallelSize of 2 .* its KV heads \(1\): set it to one of 1$"),
-        ("llama", 4, 1, r"engine\.tensorParallelSize of 4 .* its KV heads \(2\): set it to one of 1, 2$"),
+        (
+            "olmo2",
+            2,
+            1,
+            r"model type olmo2 is not one of .*; such a model runs on one rank only: set engine\.tensorParallelSize and",
+        ),
+        (
+            "mistral",
+            2,
+            1,
+            r"engine\.tensorParallelSize of 2 .* its KV heads \(1\): set it to one of 1$",
+        ),
+        (
+            "llama",
+            4,
+            1,
+            r"engine\.tensorParallelSize of 4 .* its KV heads \(2\): set it to one of 1, 2$",
+        ),
         ("llama", 1, 4, r"engine\.pipelineParallelSize of 4 is over this model's 2 layers"),
     ],
 )
@@ -58,7 +73,7 @@ def test_a_rank_that_cannot_load_is_said(tiny_folder: Folder, tmp_path: Path) ->
 
 
 def test_a_dead_rank_is_told_at_once_and_breaks_the_next_step(tiny_folder: Folder) -> None:
-    """gemma: offset norms, a scaled embedding and a tied head over two ranks pass the proof; then rank 1 is killed."""
+    """gemma over two ranks passes the proof (offset norms, a tied head); then rank 1 is killed."""
     said: list[str] = []
     died = threading.Event()
 

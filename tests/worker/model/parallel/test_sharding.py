@@ -1,5 +1,7 @@
 """Shares of products and of a plan, without any process: put together they are the whole again."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,10 @@ def test_parts_of_the_cache_cover_each_byte_of_a_block_once(size: int, stages: i
     cache = KVCache(geometry, 2)
     for rank in range(size * stages):
         cache.part(Place(size, stages, rank)).add_(rank + 1)
-    heads, layers = [8 // size] * size, [len(Place(1, stages, stage).layers(num_layers)) for stage in range(stages)]
+    heads, layers = (
+        [8 // size] * size,
+        [len(Place(1, stages, stage).layers(num_layers)) for stage in range(stages)],
+    )
     expected = torch.arange(1, size * stages + 1).view(stages, size).T
     expected = expected.repeat_interleave(torch.tensor(heads), 0).repeat_interleave(torch.tensor(layers), 1)
     assert torch.equal(cache.tensor[1, :, :, 0, 0, 0], expected.float())
@@ -79,7 +84,8 @@ def test_a_size_that_divides_is_taken(size: int) -> None:
 
 def test_a_size_that_does_not_divide_is_refused_with_the_numbers() -> None:
     with pytest.raises(
-        ModelError, match=r"tensorParallelSize of 8 .* KV heads \(4\), its attention heads \(12\): set it to one of 1, 2, 4"
+        ModelError,
+        match=r"tensorParallelSize of 8 .* KV heads \(4\), its attention heads \(12\): set it to one of 1, 2, 4",
     ):
         check_divides(Place(8), SHAPE, 64, 2)
     with pytest.raises(ModelError, match=r"its intermediate size \(63\): set it to one of 1$"):
@@ -87,7 +93,10 @@ def test_a_size_that_does_not_divide_is_refused_with_the_numbers() -> None:
 
 
 def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
-    with pytest.raises(ModelError, match=r"pipelineParallelSize of 4 is over this model's 3 layers.*: set it to 3 or less"):
+    with pytest.raises(
+        ModelError,
+        match=r"pipelineParallelSize of 4 is over this model's 3 layers.*: set it to 3 or less",
+    ):
         check_divides(Place(1, 4), SHAPE, 64, 3)
 
 
@@ -101,7 +110,13 @@ def plans(draw: st.DrawFn) -> StepPlan:
         blocks = -(-known // 4)
         table = list(range(num_blocks, num_blocks + blocks))
         num_blocks += blocks
-        request = Request(f"r{number}", list(range(known)), known, Sampling(max_tokens=1, seed=0), block_table=table)
+        request = Request(
+            f"r{number}",
+            list(range(known)),
+            known,
+            Sampling(max_tokens=1, seed=0),
+            block_table=table,
+        )
         request.num_computed_tokens = computed
         items.append(Scheduled(request, count))
     return StepPlanner(block_size=4, max_sequences=6, max_tokens=72, max_blocks=16).plan(Batch(tuple(items)))
@@ -115,7 +130,17 @@ def rows_of(plan: StepPlan) -> list[tuple[int, ...]]:
             seen = int(context) - (int(first + length) - 1 - row)  # tokens that this row attends to
             blocks = plan.tables[seat][: -(-seen // 4)].tolist()
             sampled = row in plan.sample_at.tolist()
-            found.append((row, int(plan.token_ids[row]), int(plan.positions[row]), int(plan.slots[row]), seen, *blocks, sampled))
+            found.append(
+                (
+                    row,
+                    int(plan.token_ids[row]),
+                    int(plan.positions[row]),
+                    int(plan.slots[row]),
+                    seen,
+                    *blocks,
+                    sampled,
+                )
+            )
     return sorted(found)
 
 
@@ -138,11 +163,17 @@ def test_micro_batches_compute_the_same_rows_in_order(plan: StepPlan, count: int
 @given(plans())
 def test_a_plan_is_read_from_shared_memory_as_it_was_written(plan: StepPlan) -> None:
     limits = StepLimits(max_tokens=72, max_sequences=6, longest=64, block_size=4)
-    memory = attach(reserve("plans", 2 * slot_bytes(limits)))
+    descriptor = reserve("plans", 2 * slot_bytes(limits))
+    memory = attach(descriptor)
+    os.close(descriptor)
     slots = PlanSlots(memory, limits)
     sizes = PlanSizes.decode(slots.write(plan, 1).encode())
     read = slots.read(sizes)
     assert rows_of(read) == rows_of(plan)
     names = ("token_ids", "positions", "slots", "firsts", "lengths", "contexts", "sample_at")
     assert all(np.array_equal(getattr(read, name), getattr(plan, name)) for name in names)
-    assert (read.num_tokens, read.num_decodes, read.longest) == (plan.num_tokens, plan.num_decodes, plan.longest)
+    assert (read.num_tokens, read.num_decodes, read.longest) == (
+        plan.num_tokens,
+        plan.num_decodes,
+        plan.longest,
+    )

@@ -25,12 +25,15 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
 
 logger = logging.getLogger(__name__)
+
+Cache = KVCache | DeviceKVCache | RanksDeviceCache
 
 
 class Runner:
@@ -40,7 +43,7 @@ class Runner:
     seconds: see `engine.ports.ModelRunner`.
     """
 
-    def __init__(self, info: ModelInfo, forward: Forward, cache: KVCache | DeviceKVCache, limits: StepLimits) -> None:
+    def __init__(self, info: ModelInfo, forward: Forward, cache: Cache, limits: StepLimits) -> None:
         self.info = info
         self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
@@ -136,7 +139,7 @@ def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
 
 def open_runner(
     model: ModelConfig, engine: EngineConfig, device: str = "cpu", on_rank_death: OnDeath = logger.error
-) -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
+) -> tuple[Runner, Cache, ModelInfo]:
     """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does at start.  Raises ModelError.
 
     on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has ended by itself.
@@ -151,7 +154,7 @@ def open_runner(
         raise
 
 
-def _open(model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
+def _open(model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, Cache, ModelInfo]:
     loaded = load_model(
         Path(model.path).expanduser(),
         model.dtype,
@@ -182,11 +185,11 @@ def _open(model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | 
     return runner, cache, info
 
 
-def _make(loaded: LoadedModel, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, KVCache | DeviceKVCache]:
+def _make(loaded: LoadedModel, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, Cache]:
     info = loaded.info
     if ranks is None:
         cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
         return make_runner(loaded, cache, engine), cache
     limits = _limits(loaded, engine)
-    shared, forward = open_ranks(loaded, engine, limits, ranks)
+    shared, forward = open_ranks(loaded, engine, limits, ranks, device)
     return Runner(info, forward, shared, limits), shared

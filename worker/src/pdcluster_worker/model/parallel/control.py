@@ -1,4 +1,4 @@
-"""What rank 0 and another rank of its engine say to each other, over a socket pair that both are born with.
+"""What rank 0 and another rank of its engine say to each other, over a socket pair.
 
 Each message is one packet.  To a rank: its setup, then the KV cache with the
 descriptors of the shared memory, then steps and warm-ups.  From it: one answer to
@@ -6,6 +6,7 @@ each, DONE or the reason why it ends.
 """
 
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +22,10 @@ MAX_BYTES = 64 << 10
 
 
 class RankSetup(msgspec.Struct, frozen=True):
-    """First message.  device: cpu or cuda; threads: of this rank; store: file by which the ranks find each other."""
+    """First message.
+
+    device: cpu or cuda.  threads: of this rank.  store: file by which the ranks find each other.
+    """
 
     rank: int
     model: ModelConfig
@@ -32,7 +36,7 @@ class RankSetup(msgspec.Struct, frozen=True):
 
 
 class CacheSetup(msgspec.Struct, frozen=True):
-    """Second message, with two descriptors: of the KV cache and of the plan slots."""
+    """Second message, with descriptors: of the plan slots and, on CPUs, of the shared KV cache."""
 
     num_blocks: int
 
@@ -47,12 +51,12 @@ def send_setup(control: socket.socket, setup: RankSetup) -> None:
     control.send(_encode(setup))
 
 
-def send_cache(control: socket.socket, setup: CacheSetup, descriptors: tuple[int, int]) -> None:
+def send_cache(control: socket.socket, setup: CacheSetup, descriptors: Sequence[int]) -> None:
     """To a rank that has loaded."""
     socket.send_fds(control, [_encode(setup)], descriptors)
 
 
-def receive_cache(control: socket.socket) -> tuple[CacheSetup, tuple[int, int]] | None:
-    """The second message; None where rank 0 is gone."""
+def receive_cache(control: socket.socket) -> tuple[CacheSetup, Sequence[int]] | None:
+    """The second message and its descriptors; None where rank 0 is gone."""
     data, descriptors, _, _ = socket.recv_fds(control, MAX_BYTES, 2)
-    return (decode_cache(data), (descriptors[0], descriptors[1])) if data else None
+    return (decode_cache(data), descriptors) if data else None

@@ -1,4 +1,4 @@
-"""A step over all ranks, as rank 0 runs it: `model.forward.Forward` for the runner, which knows nothing of ranks.
+"""A step over all ranks, as rank 0 runs it: a `Forward` for a runner that knows no ranks.
 
 Rank 0 announces the plan and computes its own part of it.  With several stages
 the plan is cut into as many micro-batches, so that all stages work at once; at
@@ -29,7 +29,11 @@ class ParallelForward:
         self._group = group
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """See `Forward`.  Raises EngineBrokenError whatever happens: a step that has begun on other ranks cannot be tried again."""
+        """See `Forward`.
+
+        Raises EngineBrokenError whatever happens: a step that other ranks have
+        begun is not tried again.
+        """
         parts = plan_parts(plan, self._ranks.place.pipeline_size)
         try:
             made = [self._part(part, slot) for slot, part in enumerate(parts)]
@@ -51,7 +55,7 @@ class ParallelForward:
         self._group.close()
 
     def _part(self, plan: StepPlan, slot: int) -> tuple[Tensor, Any]:
-        """Compute rank 0's part of a micro-batch: its logits, or where they will arrive and when."""
+        """Compute rank 0's part of a micro-batch: its logits, or where and when they arrive."""
         self._ranks.step(plan, slot)
         if self._ranks.place.is_last:
             return self._decoder.logits(plan), None

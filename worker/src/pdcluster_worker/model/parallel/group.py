@@ -1,4 +1,4 @@
-"""What ranks say to one another: sums and columns within a stage, hidden rows from stage to stage, logits to rank 0.
+"""What ranks compute together: sums and columns in a stage, rows from stage to stage.
 
 gloo over loopback on CPUs, nccl on GPUs, by the same calls.  A rank that is gone
 makes every call of the others raise EngineBrokenError, at once: its sockets close.
@@ -28,7 +28,7 @@ class RankGroup:
     """One rank's connections; implements `operations.Group` and `decoder.Stages`."""
 
     def __init__(self, place: Place, store_path: Path, device: torch.device) -> None:
-        """Waits until every rank of the engine is here.  store_path: a file that all of them reach."""
+        """Waits until every rank of the engine is here.  store_path: a file that all reach."""
         self.is_first, self.is_last = place.is_first, place.is_last
         self._place = place
         store = _distributed.FileStore(str(store_path), place.num_ranks)
@@ -97,6 +97,17 @@ class RankGroup:
         with _broken_by_a_rank():
             self._whole.recv([into], rank, 0).wait()
         return into
+
+
+def rank_device(kind: str, rank: int) -> torch.device:
+    """Where a rank computes: the CPU, or the GPU of its number, which becomes the process's own.
+
+    kind: cpu or cuda
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
 def _connect(store: Any, rank: int, size: int, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""Opens a model over several ranks: the shared KV cache, rank 0's part of the weights, and the proof over all ranks.
+"""Opens a model over several ranks: the KV cache of all, and rank 0's part of the weights.
 
 Our own decoder alone is divided.  Its logits over all ranks are compared with
 those of transformers' module in this process before it serves (`model.proof`).
@@ -6,9 +6,9 @@ those of transformers' module in this process before it serves (`model.proof`).
 
 import logging
 import os
-from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.errors import ModelError
@@ -19,8 +19,14 @@ from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_tha
 from pdcluster_worker.model.loader import LoadedModel
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.parallel.device_parts import (
+    RanksDeviceCache,
+    blocks_on_devices,
+    mapped,
+    open_part,
+)
 from pdcluster_worker.model.parallel.forward import ParallelForward
-from pdcluster_worker.model.parallel.group import RankGroup
+from pdcluster_worker.model.parallel.group import RankGroup, rank_device
 from pdcluster_worker.model.parallel.place import PIPELINE_FIELD, TENSOR_FIELD, check_divides
 from pdcluster_worker.model.parallel.ranks import Ranks
 from pdcluster_worker.model.parallel.shared import reserve
@@ -28,10 +34,13 @@ from pdcluster_worker.model.parallel.shared import reserve
 logger = logging.getLogger(__name__)
 
 
-def open_ranks(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks) -> tuple[KVCache, ParallelForward]:
-    """The KV cache of all ranks together, and the forward pass over them.
+def open_ranks(
+    loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks, device: str = "cpu"
+) -> tuple[KVCache | RanksDeviceCache, ParallelForward]:
+    """The KV cache of all ranks together, and the forward pass over them.  device: cpu or cuda.
 
-    Raises ModelError for a model that cannot be divided so, that is not our decoder's, or that a rank cannot load.
+    Raises ModelError for a model that cannot be divided so, that is not our decoder's, or that
+    a rank cannot load.
     """
     geometry = loaded.info.geometry
     if engine.batch_invariant and ranks.place.tensor_size > 1:
@@ -41,28 +50,72 @@ def open_ranks(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ra
         )
     try:
         traits_of(loaded.module)
-        check_divides(ranks.place, loaded.attention, loaded.module.config.intermediate_size, geometry.num_layers)
-        num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
-        memory = reserve("KV blocks", num_blocks * block_num_bytes(geometry))
-        try:
-            cache = KVCache(geometry, num_blocks, memory)
-            ranks.open(num_blocks, memory, limits)
-        finally:
-            os.close(memory)
-        logger.info("reserved kv cache blocks=%d block_bytes=%d ranks=%d", num_blocks, cache.block_bytes, ranks.place.num_ranks)
-        forward = _connect(loaded, engine, limits, ranks, cache)
-        prove(forward, loaded, num_blocks)
+        check_divides(
+            ranks.place,
+            loaded.attention,
+            loaded.module.config.intermediate_size,
+            geometry.num_layers,
+        )
+        cache, forward = _on_cpus(loaded, engine, limits, ranks) if device == "cpu" else _on_gpus(loaded, engine, limits, ranks)
+        prove(forward, loaded, cache.num_blocks)
     except NotOursError as e:
         raise ModelError(f"{e}; such a model runs on one rank only: set {TENSOR_FIELD} and {PIPELINE_FIELD} to 1") from e
+    logger.info(
+        "reserved kv cache blocks=%d block_bytes=%d ranks=%d",
+        cache.num_blocks,
+        cache.block_bytes,
+        ranks.place.num_ranks,
+    )
     return cache, forward
 
 
-def _connect(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks, cache: KVCache) -> ParallelForward:
-    group = RankGroup(ranks.place, Path(ranks.store), torch.device("cpu"))
+def _on_cpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks) -> tuple[KVCache, ParallelForward]:
+    """The cache is one memory that all ranks map."""
+    geometry = loaded.info.geometry
+    num_blocks = engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory)
+    memory = reserve("KV blocks", num_blocks * block_num_bytes(geometry))
+    try:
+        cache = KVCache(geometry, num_blocks, memory)
+        ranks.open(num_blocks, memory, limits)
+    finally:
+        os.close(memory)
+    decoder, group = _connect(loaded, engine, limits, ranks, cache.part(ranks.place))
+    ranks.expect_ready()
+    return cache, ParallelForward(decoder, ranks, group)
+
+
+def _on_gpus(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks) -> tuple[RanksDeviceCache, ParallelForward]:
+    """Each rank has its part of the cache on its own GPU.
+
+    Raises ModelError where there are fewer GPUs than ranks.
+    """
+    info, place = loaded.info, ranks.place
+    if (count := torch.cuda.device_count()) < place.num_ranks:
+        raise ModelError(f"{place.num_ranks} ranks need an accelerator each, and this worker sees {count}: raise the pool's gpusPerReplica")
+    device = rank_device("cuda", place.rank)
+    num_blocks = blocks_on_devices(info.geometry, engine, place, info.vocab_size, loaded.weight_bytes)
+    own = open_part(info.geometry, num_blocks, place, device)
+    ranks.open(num_blocks, None, limits)
+    decoder, group = _connect(loaded, engine, limits, ranks, own)
+    others = zip(place.others(), ranks.expect_ready(), strict=True)
+    parts = [
+        (place, own),
+        *((other, mapped(handle, info.geometry, num_blocks, other)) for other, handle in others),
+    ]
+    return RanksDeviceCache(info.geometry, num_blocks, parts), ParallelForward(decoder, ranks, group)
+
+
+def _connect(loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: Ranks, part: Tensor) -> tuple[Decoder, RankGroup]:
+    """Rank 0's decoder over its part of the cache."""
+    group = RankGroup(ranks.place, ranks.store, part.device)
     shape = ranks.place.shape(loaded.attention)
-    operations = make_operations(cache.part(ranks.place), shape, limits, invariant=engine.batch_invariant, group=group)
+    operations = make_operations(part, shape, limits, invariant=engine.batch_invariant, group=group)
     weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, ranks.place)
     decoder = Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
-    ranks.expect_ready()
-    logger.info("computes with operations=%s code=%s ranks=%d", operations.name, decoder.code, ranks.place.num_ranks)
-    return ParallelForward(decoder, ranks, group)
+    logger.info(
+        "computes with operations=%s code=%s ranks=%d",
+        operations.name,
+        decoder.code,
+        ranks.place.num_ranks,
+    )
+    return decoder, group

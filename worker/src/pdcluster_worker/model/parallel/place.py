@@ -1,4 +1,4 @@
-"""A rank's place among the ranks of one engine, and its share of heads, features, tokens and layers.
+"""A rank's place among the ranks of one engine, and its share of heads and layers.
 
 Pure.  There are `tensor_size * pipeline_size` ranks; those of one stage are
 neighbours: rank = stage * tensor_size + part.  Rank 0 is the engine process.
@@ -81,7 +81,11 @@ ONE_RANK = Place()
 def check_divides(place: Place, shape: AttentionShape, intermediate_size: int, num_layers: int) -> None:
     """Raise ModelError, with the numbers and the fix, where the model cannot be divided so."""
     size = place.tensor_size
-    counts = {"KV heads": shape.num_kv_heads, "attention heads": shape.num_heads, "intermediate size": intermediate_size}
+    counts = {
+        "KV heads": shape.num_kv_heads,
+        "attention heads": shape.num_heads,
+        "intermediate size": intermediate_size,
+    }
     uneven = [f"its {name} ({count})" for name, count in counts.items() if count % size]
     if uneven:
         allowed = [str(n) for n in range(1, shape.num_kv_heads + 1) if not any(count % n for count in counts.values())]

@@ -17,7 +17,7 @@ from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, padded_rows
 
 
 def plan_parts(plan: StepPlan, count: int) -> list[StepPlan]:
-    """At most `count` plans, of about equally many rows each, in order; `[plan]` where there is nothing to divide."""
+    """At most `count` plans in order, of about equally many rows each."""
     count = min(count, plan.num_tokens)
     if count <= 1:
         return [plan]

@@ -26,7 +26,10 @@ LEAST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class PlanSizes:
-    """What a rank must know to read a slot.  num_rows: padding included; width: blocks of each table."""
+    """What a rank must know to read a slot.
+
+    num_rows: padding included.  width: blocks of each table.
+    """
 
     slot: int
     num_tokens: int
@@ -60,7 +63,14 @@ class PlanSlots:
         """Copy a plan into a slot that no rank reads any more."""
         width = -(-plan.longest // self._block_size)
         sizes = PlanSizes(
-            slot, plan.num_tokens, plan.num_decodes, plan.longest, len(plan.token_ids), len(plan.firsts), len(plan.sample_at), width
+            slot,
+            plan.num_tokens,
+            plan.num_decodes,
+            plan.longest,
+            len(plan.token_ids),
+            len(plan.firsts),
+            len(plan.sample_at),
+            width,
         )
         wide, narrow, tables = self._arrays(sizes)
         for row, name in zip(wide, (*_ROWS, "sample_at"), strict=True):
@@ -92,7 +102,7 @@ class PlanSlots:
         )
 
     def _arrays(self, sizes: PlanSizes) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int32]], NDArray[np.int32]]:
-        """Views of the slot: token_ids, positions, slots, sample_at; firsts, lengths, contexts, seats; tables."""
+        """Views of the slot: rows and `sample_at`; firsts, lengths, contexts, seats; tables."""
         start = sizes.slot * self._slot_bytes
         wide: list[NDArray[np.int64]] = []
         for count in (sizes.num_rows,) * 3 + (sizes.num_samples,):

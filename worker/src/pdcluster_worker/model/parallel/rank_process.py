@@ -1,4 +1,4 @@
-"""A rank process other than rank 0: loads its part of the model, then computes each step that rank 0 announces.
+"""A rank process other than rank 0: loads its part of the model, computes what rank 0 says.
 
 It schedules and samples nothing, and ends with rank 0: when the control socket
 closes, and by the kernel when the engine process dies.  An error ends it, for the
@@ -10,11 +10,14 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pdcluster_worker.early_end import die_with_parent
+from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.logs import start_logging
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.families import read_weights
@@ -24,7 +27,8 @@ from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire
-from pdcluster_worker.model.parallel.group import RankGroup
+from pdcluster_worker.model.parallel.device_parts import handle_of, open_part
+from pdcluster_worker.model.parallel.group import RankGroup, rank_device
 from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots
 from pdcluster_worker.model.parallel.shared import attach
@@ -55,24 +59,41 @@ class RankProcess:
         received = wire.receive_cache(self._control)
         if received is None:
             return
-        cache_setup, (cache_memory, plan_memory) = received
-        limits = StepLimits(setup.engine.max_batched_tokens, setup.engine.max_sequences, loaded.info.max_model_len, setup.engine.block_size)
-        cache = KVCache(loaded.info.geometry, cache_setup.num_blocks, cache_memory)
+        cache_setup, (plan_memory, *cache_memory) = received
+        limits = StepLimits(
+            setup.engine.max_batched_tokens,
+            setup.engine.max_sequences,
+            loaded.info.max_model_len,
+            setup.engine.block_size,
+        )
+        device = rank_device(setup.device, setup.rank)
+        cache = self._open_cache(loaded.info.geometry, cache_setup.num_blocks, cache_memory, device)
         slots = PlanSlots(attach(plan_memory), limits)
-        group = RankGroup(self._place, Path(setup.store), torch.device(setup.device))
+        group = RankGroup(self._place, Path(setup.store), device)
         decoder = self._decoder(loaded, cache, limits, group)
         del loaded
         gc.collect()
         give_back_freed_memory()
         gc.freeze()
-        self._control.send(wire.DONE)
-        logger.info("rank %d of %d computes operations=%s", setup.rank, self._place.num_ranks, decoder.operations.name)
+        self._control.send(wire.DONE + (handle_of(cache) if cache.is_cuda else b""))
+        logger.info(
+            "rank %d of %d computes operations=%s",
+            setup.rank,
+            self._place.num_ranks,
+            decoder.operations.name,
+        )
         with torch.inference_mode():
             self._serve(decoder, group, slots)
 
-    def _decoder(self, loaded: LoadedModel, cache: KVCache, limits: StepLimits, group: RankGroup) -> Decoder:
+    def _open_cache(self, geometry: KVGeometry, num_blocks: int, shared: Sequence[int], device: torch.device) -> Tensor:
+        """This rank's part: of the cache that all share, or on its own GPU."""
+        if shared:
+            return KVCache(geometry, num_blocks, shared[0]).part(self._place)
+        return open_part(geometry, num_blocks, self._place, device)
+
+    def _decoder(self, loaded: LoadedModel, cache: Tensor, limits: StepLimits, group: RankGroup) -> Decoder:
         shape = self._place.shape(loaded.attention)
-        operations = make_operations(cache.part(self._place), shape, limits, invariant=self._setup.engine.batch_invariant, group=group)
+        operations = make_operations(cache, shape, limits, invariant=self._setup.engine.batch_invariant, group=group)
         weights = read_weights(loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, self._place)
         return Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
 
@@ -85,6 +106,8 @@ class RankProcess:
                 logits = decoder.logits(slots.read(PlanSizes.decode(data)))
                 if self._place.is_last and self._place.pipeline_size > 1 and len(logits):
                     group.answer_logits(logits)
+                if logits.is_cuda:
+                    torch.cuda.synchronize()  # rank 0 may read its blocks once we answer
             self._control.send(wire.DONE)
 
 
@@ -106,5 +129,5 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # As the engine process: nothing is left to save, and torch's libraries would report what they leak at exit.
+    # As the engine process: nothing is left to save, and torch would report what it leaks.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Rank 0's side of the other rank processes: starts them, hands them memory and plans, notices the death of one.
+"""Rank 0's side of the other ranks: starts them, hands them plans, notices a death.
 
 An engine cannot go on without one of its ranks: every call then raises
 EngineBrokenError with the reason, and `on_death` is called from a thread that
@@ -70,9 +70,10 @@ class Ranks:
         self._ranks = [self._start(place, model, engine, device) for place in self.place.others()]
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
-    def open(self, num_blocks: int, cache_memory: int, limits: StepLimits) -> None:
-        """Once rank 0 has loaded: wait until the others have, and hand them the KV cache and the plans' memory.
+    def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
+        """Once rank 0 has loaded: wait until the others have, and hand them the memory to share.
 
+        cache_memory: descriptor of the KV cache; None where each rank has its part on a GPU.
         They then wait for rank 0's `RankGroup`.  Raises ModelError where one failed.
         """
         self._expect_loaded()
@@ -80,13 +81,17 @@ class Ranks:
         try:
             self._slots = PlanSlots(attach(plans), limits)
             for rank in self._ranks:
-                wire.send_cache(rank.control, wire.CacheSetup(num_blocks), (cache_memory, plans))
+                given = [plans] if cache_memory is None else [plans, cache_memory]
+                wire.send_cache(rank.control, wire.CacheSetup(num_blocks), given)
         finally:
             os.close(plans)
 
-    def expect_ready(self) -> None:
-        """Wait until the others have packed their weights.  Raises ModelError where one failed."""
-        self._expect_loaded()
+    def expect_ready(self) -> list[bytes]:
+        """Wait until the others have packed their weights.
+
+        Returns the handles of their parts of the cache, empty on CPUs.  Raises ModelError where one failed.
+        """
+        return self._expect_loaded()
 
     def step(self, plan: StepPlan, slot: int) -> None:
         """Let the others compute this plan; an answer of each is due (`wait`)."""
@@ -128,10 +133,18 @@ class Ranks:
     def _start(self, place: Place, model: ModelConfig, engine: EngineConfig, device: str) -> _Rank:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = (sys.executable, "-m", "pdcluster_worker.model.parallel.rank_process", str(theirs.fileno()))
+            command = (
+                sys.executable,
+                "-m",
+                "pdcluster_worker.model.parallel.rank_process",
+                str(theirs.fileno()),
+            )
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         model = msgspec.structs.replace(model, path=str(Path(model.path).expanduser()))
-        wire.send_setup(ours, wire.RankSetup(place.rank, model, engine, device, rank_threads(engine), str(self.store)))
+        wire.send_setup(
+            ours,
+            wire.RankSetup(place.rank, model, engine, device, rank_threads(engine), str(self.store)),
+        )
         return _Rank(process, ours, os.pidfd_open(process.pid))
 
     def _watch(self) -> None:
@@ -152,18 +165,20 @@ class Ranks:
             except OSError as e:
                 raise EngineBrokenError(f"rank {index} of this engine is gone: {e.strerror}") from e
 
-    def _expect_loaded(self) -> None:
-        for index, rank in enumerate(self._ranks, 1):
-            answer = rank.control.recv(wire.MAX_BYTES)
-            if answer != wire.DONE:
+    def _expect_loaded(self) -> list[bytes]:
+        answers = [rank.control.recv(wire.MAX_BYTES) for rank in self._ranks]
+        for index, answer in enumerate(answers, 1):
+            if not answer.startswith(wire.DONE):
                 raise ModelError(_reason(index, answer))
+        return [answer.removeprefix(wire.DONE) for answer in answers]
 
     def _fail(self, index: int, answer: bytes) -> NoReturn:
         raise EngineBrokenError(_reason(index, answer))
 
 
 def _readable(
-    descriptors: "dict[int, object] | dict[int, int] | dict[int, tuple[int, _Rank]]", seconds: float | None
+    descriptors: "dict[int, object] | dict[int, int] | dict[int, tuple[int, _Rank]]",
+    seconds: float | None,
 ) -> list[tuple[int, int]]:
     poll = select.poll()
     for descriptor in descriptors:

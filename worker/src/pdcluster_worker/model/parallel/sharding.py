@@ -31,14 +31,17 @@ def split_outputs(linear: Any, place: Place) -> Product:
 
 
 def split_inputs(linear: Any, place: Place) -> Product:
-    """The rank's columns of a torch Linear's weights; the first rank alone adds the bias, for the results are summed."""
+    """The rank's columns of a torch Linear's weights.
+
+    The results are summed, so the first rank alone adds the bias.
+    """
     share = place.share(linear.weight.shape[1])
     bias = None if linear.bias is None or place.part else linear.bias.detach()
     return Product(linear.weight.detach()[:, share], bias)
 
 
 def split_vocabulary(linear: Any, place: Place) -> Product:
-    """The rank's rows of the head; all ranks have equally many, the last ones' missing rows are 0."""
+    """The rank's rows of the head; all have equally many, the last ones' missing rows are 0."""
     vocab_size = len(linear.weight)
     size = -(-vocab_size // place.tensor_size)
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()

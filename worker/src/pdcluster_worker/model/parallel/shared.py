@@ -7,7 +7,7 @@ from pdcluster_worker.errors import ModelError
 
 
 def reserve(name: str, num_bytes: int) -> int:
-    """A descriptor of that many zero bytes, which cost nothing until they are touched.  Raises ModelError."""
+    """A descriptor of that many zero bytes, which cost nothing until touched.  Raises ModelError."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)
@@ -20,7 +20,7 @@ def reserve(name: str, num_bytes: int) -> int:
 
 
 def attach(descriptor: int) -> mmap.mmap:
-    """Map what `reserve` made, shared and writable; the descriptor stays the caller's.  Raises ModelError."""
+    """Map what `reserve` made; the descriptor stays the caller's.  Raises ModelError."""
     num_bytes = os.fstat(descriptor).st_size
     try:
         return mmap.mmap(descriptor, num_bytes)

@@ -1,0 +1,41 @@
+"""The cache of ranks on devices of their own: here on the CPU, with the same copies."""
+
+import pytest
+import torch
+
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, open_part
+from pdcluster_worker.model.parallel.place import Place
+
+GEOMETRY = KVGeometry(num_kv_heads=4, head_dim=8, num_layers=3, block_size=4, dtype="bfloat16")
+CPU = torch.device("cpu")
+
+
+def cache_of(tensor: int, pipeline: int, num_blocks: int = 4) -> RanksDeviceCache:
+    places = [Place(tensor, pipeline, rank) for rank in range(tensor * pipeline)]
+    parts = [(place, open_part(GEOMETRY, num_blocks, place, CPU)) for place in places]
+    return RanksDeviceCache(GEOMETRY, num_blocks, parts)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (4, 1), (1, 3), (2, 2)])
+def test_a_block_of_one_rank_lands_in_parts_and_comes_back_the_same(tensor: int, pipeline: int) -> None:
+    host = KVCache(GEOMETRY, 4)
+    host.tensor.normal_()
+    cache = cache_of(tensor, pipeline)
+    assert cache.block_bytes == host.block_bytes
+
+    landing = cache.landing(3)
+    landing[:] = host.block(1)
+    cache.land(3, landing)
+
+    assert cache.block(3) == host.block(1)
+    assert not any(any(cache.block(block)) for block in range(3))
+    for place, part in cache._parts:
+        assert torch.equal(part[3], host.part(place)[1])
+
+
+@pytest.mark.parametrize("block_id", [-1, 4])
+def test_a_block_outside_the_cache_is_an_error(block_id: int) -> None:
+    with pytest.raises(IndexError, match="there are 4"):
+        cache_of(2, 1).block(block_id)

@@ -1,0 +1,127 @@
+"""The KV cache of ranks on several GPUs: a part on each, whole blocks in host memory.
+
+Rank 0 maps the others' parts by CUDA's handles for other processes.  A block is
+put together from, and taken apart into, the heads and layers of each part; its
+bytes are those of one rank's cache.  Has never run on a GPU.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.device_cache import DeviceMemory, device_blocks
+from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
+from pdcluster_worker.model.parallel.place import Place
+
+_Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
+"""As `UntypedStorage._share_cuda_` gives it."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Handle).decode
+_storage: Any = torch.UntypedStorage  # its calls for other processes have no types
+
+
+def part_geometry(geometry: KVGeometry, place: Place) -> KVGeometry:
+    """The heads and layers of one rank."""
+    heads, layers = (
+        geometry.num_kv_heads // place.tensor_size,
+        len(place.layers(geometry.num_layers)),
+    )
+    return msgspec.structs.replace(geometry, num_kv_heads=heads, num_layers=layers)
+
+
+def blocks_on_devices(geometry: KVGeometry, engine: EngineConfig, place: Place, vocab_size: int, weight_bytes: int) -> int:
+    """KV blocks that `kvCacheMemory`, of all GPUs, holds, or that fit beside rank 0's weights."""
+    if engine.num_blocks is not None:
+        return engine.num_blocks
+    if engine.device_memory_share is None:
+        return blocks_that_fit(geometry, engine.kv_cache_memory)
+    free, total = torch.cuda.mem_get_info()
+    memory = DeviceMemory(total, total - free + weight_bytes // place.num_ranks)
+    return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
+
+
+def open_part(geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device) -> Tensor:
+    """Zeros for one rank's part.  Raises ModelError where its device has no room."""
+    part = part_geometry(geometry, place)
+    size = (num_blocks, part.num_kv_heads, part.num_layers, 2, part.block_size, part.head_dim)
+    try:
+        return torch.zeros(size, dtype=DTYPES[part.dtype], device=device)
+    except RuntimeError as e:  # torch.OutOfMemoryError is one
+        raise ModelError(
+            f"{device} has no room for {num_blocks * block_num_bytes(part)} bytes of KV blocks: "
+            "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
+        ) from e
+
+
+def handle_of(part: Tensor) -> bytes:
+    """What another process needs to map a part; the part must outlive that."""
+    storage: Any = part.untyped_storage()
+    return _encode(storage._share_cuda_())
+
+
+def mapped(handle: bytes, geometry: KVGeometry, num_blocks: int, place: Place) -> Tensor:
+    """Another rank's part, on its device."""
+    arguments = _decode(handle)
+    storage = _storage._new_shared_cuda(*arguments)
+    part = part_geometry(geometry, place)
+    size = (num_blocks, part.num_kv_heads, part.num_layers, 2, part.block_size, part.head_dim)
+    return torch.empty(0, dtype=DTYPES[part.dtype], device=storage.device).set_(storage).view(size)
+
+
+class RanksDeviceCache:
+    """See `engine.ports.KVMemory`.  parts: of all ranks in their order; tensor: rank 0's.
+
+    Steps have ended on every device when a block is read: each rank answers only then.
+    """
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int, parts: Sequence[tuple[Place, Tensor]]) -> None:
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        self.block_bytes = block_num_bytes(geometry)
+        self.tensor = parts[0][1]
+        self._parts = parts
+
+    def block(self, block_id: int) -> memoryview:
+        """A copy of one block's bytes, as of now.  Raises IndexError where there is none."""
+        copy = self.landing(block_id)
+        whole = self._view(copy)
+        for place, part in self._parts:
+            self._share(whole, place).copy_(part[block_id])
+        return copy
+
+    def landing(self, block_id: int) -> memoryview:
+        """Host memory, not yet written.  Raises IndexError for a block that does not exist."""
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
+        host = torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=self.tensor.is_cuda)
+        return host.numpy().data
+
+    def land(self, block_id: int, landing: memoryview) -> None:
+        """Copy each rank's heads and layers to its device; they are there when this returns."""
+        whole = self._view(landing)
+        for place, part in self._parts:
+            part[block_id].copy_(self._share(whole, place))
+            if part.is_cuda:
+                torch.cuda.current_stream(part.device).synchronize()
+
+    def _view(self, landing: memoryview) -> Tensor:
+        geometry = self.geometry
+        size = (
+            geometry.num_kv_heads,
+            geometry.num_layers,
+            2,
+            geometry.block_size,
+            geometry.head_dim,
+        )
+        return torch.frombuffer(landing, dtype=DTYPES[geometry.dtype]).view(size)
+
+    def _share(self, whole: Tensor, place: Place) -> Tensor:
+        layers = place.layers(self.geometry.num_layers)
+        return whole[place.share(self.geometry.num_kv_heads), layers.start : layers.stop]
