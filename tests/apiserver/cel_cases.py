@@ -373,6 +373,12 @@ RULES = [
         at("spec.roles.prefill.engine.batchInvariant", True),
     ),
     Rule(
+        "spec",
+        "engine.prefillDelayer is for prefill and mixed workers: set it in roles.prefill.engine, or enabled: false for decode",
+        both(at("spec.engine.prefillDelayer", {}), at("spec.roles.decode.engine.prefillDelayer", {"enabled": False})),
+        at("spec.engine.prefillDelayer", {}),
+    ),
+    Rule(
         "spec.roles",
         "roles must be exactly {prefill, decode} or {mixed}: add the missing role or remove the others",
         only("mixed"),

@@ -46,11 +46,21 @@ ENGINE_VALUES: dict[str, Any] = {
     "deviceMemoryShare": 0.9,
     "numBlocks": 9,
     "threads": 3,
+    "dataParallelSize": 2,
     "transferBandwidth": 5,
     "verifyTransfers": True,
     "fenceTimeoutSeconds": 3.5,
     "batchInvariant": True,
+    # On a decode worker it must be off.
+    "prefillDelayer": {
+        "enabled": False,
+        "maxDelayPasses": 3,
+        "maxDelayMilliseconds": 9,
+        "tokenUsageLowWatermark": 0.5,
+        "queueMinRatio": 0.25,
+    },
 }
+DELAYER: dict[str, Any] = ENGINE_VALUES["prefillDelayer"]
 
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
     "model.name": (NOTHING, at("spec.model.name", "other")),
@@ -71,7 +81,11 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "roles.resources.limits": (NOTHING, at("spec.roles.decode.resources.limits", {"cpu": 1})),
     "roles.podTemplate": (NOTHING, at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}})),
     "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
-    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items()},
+    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items() if value is not DELAYER},
+    **{
+        f"engine.prefillDelayer.{name}": (NOTHING, at("spec.engine.prefillDelayer", {"enabled": False, name: value}))
+        for name, value in DELAYER.items()
+    },
     "roles.engine": (NOTHING, at("spec.roles.decode.engine.maxSequences", 5)),
     "routing.offload.prefillLengthThreshold": (NOTHING, at("spec.routing.offload.prefillLengthThreshold", 1)),
     "routing.offload.prefillQueueMax": (NOTHING, at("spec.routing.offload.prefillQueueMax", 1)),

@@ -26,7 +26,8 @@ def main() -> int:
         if arguments.engine is not None:
             from pdcluster_worker import engine_process  # torch is for the engine process only
 
-            status = engine_process.run(arguments.engine_config, arguments.engine, arguments.dtype)
+            place = engine_process.EnginePlace(arguments.rank, arguments.board)
+            status = engine_process.run(arguments.engine_config, arguments.engine, arguments.dtype, place)
             logging.shutdown()
             # Nothing is left to save, and the interpreter's own end would report what torch's libraries leak at exit.
             os._exit(status)
@@ -47,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy file, watched for changes")
     parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)  # run the engine process against this ZMQ address
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=argparse.SUPPRESS)  # it computes in that
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)  # its place among the engines of its worker
+    parser.add_argument("--board", type=int, help=argparse.SUPPRESS)  # descriptor of the memory that these share
     return parser
 
 

@@ -27,6 +27,10 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Weight = Annotated[float, msgspec.Meta(ge=0.0)]
+Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+
+MAX_ENGINES = 8
+"""Engine processes of one worker at most: each has a KV port of its own, from `listen.kv` on."""
 
 ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
 NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
@@ -51,6 +55,20 @@ class ModelConfig(_Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
+class PrefillDelayerConfig(_Section, frozen=True):
+    """How long new prompts are held back so that they are prefilled together; see `engine.prefill_delayer`.
+
+    token_usage_low_watermark: below that share of used KV blocks none is held back; None = off.
+    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run; None = off.
+    """
+
+    enabled: bool = True
+    max_delay_passes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 30
+    max_delay_milliseconds: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
+    token_usage_low_watermark: Share | None = None
+    queue_min_ratio: Share | None = None
+
+
 class EngineConfig(_Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
@@ -59,9 +77,11 @@ class EngineConfig(_Section, frozen=True):
     kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
     device_memory_share: of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there.
     threads:             CPU threads of the model; 0 = from the cgroup limit.
+    data_parallel_size:  engine processes of this worker, which share its threads, KV memory and transfer bandwidth (`data_parallel`).
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
     batch_invariant:     a request's bits do not depend on what else is computed, cached or not, here or remotely.
+    prefill_delayer:     of a prefill or mixed worker; None = prompts are not held back.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -71,17 +91,23 @@ class EngineConfig(_Section, frozen=True):
     max_model_len: Positive | None = None
     prefix_caching: bool = True
     kv_cache_memory: Positive = 1 << 30
-    device_memory_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
+    device_memory_share: Share | None = None
     num_blocks: Positive | None = None
     threads: Natural = 0
+    data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] = 1
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
     batch_invariant: bool = False
+    prefill_delayer: PrefillDelayerConfig | None = None
 
     def __post_init__(self) -> None:
         if self.max_batched_tokens < self.max_sequences:  # [V9]: a step must have room for one token of each
             raise ValueError(f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences ({self.max_sequences})")
+        if self.num_blocks is not None and self.num_blocks < self.data_parallel_size:
+            raise ValueError(
+                f"numBlocks ({self.num_blocks}) must be at least dataParallelSize ({self.data_parallel_size}): engines share them"
+            )
 
 
 class ListenConfig(_Section, frozen=True):
@@ -134,6 +160,11 @@ class WorkerConfig(_Section, frozen=True):
     gpu: str = NO_ACCELERATOR
     engine: EngineConfig = EngineConfig()
     listen: ListenConfig = ListenConfig()
+
+    def __post_init__(self) -> None:
+        delayer = self.engine.prefill_delayer
+        if self.role == "decode" and delayer is not None and delayer.enabled:
+            raise ValueError("engine.prefillDelayer is for prefill and mixed workers, not for decode: remove it or set enabled: false")
 
 
 class OffloadPolicy(_PolicySection, frozen=True):

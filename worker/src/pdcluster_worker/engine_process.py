@@ -15,12 +15,14 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from pdcluster_worker.config import WorkerConfig, load_worker_config
+from pdcluster_worker.config import PrefillDelayerConfig, WorkerConfig, load_worker_config
+from pdcluster_worker.data_parallel import share_of
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.messages import (
@@ -33,16 +35,26 @@ from pdcluster_worker.engine.messages import (
     Pong,
     Stop,
 )
+from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.loader import DType, ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.rank_board import RankBoard
 from pdcluster_worker.transfer.tcp import TcpTransport
 
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """An engine among those of its worker.  board: descriptor of the memory that they share; None = there is none."""
+
+    rank: int = 0
+    board: int | None = None
 
 
 class Mailbox:
@@ -82,7 +94,7 @@ class Mailbox:
         self._context.term()
 
 
-def run(config_path: Path, address: str, dtype: DType) -> int:
+def run(config_path: Path, address: str, dtype: DType, place: EnginePlace) -> int:
     """Run one engine, which computes in `dtype`.
 
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
@@ -91,7 +103,8 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     _die_with_parent()
     mailbox = Mailbox(address)
     try:
-        _serve(_in_dtype(load_worker_config(config_path), dtype), mailbox)
+        config = _in_dtype(load_worker_config(config_path), dtype)
+        _serve(share_of(config, place.rank), mailbox, place)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -107,7 +120,7 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     return 0
 
 
-def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
+def _serve(config: WorkerConfig, mailbox: Mailbox, place: EnginePlace) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
@@ -125,7 +138,8 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         bandwidth=config.engine.transfer_bandwidth,
         clock=time.monotonic,
     )
-    core = EngineCore(_settings(config, info, memory.num_blocks), runner, transport, time.monotonic)
+    settings, delayer = _settings(config, info, memory.num_blocks), _delayer(config.engine.prefill_delayer, place)
+    core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer)
     ready = _ready(engine_id, transport.port, runner, memory.num_blocks, device)
     mailbox.send([ready, *core.step()])
     gc.collect()
@@ -168,6 +182,19 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
         prefix_caching=engine.prefix_caching,
         fence_timeout_seconds=engine.fence_timeout_seconds,
     )
+
+
+def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> PrefillDelayer | None:
+    if config is None or not config.enabled:
+        return None
+    board = OwnBoard() if place.board is None else RankBoard(place.board, place.rank, time.monotonic)
+    settings = DelayerSettings(
+        max_delay_passes=config.max_delay_passes,
+        max_delay_seconds=config.max_delay_milliseconds / 1000,
+        token_usage_low_watermark=config.token_usage_low_watermark,
+        queue_min_ratio=config.queue_min_ratio,
+    )
+    return PrefillDelayer(settings, board)
 
 
 def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device: Device) -> EngineReady:

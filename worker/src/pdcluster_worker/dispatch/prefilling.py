@@ -21,11 +21,11 @@ class PrefillDispatcher:
         """The first token, then PrefillDone unless that token ended the request.  Raises RequestError when it cannot be done."""
         worker = self._worker
         with worker.request():
-            mailbox = worker.engine.open(spec.request_id)
+            place = worker.engines.open(spec.request_id, lambda: worker.hashes(spec))
             try:
-                worker.engine.send(Prefill(spec, target))
+                place.send(Prefill(spec, target))
                 while True:
-                    output = await mailbox.get()
+                    output = await place.mailbox.get()
                     if isinstance(output, PrefillFailed):
                         raise RequestError(f"KV transfer to {target.address} failed: {output.reason}", status=503, code="transfer_failed")
                     if not isinstance(output, Token | PrefillDone):
@@ -36,4 +36,4 @@ class PrefillDispatcher:
                     if isinstance(output, PrefillDone) or output.finish_reason is not None:
                         return
             finally:
-                worker.engine.close(mailbox)
+                place.close()

@@ -292,6 +292,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     forward_seconds: float = 0.0  # the forward pass,
     sample_seconds: float = 0.0  # and sampling
     failed_rows: dict[str, int] = {}  # items of batches that failed, by reason
+    # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed, count), and (passes, seconds) waited.
+    delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
+    delay_waits: list[tuple[int, float]] = []
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

@@ -27,6 +27,7 @@ class Schedule:
     """One step's plan while it is made, and its outcome.
 
     seated:   got a seat in this step, for the first time or again.
+    admitted: those of them that waited, and compute their prompt in this step.
     started:  those of them that were admitted from waiting for the first time.
     failed:   can never run, with the reason; nothing here holds or knows them any more.
     """
@@ -36,6 +37,7 @@ class Schedule:
     seated: list[Request] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, str]] = field(default_factory=list)
 
     @property
@@ -78,6 +80,11 @@ class Scheduler:
         return len(self.waiting) + len(self.ready) + len(self.running)
 
     @property
+    def is_prefilling(self) -> bool:
+        """Whether a running request has prompt left to compute."""
+        return any(not _is_decode(request) for request in self.running)
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Tokens still to be computed by waiting requests and by running ones that are not past their prefill."""
         waiting = sum(request.num_tokens for request in self.waiting)
@@ -104,8 +111,11 @@ class Scheduler:
             if request in queue:
                 queue.remove(request)
 
-    def schedule(self) -> Schedule:
-        """Plan the next step; every scheduled token has its block when this returns."""
+    def schedule(self, *, admit: bool = True) -> Schedule:
+        """Plan the next step; every scheduled token has its block when this returns.
+
+        admit: whether waiting requests may be let in; those that run go on either way.
+        """
         step = Schedule(self._settings.max_batched_tokens)
         self._seat_ready(step)
         for request in _decodes_first(self.running):
@@ -113,7 +123,7 @@ class Scheduler:
                 break
             if request.status is Status.RUNNING:
                 self._schedule_running(request, step)
-        if not step.preempted:
+        if admit and not step.preempted:
             self._admit(step)
         return step
 
@@ -153,6 +163,7 @@ class Scheduler:
                 request.num_cached_tokens = request.num_computed_tokens
                 step.started.append(request)
             self._seat(request, step)
+            step.admitted.append(request)
             step.add(request)
 
     def _victim(self) -> Request:
