@@ -373,7 +373,7 @@ RULES = [
         at("spec.roles.prefill.engine.batchInvariant", True),
     ),
     Rule(
-        "spec",
+        "spec.roles.decode",
         "engine.prefillDelayer is for prefill and mixed workers: set it in roles.prefill.engine, or enabled: false for decode",
         both(at("spec.engine.prefillDelayer", {}), at("spec.roles.decode.engine.prefillDelayer", {"enabled": False})),
         at("spec.engine.prefillDelayer", {}),

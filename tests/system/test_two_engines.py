@@ -96,7 +96,7 @@ def test_death_of_one_engine_ends_its_streams_alone_and_it_comes_back(twos: Pair
     health = decode.client.http.get("/health")
     if decode.metrics().value("engine_up", engine="1") == 0:  # it may be back already
         assert health.status_code == httpx.codes.OK
-        assert "engine 1 is started again: its process ended with status -9" in health.json()["reason"]
+        assert "engine 1 is lost: its process ended with status -9" in health.json()["reason"]
     reference.check(cases[0], decode.client.complete(cases[0], "remote", max_tokens=MAX_TOKENS).tokens)
 
     decode.wait_for(lambda: decode.metrics().value("engine_restarts_total", engine="1") == 1, "the engine is back")

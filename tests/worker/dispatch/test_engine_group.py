@@ -58,7 +58,7 @@ class Scene:
         self.ended: list[int] = []
         self.pauses: list[float] = []
         self.group = EngineGroup(size, self._new_child, lambda port: f"127.0.0.1:{port}")
-        self.group.on_start = lambda engine: self.started.append(engine.rank)
+        self.group.on_start = lambda engine, _: self.started.append(engine.rank)
         self.group.on_end = lambda engine: self.ended.append(engine.rank)
 
     def _new_child(self, rank: int) -> PlayedChild:
@@ -154,7 +154,7 @@ async def test_engine_that_does_not_stay_is_started_at_longer_and_longer_interva
 
     assert scene.pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
     assert scene.serving == [1]
-    assert "engine 0 is started again" in (scene.group.engines.shortfall or "")
+    assert "engine 0 is lost" in (scene.group.engines.shortfall or "")
 
 
 async def test_engine_that_comes_back_with_another_model_does_not_serve(scene: Scene) -> None:

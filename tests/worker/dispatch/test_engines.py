@@ -144,7 +144,7 @@ async def test_health_of_a_worker_says_which_engine_does_not_serve(scene: Scene)
     scene.clients[0].fail("it ended")
     scene.engines.remove(scene.engines.first, "it ended")
     assert backend.alive() is None
-    assert backend.shortfall() == "1 of 2 engines do not serve: engine 0 is started again: it ended"
+    assert backend.shortfall() == "1 of 2 engines do not serve: engine 0 is lost: it ended"
     assert [(record.rank, record.state) for record in scene.engines.records()] == [(0, "lost"), (1, "ready")]
 
     scene.clients[1].fail("it ended too")

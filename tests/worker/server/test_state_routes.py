@@ -27,7 +27,7 @@ async def test_health_follows_the_engine(rig, http):
 
 
 async def test_health_of_a_worker_that_serves_says_what_falls_short(rig, http):
-    rig.backend.short = "1 of 2 engines do not serve: engine 0 is started again: it ended"
+    rig.backend.short = "1 of 2 engines do not serve: engine 0 is lost: it ended"
 
     for route in ("/health", "/ready"):
         response = await http.get(route)

@@ -113,6 +113,7 @@ class EngineConfig(_Section, frozen=True):
 class ListenConfig(_Section, frozen=True):
     """Where to listen; port 0 = any free port, announced in etcd.
 
+    head:     where headless engines on other hosts join (docs/parallel.md); None = none may
     api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
     """
 
@@ -120,6 +121,7 @@ class ListenConfig(_Section, frozen=True):
     http: Port = 8000
     grpc: Port = 9000
     kv: Port = 9100
+    head: Port | None = None
     api_keys: str | None = None
 
 

@@ -17,11 +17,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
 
-from pdcluster_worker.config import PrefillDelayerConfig, WorkerConfig, load_worker_config
+from pdcluster_worker.config import Identity, PrefillDelayerConfig, WorkerConfig, load_worker_config
 from pdcluster_worker.data_parallel import share_of
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
@@ -37,7 +38,9 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
+from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
+from pdcluster_worker.head_line.mailbox import HeadMailbox
+from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.loader import DType, ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
@@ -55,6 +58,22 @@ class EnginePlace:
 
     rank: int = 0
     board: int | None = None
+
+
+class EngineMailbox(Protocol):
+    """The engine's end of its line to a server process."""
+
+    def wake(self) -> None:
+        """End the present or next wait; safe from any thread."""
+        ...
+
+    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
+        """All messages that have arrived; waits for the first at most that long (None: without limit)."""
+        ...
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        """Hand over; never waits."""
+        ...
 
 
 class Mailbox:
@@ -120,7 +139,36 @@ def run(config_path: Path, address: str, dtype: DType, place: EnginePlace) -> in
     return 0
 
 
-def _serve(config: WorkerConfig, mailbox: Mailbox, place: EnginePlace) -> None:
+def run_headless(config_path: Path, head: str | None) -> int:
+    """Run one engine for the worker at `head`, host:port, until that is gone.
+
+    Returns the exit status: 0 told to stop, 1 the head is gone or refuses, 2 and 3 as `run`.
+    """
+    host, _, port = (head or "").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--headless needs --head HOST:PORT, the listen.head of a worker, not {head!r}")
+    config, identity = load_worker_config(config_path), Identity.from_env()
+    hello = Hello(VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address)
+    try:
+        mailbox = HeadMailbox((host.strip("[]"), int(port)), config.tls, hello)
+        try:
+            dtype: DType = "bfloat16" if mailbox.answer.dtype == "bfloat16" else "float32"
+            alone = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, data_parallel_size=1))
+            _serve(_in_dtype(alone, dtype), mailbox, EnginePlace())
+        except LineError:
+            raise
+        except WorkerError as e:
+            mailbox.send([EngineFailed(str(e))])
+            raise
+        finally:
+            mailbox.close()
+    except LineError as e:
+        logger.error("%s", e)  # the last line of the log
+        return 1
+    return 0
+
+
+def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
@@ -150,7 +198,7 @@ def _serve(config: WorkerConfig, mailbox: Mailbox, place: EnginePlace) -> None:
         transport.close()
 
 
-def loop(core: EngineCore, mailbox: Mailbox) -> None:
+def loop(core: EngineCore, mailbox: EngineMailbox) -> None:
     """Until a Stop is read."""
     while True:
         for message in mailbox.receive(0.0 if core.has_work else core.next_wake_seconds()):

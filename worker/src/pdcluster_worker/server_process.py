@@ -29,12 +29,14 @@ from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.asked_device import asked_device, check_gpu
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig, load_worker_config
 from pdcluster_worker.data_parallel import has_board, thread_share
+from pdcluster_worker.dispatch.address import join_address
 from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.engine_group import Child, EngineGroup
 from pdcluster_worker.dispatch.engines import Engine
-from pdcluster_worker.dispatch.node import Node, join_address
+from pdcluster_worker.dispatch.head_door import HeadDoor
+from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.pulse import Pulse, Pulses
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
@@ -199,7 +201,10 @@ class ServerProcess:
         ]
         pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)
         self._follow(group, pulses, worker)
+        door = HeadDoor(self._config, dtype, group)
         try:
+            if self._config.listen.head is not None:
+                await door.open(self._config.listen.head)
             await node.join(http.port)
             backend.serve(node)
             await stop.wait()
@@ -208,14 +213,17 @@ class ServerProcess:
         finally:
             for task in watching:
                 task.cancel()
+            await door.close()
             pulses.close()
             await node.close()
 
     def _follow(self, group: EngineGroup, pulses: Pulses, worker: Worker) -> None:
         """Watch each engine while it lives, and say which serve."""
 
-        def on_start(engine: Engine) -> None:
-            self._metrics.engine_restarts.labels(str(engine.rank)).inc()
+        def on_start(engine: Engine, is_again: bool) -> None:
+            self._metrics.engine_restarts.labels(str(engine.rank)).inc(int(is_again))
+            if engine.rank >= self._config.engine.data_parallel_size:
+                engine.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, engine.rank))
             pulses.start(engine)
             worker.engines_changed()
 

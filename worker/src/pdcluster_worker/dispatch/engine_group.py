@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from pdcluster_worker.config import MAX_ENGINES
+from pdcluster_worker.dispatch.address import join_address
 from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
 from pdcluster_worker.dispatch.engines import Engine, Engines
 from pdcluster_worker.engine.messages import EngineReady
@@ -59,19 +61,20 @@ class EngineGroup:
     new_child: makes the process of a rank, which is not started yet.
     address:   host and port of its KV, as peers reach it.
     ended:     the child that took the worker with it: any while they load, later the last.
-    on_start:  told of an engine that serves after it was started again; must not block.
+    on_start:  told of an engine that begins to serve, and whether it was started again here; must not block.
     on_end:    told of an engine that has died while others serve.
     """
 
     def __init__(self, size: int, new_child: Callable[[int], Child], address: Callable[[int], str]) -> None:
         self.engines = Engines()
         self.ended: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
-        self.on_start: Callable[[Engine], None] = lambda _: None
+        self.on_start: Callable[[Engine, bool], None] = lambda _, __: None
         self.on_end: Callable[[Engine], None] = lambda _: None
         self._new_child = new_child
         self._address = address
         self._children = [new_child(rank) for rank in range(size)]
         self._dtype = ""
+        self._adopted: dict[int, Child] = {}  # on other hosts, by rank
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
 
@@ -101,9 +104,34 @@ class EngineGroup:
 
     def kill(self, engine: Engine, reason: str) -> None:
         """End an engine that answers nothing."""
-        child = self._children[engine.rank]
+        child = self._adopted.get(engine.rank) or self._children[engine.rank]
         if child.client is engine.client:
             child.kill(reason)
+
+    def free_rank(self) -> int | None:
+        """A rank for an engine on another host; None when there are as many as there may be."""
+        ranks = range(len(self._children), MAX_ENGINES)
+        return next((rank for rank in ranks if rank not in self._adopted), None)
+
+    async def adopt(self, child: Child, host: str) -> None:
+        """Let an engine on another host serve until it is gone; it is not started again from here."""
+        self._adopted[child.rank] = child
+        try:
+            await child.start(self._dtype)
+            facts = await child.client.ready()
+            _check_same(self.engines.first.facts, facts)
+            engine = Engine(child.client, facts, join_address(host, facts.kv_port), child.rank)
+            self.engines.add(engine)
+            self.on_start(engine, False)
+            await child.gone()
+            if not self._lives_without(child) and not self.ended.done():
+                self.ended.set_result(child)
+        except EngineDiedError:
+            return
+        except ModelError as e:
+            child.kill(str(e))
+        finally:
+            del self._adopted[child.rank]
 
     async def stop(self) -> None:
         """End all processes."""
@@ -166,7 +194,7 @@ class EngineGroup:
             return child
         engine = self._engine(child, facts)
         self.engines.add(engine)
-        self.on_start(engine)
+        self.on_start(engine, True)
         logger.info("engine serves again rank=%d engine=%s", rank, facts.engine_id)
         return child
 

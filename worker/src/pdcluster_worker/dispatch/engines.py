@@ -129,7 +129,7 @@ class Engines:
         """Which engines do not serve while others do, in words; None when all or none serve."""
         if self.problem is not None:
             return None
-        down = {rank: f"is started again: {reason}" for rank, (_, reason) in self.lost.items()}
+        down = {rank: f"is lost: {reason}" for rank, (_, reason) in self.lost.items()}
         down |= {engine.rank: reason for engine in self if (reason := engine.client.problem)}
         said = "; ".join(f"engine {rank} {reason}" for rank, reason in sorted(down.items()))
         return f"{len(down)} of {len(self._engines | self.lost)} engines do not serve: {said}" if down else None

@@ -14,6 +14,7 @@ import grpc
 import msgspec
 
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
+from pdcluster_worker.dispatch.address import join_address
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.disaggregation import LOOK_SECONDS, Disaggregating
@@ -213,8 +214,3 @@ class Node:
         await self._directory.close()
         if self._grpc is not None:
             await self._grpc.stop(GRPC_GRACE_SECONDS)
-
-
-def join_address(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
