@@ -26,6 +26,7 @@ from pdcluster_worker.config import AdmissionPolicy, PolicyConfig, PrefillScoreP
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engines import Engine, Engines
 from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
@@ -114,6 +115,8 @@ class Backend:
 
     def alive(self) -> None: ...
 
+    def shortfall(self) -> None: ...
+
     def draining(self) -> bool:
         return False
 
@@ -127,7 +130,7 @@ def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -
         device=DEVICE,
         transport="tcp",
     )
-    worker = Worker("mixed", client, facts, "127.0.0.1:1", metrics, policy)
+    worker = Worker("mixed", Engines(Engine(client, facts, "127.0.0.1:1")), metrics, policy)
     worker.state = "ready"
     broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
     return Backend(Ingress(worker, DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list), list))

@@ -376,6 +376,12 @@ RULES = [
         at("spec.roles.prefill.engine.batchInvariant", True),
     ),
     Rule(
+        "spec.roles.decode",
+        "engine.prefillDelayer is for prefill and mixed workers: set it in roles.prefill.engine, or enabled: false for decode",
+        both(at("spec.engine.prefillDelayer", {}), at("spec.roles.decode.engine.prefillDelayer", {"enabled": False})),
+        at("spec.engine.prefillDelayer", {}),
+    ),
+    Rule(
         "spec.roles",
         "KV heads move between roles in whole slices: of engine.tensorParallelSize of prefill and decode let one divide the other",
         both(at("spec.engine.tensorParallelSize", 4), at("spec.roles.decode.engine.tensorParallelSize", 2)),

@@ -409,6 +409,21 @@ BAD = [
         "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
         "spec.roles.decode",
     ),
+    Wrong(
+        at("spec.engine", {"prefillDelayer": {"maxDelayPasses": 3}}),
+        "spec.roles.decode.engine.prefillDelayer: is for prefill and mixed workers, and this holds for decode; set it in roles.prefill",
+        "spec.roles.decode",
+    ),
+    Wrong(
+        at("spec.roles.prefill.engine", {"prefillDelayer": {"maxDelayPasses": 0}}),
+        "spec.roles.prefill.engine.prefillDelayer.maxDelayPasses: must be at least 1, not 0",
+        "spec.roles.prefill.engine.prefillDelayer.maxDelayPasses",
+    ),
+    Wrong(
+        at("spec.engine", {"dataParallelSize": 9}),
+        "spec.engine.dataParallelSize: must be at most 8, not 9; lower it",
+        "spec.engine.dataParallelSize",
+    ),
     Wrong(at("spec.engine", None), "spec.engine: is empty; give it a value or remove the key", None),
     Wrong(
         at("spec.engine", "big"), "spec.engine: must be a section of fields, not 'big'; write `field: value` lines below it", "spec.engine"

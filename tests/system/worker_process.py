@@ -101,6 +101,12 @@ class WorkerProcess:
         self.process.wait(END_SECONDS)
         wait_for(lambda: not _is_alive(engine_pid), END_SECONDS, f"the engine process of {self.name} is gone")
 
+    def engine_pid_of(self, rank: int) -> int:
+        """One of several engine processes."""
+        is_it = lambda child: child.status() != psutil.STATUS_ZOMBIE and ["--rank", str(rank)] == child.cmdline()[-2:]  # noqa: E731
+        (pid,) = (child.pid for child in _children(self.process.pid) if is_it(child))
+        return pid
+
     def kill_engine(self) -> None:
         """SIGKILL the engine process."""
         os.kill(self.engine_pid, signal.SIGKILL)

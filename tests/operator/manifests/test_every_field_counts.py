@@ -48,6 +48,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "deviceMemoryShare": 0.9,
     "numBlocks": 9,
     "threads": 3,
+    "dataParallelSize": 2,
     "transferBandwidth": 5,
     "verifyTransfers": True,
     "fenceTimeoutSeconds": 3.5,
@@ -56,7 +57,16 @@ ENGINE_VALUES: dict[str, Any] = {
     "admissionWatermark": 0.05,
     "tensorParallelSize": 2,
     "pipelineParallelSize": 2,
+    # On a decode worker it must be off.
+    "prefillDelayer": {
+        "enabled": False,
+        "maxDelayPasses": 3,
+        "maxDelayMilliseconds": 9,
+        "tokenUsageLowWatermark": 0.5,
+        "queueMinRatio": 0.25,
+    },
 }
+DELAYER: dict[str, Any] = ENGINE_VALUES["prefillDelayer"]
 
 SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
     {"longPrefillTokenThreshold": 50},
@@ -88,7 +98,11 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "roles.resources.limits": (NOTHING, at("spec.roles.decode.resources.limits", {"cpu": 1})),
     "roles.podTemplate": (NOTHING, at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}})),
     "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
-    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items()},
+    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items() if value is not DELAYER},
+    **{
+        f"engine.prefillDelayer.{name}": (NOTHING, at("spec.engine.prefillDelayer", {"enabled": False, name: value}))
+        for name, value in DELAYER.items()
+    },
     "engine.scheduler": (NOTHING, SARATHI),
     "engine.longPrefillTokenThreshold": (NOTHING, at("spec.engine.longPrefillTokenThreshold", 100)),
     "engine.chunkedPrefill": (NOTHING, at("spec.engine.chunkedPrefill", False)),

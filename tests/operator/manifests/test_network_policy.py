@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pdcluster_operator.api.sections import MAX_ENGINES
 from pdcluster_operator.manifests.render import Manifest
 from tests.operator.manifests.rendering import SITE, matches, pod_of, shared_of
 from tests.operator.object_cases import at
@@ -23,6 +24,9 @@ CASES = [
     (STRANGER, DECODE, HTTP, True),
     (NAMESAKE, PREFILL, HTTP, True),
     (PREFILL, DECODE, KV, True),
+    (PREFILL, DECODE, KV + MAX_ENGINES - 1, True),  # each engine of a worker has a port
+    (PREFILL, DECODE, KV + MAX_ENGINES, False),
+    (STRANGER, DECODE, KV + 1, False),
     (DECODE, PREFILL, GRPC, True),
     (DECODE, DECODE, GRPC, True),
     (STRANGER, DECODE, GRPC, False),
@@ -53,7 +57,8 @@ def is_open(source: Peer, target: Peer, port: int) -> bool:
     selecting = [policy["spec"] for policy in policies() if target[0] == "serving" and matches(policy["spec"]["podSelector"], target[1])]
     rules = [rule for spec in selecting for rule in spec["ingress"]]
     return not selecting or any(
-        port in [each["port"] for each in rule["ports"]] and ("from" not in rule or any(allows(peer, source) for peer in rule["from"]))
+        any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        and ("from" not in rule or any(allows(peer, source) for peer in rule["from"]))
         for rule in rules
     )
 

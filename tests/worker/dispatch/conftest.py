@@ -7,6 +7,7 @@ import pytest
 
 from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engines import Engine, Engines
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.metrics import Metrics
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
@@ -21,7 +22,7 @@ def engine() -> ScriptedEngine:
 async def worker(engine: ScriptedEngine) -> AsyncIterator[Worker]:
     client = EngineClient(engine)
     task = asyncio.create_task(client.run())
-    worker = Worker("decode", client, FACTS, "127.0.0.1:9100", Metrics(), PolicyConfig())
+    worker = Worker("decode", Engines(Engine(client, FACTS, "127.0.0.1:9100")), Metrics(), PolicyConfig())
     worker.state = "ready"
     yield worker
     task.cancel()

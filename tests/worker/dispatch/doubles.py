@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec.structs import replace
 
+from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.messages import (
     Device,
@@ -43,6 +45,11 @@ def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> Engi
 def steps_of(*steps: tuple[str, float], num_steps: int = 0, bytes_sent: int = 0) -> EngineStats:
     """Statistics of an engine that has made these steps since the last ones."""
     return replace(stats(free_blocks=0), steps=list(steps), num_steps=num_steps, bytes_sent=bytes_sent)
+
+
+def client_of(worker: Worker) -> EngineClient:
+    """The client of its lone engine."""
+    return worker.engines.first.client
 
 
 class ScriptedEngine:

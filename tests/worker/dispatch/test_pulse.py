@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
+from pdcluster_worker.dispatch.engines import Engine, Engines
 from pdcluster_worker.dispatch.pulse import Pulse
 from pdcluster_worker.dispatch.stall_watch import StallWatch
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import Abort, EngineInput, EngineOutput, Ping, Pong
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.testing import FakeClock
-from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats, steps_of
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, client_of, stats, steps_of
 
 
 class Scene:
@@ -27,14 +28,13 @@ class Scene:
         self.answers = True
         self.is_leaving = False
         worker.policy = type(worker.policy)(stall_seconds=4)
-        worker.stall_watch = StallWatch(self.clock, 0.0)
-        worker.engine.on_pong = worker.stall_watch.on_pong
+        worker.engines.first.stall_watch = StallWatch(self.clock, 0.0)
         engine.answer = self._answer
         self.told: list[tuple[bool, str | None]] = []
-        self.pulse = Pulse(worker, self._on_change, lambda: self.is_leaving)
+        self.pulse = Pulse(worker, worker.engines.first, self._on_change, lambda: self.is_leaving)
 
-    def _on_change(self, is_stalled: bool) -> None:
-        self.told.append((is_stalled, self.worker.engine.stalled))
+    def _on_change(self, _: Engine, is_stalled: bool) -> None:
+        self.told.append((is_stalled, client_of(self.worker).stalled))
 
     def _answer(self, message: EngineInput) -> Sequence[EngineOutput]:
         return [Pong(0, has_work=False)] if isinstance(message, Ping) and self.answers else []
@@ -62,7 +62,7 @@ def scene(worker: Worker, engine: ScriptedEngine) -> Scene:
 async def test_pulse_of_an_engine_that_answers_changes_nothing(scene: Scene) -> None:
     assert not any(await scene.look(30))
 
-    assert (scene.worker.engine.stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
+    assert (client_of(scene.worker).stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
     assert len([m for m in scene.engine.inputs if isinstance(m, Ping)]) == 30
 
 
@@ -70,11 +70,11 @@ async def test_pulse_pings_are_no_messages_that_statistics_know_of(scene: Scene)
     scene.engine.say(stats(8, num_inputs=0))
     await scene.look(3)
 
-    assert scene.worker.engine.is_reported  # else a drain would wait for a report that an idle engine does not make
+    assert client_of(scene.worker).is_reported  # else a drain would wait for a report that an idle engine does not make
 
 
 async def test_pulse_of_a_stalled_engine_fails_health_and_leaves_the_choice(scene: Scene) -> None:
-    backend = WorkerBackend("m", scene.worker.engine)
+    backend = WorkerBackend("m", scene.worker.engines)
     scene.answers = False
     await scene.look(5)
 
@@ -96,7 +96,7 @@ async def test_pulse_tells_peers_of_a_stall_at_once(scene: Scene) -> None:
 
 
 async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(scene: Scene) -> None:
-    client = scene.worker.engine
+    client = client_of(scene.worker)
     mailbox = client.open("r")
     scene.answers = False
     await scene.look(5)
@@ -119,8 +119,8 @@ async def test_pulse_of_an_engine_that_gets_on_again_serves_as_before(scene: Sce
     scene.engine.say(Pong(0, has_work=False))
     await scene.look(2)
 
-    assert (scene.worker.engine.stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
-    scene.worker.engine.open("r")
+    assert (client_of(scene.worker).stalled, scene.worker.load().state, scene.gauge) == (None, "ready", 0)
+    client_of(scene.worker).open("r")
     assert scene.told == [(True, None), (False, None)]  # of a stall before any request fails
 
 
@@ -142,12 +142,12 @@ async def test_pulse_margin_is_that_of_the_policy_in_force(scene: Scene) -> None
     scene.worker.policy = type(scene.worker.policy)(stall_seconds=100)
 
     assert not any(await scene.look(90))
-    assert scene.worker.engine.stalled is None
+    assert client_of(scene.worker).stalled is None
 
 
 async def test_worker_load_tells_progress_and_the_longest_step(worker: Worker, engine: ScriptedEngine) -> None:
     engine.say(steps_of(("prefill", 1.5), num_steps=3, bytes_sent=64))
-    while worker.engine.stats is None:
+    while client_of(worker).stats is None:
         await asyncio.sleep(0)
 
     assert (worker.load().progress, worker.load().longest_step_seconds) == (67, 1.5)
@@ -155,9 +155,9 @@ async def test_worker_load_tells_progress_and_the_longest_step(worker: Worker, e
 
 async def test_worker_knows_the_steps_of_the_warm_up(worker: Worker) -> None:
     facts = replace(FACTS, longest_step_seconds=7.5)
-    other = Worker("decode", worker.engine, facts, "127.0.0.1:9100", type(worker.metrics)(), worker.policy)
+    other = Worker("decode", Engines(Engine(client_of(worker), facts, "127.0.0.1:9100")), type(worker.metrics)(), worker.policy)
 
-    assert other.stall_watch.longest_step_seconds == 7.5
+    assert other.engines.first.stall_watch.longest_step_seconds == 7.5
 
 
 async def test_refusal_of_a_draining_worker_stays_that_of_a_drain(scene: Scene) -> None:

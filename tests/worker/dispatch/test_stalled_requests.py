@@ -32,7 +32,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
-from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of
 from tests.worker.dispatch.test_ingress import DecodePeer
 
 EPOCH = b"e" * 16
@@ -163,7 +163,7 @@ async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
     asked = asyncio.create_task(collect(dispatcher, "remote"))
     for _ in range(20):
         await asyncio.sleep(0)
-    worker.engine.stall("it stands still")
+    client_of(worker).stall("it stands still")
 
     with pytest.raises(EngineStalledError):
         await asked
@@ -183,7 +183,7 @@ async def ask(ingress: Ingress) -> list[int]:
 
 
 async def test_ingress_of_a_stalled_engine_relays_what_comes(worker: Worker, engine: ScriptedEngine) -> None:
-    worker.engine.stall("it stands still")
+    client_of(worker).stall("it stands still")
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
 
     assert await ask(make_ingress(worker, peer)) == [5]
@@ -191,7 +191,7 @@ async def test_ingress_of_a_stalled_engine_relays_what_comes(worker: Worker, eng
 
 
 async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker: Worker) -> None:
-    worker.engine.stall("it stands still")
+    client_of(worker).stall("it stands still")
     with pytest.raises(EngineStalledError, match="it stands still") as caught:
         await ask(make_ingress(worker))
 
@@ -201,9 +201,9 @@ async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker: Worker
 async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_stalls(worker: Worker) -> None:
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
     asked = asyncio.create_task(ask(make_ingress(worker, peer)))
-    while not worker.engine._mailboxes:
+    while not client_of(worker)._mailboxes:
         await asyncio.sleep(0)
-    worker.engine.stall("it stands still")
+    client_of(worker).stall("it stands still")
 
     assert await asked == [5]
 
@@ -213,7 +213,7 @@ async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_the_eng
     engine.answer = lambda m: [Tokens([Token("r", 7)])] if isinstance(m, Submit) else []
     async with aclosing(make_ingress(worker, peer).generate([SPEC], "auto")) as tokens:
         assert (await anext(tokens)).token.token_id == 7
-        worker.engine.stall("it stands still")
+        client_of(worker).stall("it stands still")
         with pytest.raises(EngineStalledError):
             await anext(tokens)
 
@@ -221,7 +221,7 @@ async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_the_eng
 
 
 async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(worker: Worker) -> None:
-    worker.engine.stall("it stands still")
+    client_of(worker).stall("it stands still")
     with pytest.raises(RequestError) as caught:
         await ask(make_ingress(worker, DecodePeer(STALLED)))
 

@@ -12,7 +12,7 @@ from pdcluster_worker.dispatch.worker import Worker, merge
 from pdcluster_worker.engine.messages import Abort, BlockEvents, TellBlocks
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.policy_file import PolicyFile
-from tests.worker.dispatch.doubles import ScriptedEngine, stats
+from tests.worker.dispatch.doubles import ScriptedEngine, client_of, stats
 
 
 async def test_worker_takes_requests_until_it_has_ended(worker: Worker) -> None:
@@ -39,16 +39,16 @@ async def test_worker_tells_of_each_request_that_begins(worker: Worker) -> None:
 async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_told(worker: Worker, engine: ScriptedEngine) -> None:
     assert worker.num_holding == 1  # the engine has not said yet what it holds
     engine.answer = lambda _: [stats(8, num_transfers=2, num_inputs=len(engine.inputs))]
-    worker.engine.send(Abort("r"))
+    client_of(worker).send(Abort("r"))
     assert worker.num_holding == 1
-    while worker.engine.stats is None:
+    while client_of(worker).stats is None:
         await asyncio.sleep(0)
     with worker.request():
         assert worker.num_holding == 3
 
     engine.answer = lambda _: [stats(8, num_inputs=1)]  # of before the message
-    worker.engine.send(Abort("r"))
-    while worker.engine.stats.num_transfers:
+    client_of(worker).send(Abort("r"))
+    while client_of(worker).stats.num_transfers:
         await asyncio.sleep(0)
     assert worker.num_holding == 1
 
@@ -68,11 +68,11 @@ async def test_worker_reports_a_change_of_state_at_once(worker: Worker, monkeypa
 async def test_worker_room_that_was_reported_before_the_wait_is_room(worker: Worker, engine: ScriptedEngine) -> None:
     """An engine that frees blocks and goes idle says so once, perhaps before anybody waits."""
     engine.say(stats(free_blocks=8))
-    while worker.engine.stats is None:
+    while client_of(worker).stats is None:
         await asyncio.sleep(0)
 
-    await asyncio.wait_for(worker.room("r", 8), 5)
-    waiting = asyncio.create_task(worker.room("r", 9))
+    await asyncio.wait_for(worker.room(worker.engines.first, "r", 8), 5)
+    waiting = asyncio.create_task(worker.room(worker.engines.first, "r", 9))
     await asyncio.sleep(0)
     assert not waiting.done()
     engine.say(stats(free_blocks=9))
@@ -88,20 +88,20 @@ async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks
         return [gauge.collect()[0].samples[0].value for gauge in gauges]
 
     engine.say(stats(free_blocks=1))
-    while worker.engine.stats is None:
+    while client_of(worker).stats is None:
         await asyncio.sleep(0)
     for n in range(ASKING_HEADS + 2):
         worker.credit_queue.add(f"r{n}", 30 + n, 0)
     assert shown() == [0, 10, 345]
 
-    waiting = [asyncio.create_task(worker.room("r2", 8))]
+    waiting = [asyncio.create_task(worker.room(worker.engines.first, "r2", 8))]
     await asyncio.sleep(0)
     assert shown() == [1, 9, 313]
     load = worker.load()
     assert (load.num_waiting, load.waiting_tokens, load.credit_queue_requests, load.credit_queue_tokens) == (1, 32, 9, 313)
 
     # When none of those that may ask does, nobody behind them can.
-    waiting += [asyncio.create_task(worker.room(f"r{n}", 8)) for n in range(ASKING_HEADS) if n != 2]
+    waiting += [asyncio.create_task(worker.room(worker.engines.first, f"r{n}", 8)) for n in range(ASKING_HEADS) if n != 2]
     await asyncio.sleep(0)
     assert shown() == [10, 0, 0]
 
@@ -110,12 +110,18 @@ async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks
     assert shown() == [0, 10, 345]
 
 
-async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(
+    worker: Worker, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
-    worker._on_blocks(BlockEvents([b"a", b"b"], [], 1))
+    engine.say(BlockEvents([b"a", b"b"], [], 1))
+    while not worker.engines.hashes():
+        await asyncio.sleep(0)
     async with aclosing(worker.reports()) as reports:
         first = await anext(reports)
-        worker._on_blocks(BlockEvents([b"c"], [b"a"], 2))
+        engine.say(BlockEvents([b"c"], [b"a"], 2))
+        while b"c" not in worker.engines.hashes():
+            await asyncio.sleep(0)
         second = await anext(reports)
 
     assert (first.snapshot, set(first.stored)) == (True, {b"a", b"b"})
@@ -142,26 +148,30 @@ async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_it
     engine.answer = lambda message: [BlockEvents([b"d"], [], 5, is_cleared=True)] if isinstance(message, TellBlocks) else ()
     async with aclosing(worker.reports()) as reports, asyncio.timeout(5):
         await anext(reports)
-        worker._on_blocks(BlockEvents([b"a"], [], 1))
-        worker._on_blocks(BlockEvents([b"b"], [b"a"], 1))
-        assert worker.blocks.hashes("") == {b"a"}
+        engine.say(BlockEvents([b"a"], [], 1))
+        engine.say(BlockEvents([b"b"], [b"a"], 1))
+        while not worker.engines.hashes():
+            await asyncio.sleep(0)
         assert (await anext(reports)).stored == (b"a",)
-        worker._on_blocks(BlockEvents([b"c"], [], 3))
-        worker._on_blocks(BlockEvents([b"d"], [], 4))
-        assert worker.blocks.hashes("") == {b"a"}
-        while worker.blocks.hashes("") != {b"d"}:
+        engine.say(BlockEvents([b"c"], [], 3))
+        engine.say(BlockEvents([b"d"], [], 4))
+        while worker.engines.hashes() != {b"d"}:
+            assert worker.engines.hashes() == {b"a"}
             await asyncio.sleep(0)
         report = await anext(reports)
         assert (report.stored, report.removed, report.snapshot) == ((b"d",), (), True)
     assert engine.inputs == [TellBlocks()]
 
 
-async def test_worker_cached_tokens_leaves_one_token_to_compute(worker: Worker) -> None:
-    worker._on_blocks(BlockEvents([b"0", b"1"], [], 1))
+async def test_worker_cached_tokens_leaves_one_token_to_compute(worker: Worker, engine: ScriptedEngine) -> None:
+    engine.say(BlockEvents([b"0", b"1"], [], 1))
+    while not worker.engines.hashes():
+        await asyncio.sleep(0)
+    engines, first = worker.engines, worker.engines.first
 
-    assert worker.cached_tokens([b"0", b"1"], 8) == 4  # block-aligned: the last block is computed again
-    assert worker.cached_tokens([b"0", b"1"], 9) == 8
-    assert worker.cached_tokens([b"x", b"1"], 9) == 0
+    assert engines.cached_tokens(first, [b"0", b"1"], 8) == 4  # block-aligned: the last block is computed again
+    assert engines.cached_tokens(first, [b"0", b"1"], 9) == 8
+    assert engines.cached_tokens(first, [b"x", b"1"], 9) == 0
 
 
 def test_policy_file_takes_good_changes_and_keeps_the_last_good_one(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class ScriptedBackend:
     aborted: list[str] = field(default_factory=list)
     not_ready: str | None = None
     dead: str | None = None
+    short: str | None = None
     drains: bool = False
 
     def ready(self) -> str | None:
@@ -84,6 +85,9 @@ class ScriptedBackend:
 
     def alive(self) -> str | None:
         return self.dead
+
+    def shortfall(self) -> str | None:
+        return self.short
 
     def draining(self) -> bool:
         return self.drains

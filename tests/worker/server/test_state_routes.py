@@ -26,6 +26,14 @@ async def test_health_follows_the_engine(rig, http):
     assert (await http.get("/ready")).json()["reason"] == "engine process ended with 137"
 
 
+async def test_health_of_a_worker_that_serves_says_what_falls_short(rig, http):
+    rig.backend.short = "1 of 2 engines do not serve: engine 0 is lost: it ended"
+
+    for route in ("/health", "/ready"):
+        response = await http.get(route)
+        assert (response.status_code, response.json()) == (200, {"status": "ok", "reason": rig.backend.short})
+
+
 async def test_ready_says_why_not(rig, http):
     assert (await http.get("/ready")).status_code == 200
     rig.backend.not_ready = "loading weights"

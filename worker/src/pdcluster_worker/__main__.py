@@ -23,10 +23,17 @@ def main() -> int:
     arguments = _parser().parse_args()
     start_logging()
     try:
+        if arguments.headless:
+            from pdcluster_worker import engine_process
+
+            status = engine_process.run_headless(arguments.engine_config, arguments.head)
+            logging.shutdown()
+            os._exit(status)
         if arguments.engine is not None:
             from pdcluster_worker import engine_process  # torch is for the engine process only
 
-            status = engine_process.run(arguments.engine_config, arguments.engine, arguments.dtype)
+            place = engine_process.EnginePlace(arguments.rank, arguments.board)
+            status = engine_process.run(arguments.engine_config, arguments.engine, arguments.dtype, place)
             logging.shutdown()
             # Nothing is left to save, and the interpreter's own end would report what torch's libraries leak at exit.
             os._exit(status)
@@ -45,8 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pdcluster_worker", description="One prefill, decode or mixed worker of a PDCluster.")
     parser.add_argument("--engine-config", type=Path, required=True, metavar="FILE", help="engine file, immutable while the worker runs")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy file, watched for changes")
+    parser.add_argument("--headless", action="store_true", help="run one engine whose requests come from the worker at --head")
+    parser.add_argument("--head", metavar="HOST:PORT", help="listen.head of that worker")
     parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)  # run the engine process against this ZMQ address
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=argparse.SUPPRESS)  # it computes in that
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)  # its place among the engines of its worker
+    parser.add_argument("--board", type=int, help=argparse.SUPPRESS)  # descriptor of the memory that these share
     return parser
 
 

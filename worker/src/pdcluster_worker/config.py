@@ -38,6 +38,10 @@ Weight = Annotated[float, msgspec.Meta(ge=0.0)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 MAX_RANKS = 8
 """Of one engine: the accelerators of one machine."""
+Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+
+MAX_ENGINES = 8
+"""Engine processes of one worker at most: each has a KV port of its own, from `listen.kv` on."""
 
 ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
 NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
@@ -75,6 +79,20 @@ class ChunkScheduleConfig(_Section, frozen=True):
             raise ValueError(f"chunkSchedule: low ({self.low}) must be at most high ({self.high})")
 
 
+class PrefillDelayerConfig(_Section, frozen=True):
+    """How long new prompts are held back so that they are prefilled together; see `engine.prefill_delayer`.
+
+    token_usage_low_watermark: below that share of used KV blocks none is held back; None = off.
+    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run; None = off.
+    """
+
+    enabled: bool = True
+    max_delay_passes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 30
+    max_delay_milliseconds: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
+    token_usage_low_watermark: Share | None = None
+    queue_min_ratio: Share | None = None
+
+
 class EngineConfig(_Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
@@ -83,6 +101,7 @@ class EngineConfig(_Section, frozen=True):
     kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
     device_memory_share: of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there.
     threads:             CPU threads of the model; 0 = from the cgroup limit.
+    data_parallel_size:  engine processes of this worker, which share its threads, KV memory and transfer bandwidth (`data_parallel`).
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay quarantined).
     admission_watermark: share of the KV blocks left free by an admission beside others [V7].
@@ -90,6 +109,7 @@ class EngineConfig(_Section, frozen=True):
     scheduler and the fields below it: see `engine.settings.SchedulerSettings`.
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
     pipeline_parallel_size: stages of layers, each of so many ranks.
+    prefill_delayer:     of a prefill or mixed worker; None = prompts are not held back.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -99,9 +119,10 @@ class EngineConfig(_Section, frozen=True):
     max_model_len: Positive | None = None
     prefix_caching: bool = True
     kv_cache_memory: Positive = 1 << 30
-    device_memory_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
+    device_memory_share: Share | None = None
     num_blocks: Positive | None = None
     threads: Natural = 0
+    data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] = 1
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
@@ -115,6 +136,7 @@ class EngineConfig(_Section, frozen=True):
     admission_watermark: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     tensor_parallel_size: Ranks = 1
     pipeline_parallel_size: Ranks = 1
+    prefill_delayer: PrefillDelayerConfig | None = None
 
     def __post_init__(self) -> None:
         if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
@@ -130,6 +152,10 @@ class EngineConfig(_Section, frozen=True):
             wrong = wrong_sizes(scheduler, self.max_batched_tokens, most)
         if wrong:
             raise ValueError(wrong)
+        if self.num_blocks is not None and self.num_blocks < self.data_parallel_size:
+            raise ValueError(
+                f"numBlocks ({self.num_blocks}) must be at least dataParallelSize ({self.data_parallel_size}): engines share them"
+            )
 
     @property
     def scheduler_settings(self) -> SchedulerSettings:
@@ -148,6 +174,7 @@ class EngineConfig(_Section, frozen=True):
 class ListenConfig(_Section, frozen=True):
     """Where to listen; port 0 = any free port, announced in etcd.
 
+    head:     where headless engines on other hosts join (docs/parallel.md); None = none may
     api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
     """
 
@@ -155,6 +182,7 @@ class ListenConfig(_Section, frozen=True):
     http: Port = 8000
     grpc: Port = 9000
     kv: Port = 9100
+    head: Port | None = None
     api_keys: str | None = None
 
 
@@ -195,6 +223,11 @@ class WorkerConfig(_Section, frozen=True):
     gpu: str = NO_ACCELERATOR
     engine: EngineConfig = EngineConfig()
     listen: ListenConfig = ListenConfig()
+
+    def __post_init__(self) -> None:
+        delayer = self.engine.prefill_delayer
+        if self.role == "decode" and delayer is not None and delayer.enabled:
+            raise ValueError("engine.prefillDelayer is for prefill and mixed workers, not for decode: remove it or set enabled: false")
 
 
 class OffloadPolicy(_PolicySection, frozen=True):

@@ -12,12 +12,15 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
 
-from pdcluster_worker.config import WorkerConfig, load_worker_config
+from pdcluster_worker.config import Identity, PrefillDelayerConfig, WorkerConfig, load_worker_config
+from pdcluster_worker.data_parallel import share_of
 from pdcluster_worker.early_end import die_with_parent
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
@@ -32,18 +35,50 @@ from pdcluster_worker.engine.messages import (
     Pong,
     Stop,
 )
+from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.window import most_tokens
-from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
+from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
+from pdcluster_worker.head_line.mailbox import HeadMailbox
+from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.loader import DType, ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.rank_board import RankBoard
 from pdcluster_worker.transfer.tcp import TcpTransport
 
 logger = logging.getLogger(__name__)
 
 RANK_GRACE_SECONDS = 0.7
 """For the engine's last words when one of its ranks is gone; then the process ends, whatever it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """An engine among those of its worker.  board: descriptor of the memory that they share; None = there is none."""
+
+    rank: int = 0
+    board: int | None = None
+
+
+class EngineMailbox(Protocol):
+    """The engine's end of its line to a server process."""
+
+    def wake(self) -> None:
+        """End the present or next wait; safe from any thread."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
+        ...
+
+    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
+        """All messages that have arrived; waits for the first at most that long (None: without limit)."""
+        ...
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        """Hand over; never waits."""
+        ...
 
 
 class Mailbox:
@@ -94,7 +129,7 @@ class Mailbox:
         self._context.term()
 
 
-def run(config_path: Path, address: str, dtype: DType) -> int:
+def run(config_path: Path, address: str, dtype: DType, place: EnginePlace) -> int:
     """Run one engine, which computes in `dtype`.
 
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
@@ -103,7 +138,8 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     die_with_parent()
     mailbox = Mailbox(address)
     try:
-        _serve(_in_dtype(load_worker_config(config_path), dtype), mailbox)
+        config = _in_dtype(load_worker_config(config_path), dtype)
+        _serve(share_of(config, place.rank), mailbox, place)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -123,7 +159,40 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     return 0
 
 
-def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
+def run_headless(config_path: Path, head: str | None) -> int:
+    """Run one engine for the worker at `head`, host:port, until that is gone.
+
+    Returns the exit status: 0 told to stop, 1 the head is gone or refuses, 2 and 3 as `run`.
+    """
+    host, _, port = (head or "").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--headless needs --head HOST:PORT, the listen.head of a worker, not {head!r}")
+    config, identity = load_worker_config(config_path), Identity.from_env()
+    hello = Hello(VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address)
+    try:
+        mailbox = HeadMailbox((host.strip("[]"), int(port)), config.tls, hello)
+        try:
+            dtype: DType = "bfloat16" if mailbox.answer.dtype == "bfloat16" else "float32"
+            alone = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, data_parallel_size=1))
+            _serve(_in_dtype(alone, dtype), mailbox, EnginePlace())
+        except LineError:
+            raise
+        except EngineBrokenError as e:
+            logger.error("engine failed: %s", e)
+            mailbox.send([EngineFailed(str(e))])
+            return 1
+        except WorkerError as e:
+            mailbox.send([EngineFailed(str(e))])
+            raise
+        finally:
+            mailbox.close()
+    except LineError as e:
+        logger.error("%s", e)  # the last line of the log
+        return 1
+    return 0
+
+
+def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
@@ -144,7 +213,8 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         clock=time.monotonic,
     )
     settings = _settings(config, info, memory.num_blocks)
-    core = EngineCore(settings, runner, transport, time.monotonic)
+    delayer = _delayer(config.engine.prefill_delayer, place)
+    core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer)
     ready = _ready(engine_id, transport.port, runner, settings, device)
     mailbox.send([ready, *core.step()])
     gc.collect()
@@ -156,14 +226,14 @@ def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
         runner.close()
 
 
-def _end_soon(mailbox: Mailbox, reason: str) -> None:
+def _end_soon(mailbox: EngineMailbox, reason: str) -> None:
     """A rank process of this engine is gone: end within a second, also where the loop waits for it in a step or at start."""
     mailbox.fail(reason)
     time.sleep(RANK_GRACE_SECONDS)
     os._exit(1)
 
 
-def loop(core: EngineCore, mailbox: Mailbox) -> None:
+def loop(core: EngineCore, mailbox: EngineMailbox) -> None:
     """Until a Stop is read."""
     while True:
         for message in mailbox.receive(0.0 if core.has_work else core.next_wake_seconds()):
@@ -199,6 +269,19 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
         admission_watermark=engine.admission_watermark,
         window=info.window,
     )
+
+
+def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> PrefillDelayer | None:
+    if config is None or not config.enabled:
+        return None
+    board = OwnBoard() if place.board is None else RankBoard(place.board, place.rank, time.monotonic)
+    settings = DelayerSettings(
+        max_delay_passes=config.max_delay_passes,
+        max_delay_seconds=config.max_delay_milliseconds / 1000,
+        token_usage_low_watermark=config.token_usage_low_watermark,
+        queue_min_ratio=config.queue_min_ratio,
+    )
+    return PrefillDelayer(settings, board)
 
 
 def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSettings, device: Device) -> EngineReady:

@@ -37,6 +37,9 @@ _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 
+_PASSES = (0, 5, 10, 20, 28, 29, 50, 100, 500, 1000, 9999)  # 28, 29: one below the default bound, and it
+_DELAYS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)  # [S7], and shorter ones
+
 
 class Metrics:
     """One registry and everything in it."""
@@ -76,10 +79,6 @@ class Metrics:
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
         self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
         self.engine_scheduler_info = self._gauge("engine_scheduler_info", "1 for what schedules the engine", "scheduler", "policy")
-        self.device_memory_bytes = self._gauge(
-            "device_memory_bytes", "memory of a GPU, used by all of its processes or there", "device", "state"
-        )
-        self.device_utilization_ratio = self._gauge("device_utilization_ratio", "share of the last moment with work on a GPU", "device")
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
         self.engine_stalled = self._gauge("engine_stalled", "1 while the engine stands still, else 0")
         self.draining = self._gauge(
@@ -115,9 +114,35 @@ class Metrics:
         self.request_rejected = self._counter("request_rejected", "requests refused before any work", "reason")
         self.request_success = self._counter("request_success", "requests that ended well", "finish_reason")
         self.peer_refused = self._counter("peer_refused", "pairs refused by the handshake", "reason")
+        self._add_device()
+        self._add_engines()
+        self._add_delayer()
         for name, values in _FIRST_VALUES.items():
             for value in values:
                 getattr(self, name).labels(value)
+
+    def _add_engines(self) -> None:
+        """Of several engine processes of one worker; their ranks are bounded by the setting."""
+        self.engine_up = self._gauge("engine_up", "1 while that engine process of this worker serves, else 0", "engine")
+        self.engine_requests = self._counter("engine_requests", "requests given to each engine process of this worker", "engine")
+        self.engine_restarts = self._counter("engine_restarts", "engine processes started again beside others that served on", "engine")
+
+    def _add_device(self) -> None:
+        self.device_memory_bytes = self._gauge(
+            "device_memory_bytes", "memory of a GPU, used by all of its processes or there", "device", "state"
+        )
+        self.device_utilization_ratio = self._gauge("device_utilization_ratio", "share of the last moment with work on a GPU", "device")
+
+    def _add_delayer(self) -> None:
+        self.prefill_delayer_outcomes = self._counter(
+            "prefill_delayer_outcomes", "passes of the prefill delayer", "prefillable", "allowed", "reason", "executed"
+        )
+        self.prefill_delayer_wait_passes = Histogram(
+            "pdcluster_prefill_delayer_wait_passes", "passes for which prompts were held back", registry=self.registry, buckets=_PASSES
+        )
+        self.prefill_delayer_wait_seconds = Histogram(
+            "pdcluster_prefill_delayer_wait_seconds", "time for which prompts were held back", registry=self.registry, buckets=_DELAYS
+        )
 
     def watch_gpu(self, device: Device, use: Callable[[], GpuUse | None]) -> None:
         """Export memory and work of a GPU, asked at each scrape; nothing of a CPU or where the driver does not say."""

@@ -28,11 +28,16 @@ import uvloop
 from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.asked_device import asked_device, check_gpu
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig, load_worker_config
+from pdcluster_worker.data_parallel import has_board, thread_share
+from pdcluster_worker.dispatch.address import join_address
 from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
-from pdcluster_worker.dispatch.node import Node, join_address
-from pdcluster_worker.dispatch.pulse import Pulse
+from pdcluster_worker.dispatch.engine_group import Child, EngineGroup
+from pdcluster_worker.dispatch.engines import Engine
+from pdcluster_worker.dispatch.head_door import HeadDoor
+from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.pulse import Pulse, Pulses
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
@@ -41,6 +46,7 @@ from pdcluster_worker.peers.dtype import DType, agreed_dtype, read_native_dtype,
 from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.policy_file import PolicyFile
+from pdcluster_worker.rank_board import create_board
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.run import HttpServer, serve
@@ -99,30 +105,43 @@ class ServerProcess:
         self._identity = identity
         self._files = files
         self._metrics = Metrics()
+        self._board = create_board(config.engine.data_parallel_size) if has_board(config.engine) else None
+        self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
 
     async def run(self) -> int:
         """Serve; see the module."""
-        engine = EngineChild(self._config_path, wait_environment(self._config.engine.threads, os.environ))
-        backend = WorkerBackend(self._config.model.name, engine.client)
+        group = EngineGroup(self._config.engine.data_parallel_size, self._new_child, self._address)
+        backend = WorkerBackend(self._config.model.name, group.engines)
         stop, hurry = _signals()
         http = await self._serve_http(backend)
         try:
-            life = asyncio.create_task(self._live(engine, backend, http, stop))
+            life = asyncio.create_task(self._live(group, backend, http, stop))
             hurried = asyncio.create_task(hurry.wait())
-            ends: set[asyncio.Future[Any]] = {life, engine.exit_status, engine.killed, hurried}
+            ends: set[asyncio.Future[Any]] = {life, group.ended, hurried}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if engine.killed.done():
+            if group.ended.done() and group.ended.result().killed.done():
                 await _let_relayed_end(http, hurried)
             # Whichever ended first, life closes its node on the way out: the lease is revoked.
             life.cancel()
             with contextlib.suppress(asyncio.CancelledError, EngineDiedError):
                 await life
-            if engine.client.died is not None:
-                await _engine_end(engine)
+            if (failed := group.failed) is not None:
+                await _engine_end(failed)
             return 0 if stop.is_set() else 1
         finally:
             await http.close()
-            await engine.stop()
+            await group.stop()
+
+    def _new_child(self, rank: int) -> EngineChild:
+        engine = self._config.engine
+        environment = wait_environment(thread_share(engine), os.environ, engine.data_parallel_size)
+        child = EngineChild(self._config_path, environment, rank, self._board)
+        self._engine_metrics.forget(rank)  # a new process counts from 0
+        child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, rank))
+        return child
+
+    def _address(self, port: int) -> str:
+        return join_address(self._identity.address, port)
 
     async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
         listen, files = self._config.listen, self._files
@@ -157,45 +176,66 @@ class ServerProcess:
         self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
         return dtype
 
-    async def _live(self, engine: EngineChild, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
+    async def _live(self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
         """From the engine's loading to the end of the last request."""
-        engine.client.on_stats.append(EngineMetrics(self._metrics, time.monotonic).update)
         dtype = await _unless(stop, self._dtype(backend))
         if dtype is None:
             return
-        await engine.start(dtype)
-        # The engine runs on every core: a server process that takes one in the middle of a step holds up all its threads.
+        await group.start(dtype)
+        # Engines run on every core: a server process that takes one in the middle of a step holds up all its threads.
         os.nice(SERVER_NICENESS)
-        facts = await _unless(stop, engine.client.ready())
-        if facts is None:
+        engines = await _unless(stop, group.ready())
+        if engines is None:
             return
-        backend.engine_is_ready(facts)
+        backend.engines_are_ready()
+        facts = engines.first.facts
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
         self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
         if facts.device.kind == "cuda":
             self._metrics.watch_gpu(facts.device, Gpu().use)
-        kv_address = join_address(self._identity.address, facts.kv_port)
-        worker = Worker(self._config.role, engine.client, facts, kv_address, self._metrics, self._files.policy.current)
+        worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current)
         node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
         watching = [
             asyncio.create_task(self._files.policy.watch(node.set_policy), name="policy file"),
             asyncio.create_task(self._files.credentials.watch(), name="certificates"),
             asyncio.create_task(self._files.api_keys.watch(), name="API keys"),
-            asyncio.create_task(_kill_when_lost(engine, Pulse(worker, node.on_stall, stop.is_set)), name="pulse"),
         ]
+        pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)
+        self._follow(group, pulses, worker)
+        door = HeadDoor(self._config, dtype, group)
         try:
+            if self._config.listen.head is not None:
+                await door.open(self._config.listen.head)
             await node.join(http.port)
             backend.serve(node)
             await stop.wait()
+            group.leave()
             await _leave(node, http)
         finally:
             for task in watching:
                 task.cancel()
+            await door.close()
+            pulses.close()
             await node.close()
 
+    def _follow(self, group: EngineGroup, pulses: Pulses, worker: Worker) -> None:
+        """Watch each engine while it lives, and say which serve."""
 
-async def _kill_when_lost(engine: EngineChild, pulse: Pulse) -> None:
-    engine.kill(await pulse.lost())
+        def on_start(engine: Engine, is_again: bool) -> None:
+            self._metrics.engine_restarts.labels(str(engine.rank)).inc(int(is_again))
+            if engine.rank >= self._config.engine.data_parallel_size:
+                engine.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, engine.rank))
+            pulses.start(engine)
+            worker.engines_changed()
+
+        def on_end(engine: Engine) -> None:
+            self._engine_metrics.forget(engine.rank)
+            pulses.end(engine)
+            worker.engines_changed()
+
+        group.on_start, group.on_end = on_start, on_end
+        for engine in group.engines:
+            pulses.start(engine)
 
 
 async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> None:
@@ -252,7 +292,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return stop, hurry
 
 
-async def _engine_end(engine: EngineChild) -> NoReturn:
+async def _engine_end(engine: Child) -> NoReturn:
     """Raise the engine's last words: as the error that its exit status stands for, else as EngineDiedError."""
     with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
         status = await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS)

@@ -19,12 +19,13 @@ SPIN_COUNT = 20_000
 """Turns of a spin before a thread sleeps, about 0.9 ms: 5,000 were too few on one CPU, and it bounds what a spin can take."""
 
 
-def wait_environment(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
+def wait_environment(threads: int, environment: Mapping[str, str], engines: int = 1) -> dict[str, str]:
     """Environment of an engine process beyond `environment`, whose own values win.
 
-    threads: of the model as configured; 0 = from the machine.
+    threads: of the model in this process; 0 = from the machine.
+    engines: of the worker, which share its cores evenly.
     """
-    own = own_cores(environment, process_limits())
+    own = own_cores(environment, process_limits()) / engines
     wanted = {"OMP_WAIT_POLICY": "PASSIVE"}
     if spins(threads or available_threads(), own):
         wanted["GOMP_SPINCOUNT"] = str(SPIN_COUNT)

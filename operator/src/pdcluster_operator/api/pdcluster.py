@@ -172,6 +172,13 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _delayer_has_prompts_to_delay(self) -> Self:
+        if self.roles.decode is None or (delayer := self.engine_of("decode").prefill_delayer) is None or not delayer.enabled:
+            return self
+        fix = "set it in roles.prefill.engine, or enabled: false for decode"
+        raise rule("is for prefill and mixed workers, and this holds for decode", fix, at="roles.decode.engine.prefillDelayer")
+
+    @model_validator(mode="after")
     def _cuda_has_an_accelerator(self) -> Self:
         for name, role in self.roles.present().items():
             for index, pool in enumerate(role.pools):

@@ -112,6 +112,25 @@ class AcceleratorSpec(Section):
     node_labels: dict[str, str] = Field(default_factory=dict)
 
 
+MAX_ENGINES = 8
+"""Of one worker: each has a KV port of its own, which the network policy knows."""
+
+
+class PrefillDelayerSpec(Section):
+    """How long new prompts are held back so that they are prefilled together.
+
+    max_delay_passes:          steps of the engine for which a prompt is held back, less one
+    token_usage_low_watermark: below that share of used KV blocks none is held back; None = off
+    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run; None = off
+    """
+
+    enabled: bool = True
+    max_delay_passes: Annotated[int, Field(ge=1, le=10_000)] = 30
+    max_delay_milliseconds: Annotated[int, Field(ge=1, le=600_000)] = 5000
+    token_usage_low_watermark: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    queue_min_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+
+
 class EngineSpec(Section):
     """Sizes of the engine.  On a role, only the values that are given count: they go over those of `spec.engine`.
 
@@ -124,6 +143,7 @@ class EngineSpec(Section):
     device_memory_share:   of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there
     num_blocks:            KV blocks; None = as many as the memory for them holds
     threads:               CPU threads of the model; 0 = from the machine
+    data_parallel_size:    engine processes of one worker, which share its threads, KV memory and bandwidth
     transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
     verify_transfers:      send and compare a checksum of every KV transfer
     fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
@@ -138,6 +158,7 @@ class EngineSpec(Section):
     chunk_schedule:        chunk sizes by how far a prompt is; for sarathi
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each
     pipeline_parallel_size: stages of layers, each of so many ranks
+    prefill_delayer:       of prefill and mixed workers; None = prompts are not held back
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -150,6 +171,7 @@ class EngineSpec(Section):
     device_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     num_blocks: Positive | None = None
     threads: Natural = 0
+    data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
     transfer_bandwidth: Natural = 0
     verify_transfers: bool = False
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
@@ -163,6 +185,7 @@ class EngineSpec(Section):
     admission_watermark: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     tensor_parallel_size: Ranks = 1
     pipeline_parallel_size: Ranks = 1
+    prefill_delayer: PrefillDelayerSpec | None = None
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""

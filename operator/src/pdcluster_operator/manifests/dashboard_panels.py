@@ -81,6 +81,9 @@ _PHASE_TIME = _rate("engine_phase_seconds", f"{_BY}, phase", f"{_POOL} {{{{phase
 _FAILED_ROWS = _rate("engine_failed_rows", "reason", "{{reason}}")
 
 _DEVICES = Query(f"count by ({_BY}, device, name) (pdcluster_engine_device_info{{$scope}})", f"{_POOL} {{{{device}}}} {{{{name}}}}")
+_SCHEDULERS = Query(
+    f"count by ({_BY}, scheduler, policy) (pdcluster_engine_scheduler_info{{$scope}})", f"{_POOL} {{{{scheduler}}}} {{{{policy}}}}"
+)
 
 _USERS = (
     Panel("Time to first token", "Arrival to first token, at the ingress.", "s", _quantiles("time_to_first_token_seconds")),
@@ -135,6 +138,17 @@ _ENGINES = (
     Panel("Prefix cache hits", "Share of looked up tokens.", "percentunit", (_PREFIX_HITS,)),
     Panel("Prefix cache evictions", "Cached blocks taken for other tokens, per second.", "short", (_rate("prefix_cache_evictions"),)),
     Panel("Preemptions", "Per second.", "short", (_rate("preemptions"),)),
+    Panel("Engines that serve", "Processes of all workers.", "short", _total("engine_up")),
+    Panel(
+        "Requests by engine",
+        "Of workers with several: how evenly they are given work.",
+        "reqps",
+        (_rate("engine_requests", "engine", "engine {{engine}}"),),
+    ),
+    Panel("Engines started again", "Per second.", "short", (_rate("engine_restarts"),)),
+    Panel("Prefill delayer", "Passes per second, by reason.", "short", (_rate("prefill_delayer_outcomes", "reason", "{{reason}}"),), True),
+    Panel("Prompts held back", "By the prefill delayer.", "s", _quantiles("prefill_delayer_wait_seconds"), True),
+    Panel("Passes held back", "By the prefill delayer.", "short", _quantiles("prefill_delayer_wait_passes"), True),
     Panel("Engine busy", "Share of time in a step.", "percentunit", _mean("engine_busy_ratio")),
     Panel("Engine step", "p95, by kind of step.", "s", (_STEPS,)),
     Panel("Engine steps", "Per second.", "short", (_rate("engine_steps"),)),
@@ -142,6 +156,7 @@ _ENGINES = (
     Panel("Tokens in a step", "p95, by kind; of the steps that have some of it.", "short", (_STEP_TOKENS,)),
     Panel("Tokens computed", "Per second, by kind; recomputed ones were lost to a preemption.", "short", (_KINDS,)),
     Panel("Devices", "Workers by what their engines compute on.", "short", (_DEVICES,)),
+    Panel("Schedulers", "Workers by what schedules their engines.", "short", (_SCHEDULERS,)),
     Panel("GPU memory", "Of all processes, and in all.", "bytes", _total("device_memory_bytes", f"{_BY}, state", f"{_POOL} {{{{state}}}}")),
     Panel("GPU utilization", "Time in which a kernel ran, mean of the pool.", "percentunit", _mean("device_utilization_ratio")),
     Panel("Engine dtype", "Workers by what they compute in, and whether their CPU does so natively.", "short", (_DTYPES,)),

@@ -1,6 +1,7 @@
 """NetworkPolicies: who may connect to what.  Ingress only: where pods connect to is left open."""
 
 from pdcluster_operator.api.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_operator.api.sections import MAX_ENGINES
 from pdcluster_operator.manifests.child_names import etcd_policy_name, policy_name
 from pdcluster_operator.manifests.objects import (
     ETCD_CLIENT_PORT,
@@ -14,6 +15,9 @@ from pdcluster_operator.manifests.objects import (
     workers_selector,
 )
 
+_KV_PORTS: Manifest = {"port": KV_PORT, "endPort": KV_PORT + MAX_ENGINES - 1, "protocol": "TCP"}
+"""Of all engines of a worker, as many as any revision may have."""
+
 _KIND = "networking.k8s.io/v1/NetworkPolicy"
 
 
@@ -22,7 +26,7 @@ def workers_policy(owner: Owner) -> Manifest:
     workers = workers_selector(owner.name)
     rules = [
         {"ports": _ports(HTTP_PORT)},
-        {"ports": _ports(GRPC_PORT, KV_PORT), "from": [{"podSelector": workers}]},
+        {"ports": [*_ports(GRPC_PORT), _KV_PORTS], "from": [{"podSelector": workers}]},
     ]
     return new_object(_KIND, policy_name(owner.name), owner, cluster_labels(owner.name, "ingress"), spec=_spec(workers, rules))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engines import Engines
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.engine.messages import Device, EngineReady, RequestSpec
 from pdcluster_worker.errors import RequestError
@@ -12,7 +12,7 @@ from pdcluster_worker.peers.types import Generated, PrefillMode
 class WorkerBackend:
     """Implements `server.backend.Backend`.  waits_for: why it is not ready until it serves"""
 
-    def __init__(self, model_name: str, engine: EngineClient) -> None:
+    def __init__(self, model_name: str, engines: Engines) -> None:
         self.model_name = model_name
         self.max_model_len = 0
         self.context_note = ""
@@ -20,14 +20,14 @@ class WorkerBackend:
         self.device: Device | None = None
         self.scheduler: str | None = None
         self.waits_for = "the engine is loading the model"
-        self._engine = engine
+        self._engines = engines
         self._node: Node | None = None
 
-    def engine_is_ready(self, facts: EngineReady) -> None:
-        """Take the engine's device and limits; a request must also fit into its blocks, with one to spare for a peer's hand-over."""
-        self.max_model_len = facts.max_model_len
-        if facts.kv_tokens is not None and facts.kv_tokens < facts.max_model_len:
-            self.max_model_len = facts.kv_tokens
+    def engines_are_ready(self) -> None:
+        """Take their device and limits; a request must also fit into the blocks of any, with one to spare for a peer's hand-over."""
+        facts = min((engine.facts for engine in self._engines), key=_most_tokens)
+        self.max_model_len = _most_tokens(facts)
+        if self.max_model_len < facts.max_model_len:
             self.context_note = (
                 f" (its KV cache of {facts.num_blocks} blocks of {facts.geometry.block_size} tokens holds no more; "
                 f"engine.maxModelLen is {facts.max_model_len}, engine.kvCacheMemory sizes the cache)"
@@ -45,12 +45,17 @@ class WorkerBackend:
         return self.alive() or (self.waits_for if self._node is None else self._node.problem())
 
     def alive(self) -> str | None:
-        """None while the engine loads or gets on, else why it does not."""
-        return self._engine.stalled if self._engine.died is None else f"the engine stopped: {self._engine.died}"
+        """None while engines load or one gets on, else why none does."""
+        problem = self._engines.problem if len(self._engines) else None
+        return problem if problem is None or self._engines.is_stalled else f"the engine stopped: {problem}"
+
+    def shortfall(self) -> str | None:
+        """Which engines do not serve while others do; None when all or none serve."""
+        return self._engines.shortfall
 
     def draining(self) -> bool:
         """Whether the next request of a client should go to another worker."""
-        if self._engine.stalled is not None:
+        if self._engines.is_stalled:
             return True
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
@@ -64,3 +69,7 @@ class WorkerBackend:
         """End one choice early."""
         if self._node is not None and self._node.ingress is not None:
             self._node.ingress.abort(request_id)
+
+
+def _most_tokens(facts: EngineReady) -> int:
+    return facts.max_model_len if facts.kv_tokens is None else min(facts.max_model_len, facts.kv_tokens)

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import Mailbox
+from pdcluster_worker.dispatch.engines import Place
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
@@ -51,12 +51,12 @@ class DecodeDispatcher:
 
     async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
-        mailbox = self._worker.engine.open(spec.request_id)
+        place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
         num_tokens = len(spec.prompt) + len(spec.output)
         self._queue(1, num_tokens)
         started, token = False, None
         try:
-            async with aclosing(self._first_tokens(mailbox, spec, prefill)) as firsts:
+            async with aclosing(self._first_tokens(place, spec, prefill)) as firsts:
                 async for generated in firsts:
                     if not started:
                         started = True
@@ -65,41 +65,36 @@ class DecodeDispatcher:
                     token = generated.token
                     yield generated
             while token is None or token.finish_reason is None:
-                token = await mailbox.token()
+                token = await place.mailbox.token()
                 yield Generated(token)
         finally:
             if started:
                 self._num_decoding -= 1
             else:
                 self._queue(-1, -num_tokens)
-            self._worker.engine.close(mailbox)
+            place.close()
 
     def _queue(self, num_requests: int, num_tokens: int) -> None:
         self._num_queued += num_requests
         self._queued_tokens += num_tokens
 
-    async def _first_tokens(self, mailbox: Mailbox, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""
         started = False
-        hashes = [] if prefill == "local" else self._hashes(spec)
-        if prefill == "remote" or (prefill == "auto" and self._offloads(spec, hashes)):
-            async with aclosing(self._remote.first_token(mailbox, spec, hashes, forced=prefill == "remote")) as first:
+        hashes = [] if prefill == "local" else self._worker.hashes(spec)
+        if prefill == "remote" or (prefill == "auto" and self._offloads(place, spec, hashes)):
+            async with aclosing(self._remote.first_token(place, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:
                     started = True
                     yield generated
                     if generated.token.finish_reason is not None:
                         return
         else:
-            self._worker.engine.send(Submit(spec))
+            place.send(Submit(spec))
         if started:
-            yield Generated(await self._first_step(mailbox))
+            yield Generated(await self._first_step(place.mailbox))
         else:
-            yield Generated(await mailbox.token(), "local")
-
-    def _hashes(self, spec: RequestSpec) -> list[bytes]:
-        """Block hashes of all tokens known so far, as the engines of both roles compute them."""
-        tokens = [*spec.prompt, *spec.output]
-        return block_hashes(tokens, self._worker.block_size, spec.cache_salt)
+            yield Generated(await place.mailbox.token(), "local")
 
     async def _first_step(self, mailbox: Mailbox) -> Token:
         """The first token decoded here after a remote prefill, timed from the hand-over of its KV."""
@@ -109,11 +104,11 @@ class DecodeDispatcher:
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
         return token
 
-    def _offloads(self, spec: RequestSpec, hashes: list[bytes]) -> bool:
+    def _offloads(self, place: Place, spec: RequestSpec, hashes: list[bytes]) -> bool:
         """Decide for a remote prefill; a long prompt that stays on a decode worker is counted."""
         policy, prefills = self._worker.policy.offload, self._prefills()
         num_tokens = len(spec.prompt) + len(spec.output)
-        cached_tokens = self._worker.cached_tokens(hashes, num_tokens)
+        cached_tokens = self._worker.engines.cached_tokens(place.engine, hashes, num_tokens)
         if prefills and should_offload(
             policy,
             prompt_tokens=num_tokens,

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -30,8 +31,14 @@ class EngineChild:
     exit_status: of the process, when it has ended; killed: done when `kill` was called.
     """
 
-    def __init__(self, config_path: Path, environment: Mapping[str, str]) -> None:
-        """environment: of the process, over this one's."""
+    def __init__(self, config_path: Path, environment: Mapping[str, str], rank: int = 0, board: int | None = None) -> None:
+        """environment: of the process, over this one's.
+
+        rank:  among the engines of its worker.
+        board: descriptor of memory that these share; None = they share none.
+        """
+        self.rank = rank
+        self._board = board
         self._config_path = config_path
         self._environment = {**os.environ, **environment}
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")  # 0700: the socket is ours alone
@@ -47,9 +54,10 @@ class EngineChild:
     async def start(self, dtype: str) -> None:
         """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
         self._socket.bind()
-        arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype)
-        command = (sys.executable, "-m", "pdcluster_worker", *arguments)
-        self._process = await asyncio.create_subprocess_exec(*command, env=self._environment)
+        arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype, "--rank", str(self.rank))
+        board = () if self._board is None else (self._board,)
+        command = (sys.executable, "-m", "pdcluster_worker", *arguments, *(word for each in board for word in ("--board", str(each))))
+        self._process = await asyncio.create_subprocess_exec(*command, env=self._environment, pass_fds=board)
         self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
 
     def kill(self, reason: str) -> None:
@@ -60,6 +68,11 @@ class EngineChild:
             self._process.kill()
         if not self.killed.done():
             self.killed.set_result(None)
+
+    async def gone(self) -> None:
+        """Wait until the process has ended or was killed."""
+        ends: set[asyncio.Future[Any]] = {self.exit_status, self.killed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
         """End the process: ask, then kill.  One that hangs in the kernel is left to it."""
@@ -96,6 +109,7 @@ class EngineChild:
     async def _watch(self) -> None:
         assert self._process is not None
         status = await self._process.wait()
+        self.client.has_ended = True
         await asyncio.sleep(0 if self.client.died else LAST_WORDS_SECONDS)
         self.client.fail(f"its process ended with status {status}")
         self.exit_status.set_result(status)

@@ -109,11 +109,13 @@ class EngineClient:
     """One engine process, seen from the server process.
 
     died, stalled: why it does not serve; None while it does.
+    has_ended:     its process is gone, and its last words may still be on the way.
     """
 
     def __init__(self, socket: FrameSocket) -> None:
         self.died: str | None = None
         self.stalled: str | None = None
+        self.has_ended = False
         self.on_pong: Callable[[Pong], None] = lambda _: None
         self.stats: EngineStats | None = None
         self.on_stats: list[Callable[[EngineStats], None]] = []
@@ -121,6 +123,8 @@ class EngineClient:
         self._socket = socket
         self._mailboxes: dict[str, Mailbox] = {}
         self._num_sent = 0
+        self._unknown: set[str] = set()  # open requests that `stats` cannot know of
+        self._begun: deque[tuple[int, str]] = deque()  # (place among what was sent, request) of those that were sent since
         self._outgoing: asyncio.Queue[EngineInput] = asyncio.Queue()
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
 
@@ -133,6 +137,8 @@ class EngineClient:
         if self.died is not None:
             raise EngineDiedError(self.died)
         self._num_sent += 1
+        if isinstance(message, messages.Submit | messages.Receive | messages.Prefill):
+            self._begun.append((self._num_sent, message.spec.request_id))
         self._outgoing.put_nowait(message)
 
     def ping(self) -> None:
@@ -140,29 +146,52 @@ class EngineClient:
         self._outgoing.put_nowait(messages.Ping())
 
     @property
+    def problem(self) -> str | None:
+        """Why nothing new may go to it; None while it serves."""
+        return self.died or ("its process has ended" if self.has_ended else self.stalled)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is gone for good, and does not only stand still."""
+        return self.has_ended or self.died is not None
+
+    @property
     def is_reported(self) -> bool:
         """Whether `stats` knows of every message that was sent."""
         return self.stats is not None and self.stats.num_inputs >= self._num_sent
 
+    @property
+    def num_unknown(self) -> int:
+        """Open requests that `stats` cannot know of: not sent to the engine yet, or since it reported [V27]."""
+        return len(self._unknown)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether somebody listens for that request."""
+        return request_id in self._mailboxes
+
     def open(self, request_id: str) -> Mailbox:
         """Start to listen for one request.
 
-        Raises RequestError if its id is in use [T8], EngineStalledError while nothing would answer.
+        Raises RequestError if its id is in use [T8], EngineDiedError or EngineStalledError while nothing would answer.
         """
         self.check()
-        if request_id in self._mailboxes:
+        if self.knows(request_id):
             raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
         mailbox = self._mailboxes[request_id] = Mailbox(request_id)
+        self._unknown.add(request_id)
         return mailbox
 
     def check(self) -> None:
-        """Raise EngineStalledError while the engine stands still."""
+        """Raise EngineDiedError when the engine is gone, EngineStalledError while it stands still."""
+        if self.died is not None:
+            raise EngineDiedError(self.died)
         if self.stalled is not None:
             raise EngineStalledError(self.stalled)
 
     def close(self, mailbox: Mailbox) -> None:
         """Stop listening, and abort the request unless the engine has already ended it."""
         self._mailboxes.pop(mailbox.request_id, None)
+        self._unknown.discard(mailbox.request_id)
         if not mailbox.ended and self.died is None:
             self.send(messages.Abort(mailbox.request_id))
 
@@ -208,7 +237,7 @@ class EngineClient:
                     for token in tokens:
                         self._put(token.request_id, token)
                 case EngineStats():
-                    self.stats = output
+                    self._take_stats(output)
                     for hear in self.on_stats:
                         hear(output)
                 case BlockEvents():
@@ -224,6 +253,11 @@ class EngineClient:
                     self._put(output.request_id, _request_error(output))
                 case _:
                     self._put(output.request_id, output)
+
+    def _take_stats(self, stats: EngineStats) -> None:
+        self.stats = stats
+        while self._begun and self._begun[0][0] <= stats.num_inputs:
+            self._unknown.discard(self._begun.popleft()[1])
 
     def _put(self, request_id: str, item: RequestOutput | RequestError) -> None:
         # An output for a closed mailbox crossed its Abort on the way: nobody waits for it.

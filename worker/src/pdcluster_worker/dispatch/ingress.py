@@ -98,7 +98,7 @@ class Ingress:
         return max(load.num_running + load.num_waiting + load.credit_queue_requests, self._relayed[peer.key])
 
     async def _run_here(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """On this worker; at a peer if its engine stalls before the first token."""
+        """On this worker; on another engine of it or at a peer if its engine stalls before the first token."""
         started = False
         try:
             async with aclosing(self._here.run(spec, prefill)) as tokens:
@@ -107,11 +107,14 @@ class Ingress:
                     yield generated
             return
         except EngineStalledError:
-            peer = None if started else self._choose(may_run_here=False)
-            if peer is None:
+            another_serves = self._worker.engines.problem is None
+            peer = None if started or another_serves else self._choose(may_run_here=False)
+            if started or (peer is None and not another_serves):
                 raise
-            logger.warning("engine stalled before the first token request=%s goes_to=%s", spec.request_id, peer.key)
-        async with aclosing(self._relay(peer, False, spec, prefill)) as tokens:
+            goes_to = "another engine" if peer is None else peer.key
+            logger.warning("engine stalled before the first token request=%s goes_to=%s", spec.request_id, goes_to)
+        once_more = self._here.run(spec, prefill) if peer is None else self._relay(peer, False, spec, prefill)
+        async with aclosing(once_more) as tokens:
             async for generated in tokens:
                 yield generated
 
@@ -140,7 +143,7 @@ class Ingress:
 
     def _after(self, failed: set[str], may_run_here: bool, error: Exception) -> Peer | None:
         """Who takes a request over; None for this worker.  Raises RequestError when nobody may: a peer's own reason, if it gave one."""
-        if self._worker.engine.stalled is None and (may_run_here or self._worker.takes_new):
+        if self._worker.engines.problem is None and (may_run_here or self._worker.takes_new):
             return None
         peer = self._choose(may_run_here=False, failed=failed)
         if peer is not None:

@@ -14,10 +14,12 @@ import grpc
 import msgspec
 
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
+from pdcluster_worker.dispatch.address import join_address
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.disaggregation import LOOK_SECONDS, Disaggregating
 from pdcluster_worker.dispatch.draining import Drain
+from pdcluster_worker.dispatch.engines import Engine
 from pdcluster_worker.dispatch.handler import Handler, credit_limit
 from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
@@ -60,7 +62,7 @@ class Node:
         self._identity = identity
         self._credentials = credentials
         facts = worker.engine_ready
-        hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.revision, facts.device.tensor_parallel_size)
+        hello = Hello(worker.engine_id, config.role, facts.geometry, facts.weights, config.revision, facts.device.tensor_parallel_size)
         refusals = Refusals(worker.metrics)
         here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(
@@ -117,6 +119,7 @@ class Node:
         self.worker.state = self._drain.state
         self._record = self._make_record(http_port, port)
         self._discovery.start(self._record)
+        self.worker.on_engines = self._on_engines
         if self._config.role != "mixed":
             self._looking = asyncio.create_task(self._look_for_ever(), name="disaggregation")
 
@@ -135,18 +138,19 @@ class Node:
         return None if self._discovery.registered_once else self._discovery.problem
 
     def _make_record(self, http_port: int, grpc_port: int) -> WorkerRecord:
-        config, facts, address = self._config, self.worker.engine_ready, self._identity.address
+        config, worker, address = self._config, self.worker, self._identity.address
         return WorkerRecord(
-            engine_id=facts.engine_id,
+            engine_id=worker.engine_id,
             pod=self._identity.pod,
             grpc_address=join_address(address, grpc_port),
-            kv_address=self.worker.kv_address,
+            kv_address=worker.engines.first.kv_address,
             http_address=join_address(address, http_port),
             role=config.role,
             pool=config.pool,
             state="ready",
-            device=facts.device,
+            device=worker.engine_ready.device,
             disaggregation=None if config.role == "mixed" else self._disaggregating.stated,
+            engines=worker.engines.records(),
         )
 
     # --- policy -------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ class Node:
         self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
 
     def _credit_limit(self) -> int:
-        return credit_limit(self.worker.policy.credits, self._config.engine.max_batched_tokens)
+        return credit_limit(self.worker.policy.credits, self._config.engine.max_batched_tokens) * len(self.worker.engines)
 
     # --- draining -----------------------------------------------------------------------------
 
@@ -186,12 +190,19 @@ class Node:
         else:
             self._ledger.stop()
 
-    def on_stall(self, is_stalled: bool) -> None:
-        """Promise nothing while the engine stands still: who waits for a credit asks another worker."""
+    def on_stall(self, engine: Engine, is_stalled: bool) -> None:
+        """Promise nothing while no engine gets on: who waits for a credit asks another worker."""
         if is_stalled:
-            self._ledger.stop()
+            if not any(other.serves for other in self.worker.engines if other is not engine):
+                self._ledger.stop()
         elif self.worker.state == "ready":
             self._service.desk.push(self._ledger.resume())
+
+    def _on_engines(self) -> None:
+        """State in etcd which engines serve, and promise as much as they take."""
+        self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
+        self._record = msgspec.structs.replace(self._record, engines=self.worker.engines.records())
+        self._discovery.update(self._record)
 
     async def close(self) -> None:
         """Leave etcd, drop peers, stop serving them."""
@@ -203,8 +214,3 @@ class Node:
         await self._directory.close()
         if self._grpc is not None:
             await self._grpc.stop(GRPC_GRACE_SECONDS)
-
-
-def join_address(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

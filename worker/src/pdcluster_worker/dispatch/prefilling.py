@@ -24,11 +24,11 @@ class PrefillDispatcher:
         clock = asyncio.get_running_loop().time
         arrival = clock()
         with worker.request():
-            mailbox = worker.engine.open(spec.request_id)
+            place = worker.engines.open(spec.request_id, lambda: worker.hashes(spec))
             try:
-                worker.engine.send(Prefill(spec, target))
+                place.send(Prefill(spec, target))
                 while True:
-                    output = await mailbox.get()
+                    output = await place.mailbox.get()
                     if isinstance(output, PrefillFailed):
                         raise RequestError(f"KV transfer to {target.address} failed: {output.reason}", status=503, code="transfer_failed")
                     if not isinstance(output, Token | PrefillDone):
@@ -42,7 +42,7 @@ class PrefillDispatcher:
                     if isinstance(output, PrefillDone) or output.finish_reason is not None:
                         return
             finally:
-                worker.engine.close(mailbox)
+                place.close()
 
     def _observe(self, **phases: float | None) -> None:
         for phase, seconds in phases.items():

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from pdcluster_worker.dispatch.engines import Engine
 from pdcluster_worker.dispatch.stall_watch import period_seconds
 from pdcluster_worker.dispatch.worker import Worker
 
@@ -17,14 +18,15 @@ logger = logging.getLogger(__name__)
 
 
 class Pulse:
-    """Of one worker, from its engine being ready.
+    """Of one engine of a worker, from its being ready.
 
-    on_change:  told whether the engine stalls, before its requests fail, and when it gets on again.
+    on_change:  told of the engine and whether it stalls, before its requests fail, and when it gets on again.
     is_leaving: whether the worker is to end, which an engine that stands still does not hold up.
     """
 
-    def __init__(self, worker: Worker, on_change: Callable[[bool], None], is_leaving: Callable[[], bool]) -> None:
+    def __init__(self, worker: Worker, engine: Engine, on_change: Callable[[Engine, bool], None], is_leaving: Callable[[], bool]) -> None:
         self._worker = worker
+        self._engine = engine
         self._on_change = on_change
         self._is_leaving = is_leaving
 
@@ -37,27 +39,55 @@ class Pulse:
 
     def look(self) -> bool:
         """Ask, and act on the answers so far; whether the engine is lost."""
-        worker, watch = self._worker, self._worker.stall_watch
+        worker, client, watch = self._worker, self._engine.client, self._engine.stall_watch
         if watch.asks():
-            worker.engine.ping()
+            client.ping()
         condition = watch.look(worker.policy.stall_seconds)
-        if condition == "stalled" and worker.engine.stalled is None:
-            self._on_change(True)
-            worker.engine.stall(f"the engine of this worker stands still: {self._reason()}")
+        if condition == "stalled" and client.stalled is None:
+            self._on_change(self._engine, True)
+            client.stall(f"the engine of this worker stands still: {self._reason()}")
             longest = watch.longest_step_seconds
             self._tell("engine stalled reason=%s longest_step_seconds=%.1f", self._reason(), longest)
-        if condition == "well" and worker.engine.stalled is not None:
-            worker.engine.recover()
-            self._on_change(False)
+        if condition == "well" and client.stalled is not None:
+            client.recover()
+            self._on_change(self._engine, False)
             self._tell("engine gets on again")
         return condition == "lost" or (condition == "stalled" and self._is_leaving())
 
     def _tell(self, message: str, *values: object) -> None:
         logger.warning(message, *values)
-        self._worker.metrics.engine_stalled.set(self._worker.engine.stalled is not None)
-        self._worker.tell()
+        self._worker.engines_changed()
 
     def _reason(self) -> str:
-        seconds = self._worker.stall_watch.still_seconds
+        seconds = self._engine.stall_watch.still_seconds
         limit = f"qos.stallSeconds is {self._worker.policy.stall_seconds}, beyond its longest step"
         return f"no step and no answer for {seconds:.1f} s ({limit})"
+
+
+class Pulses:
+    """Those of all engines of a worker, each in a task of its own until its engine ends.
+
+    kill: ends an engine that is lost, for the reason given.
+    """
+
+    def __init__(self, new_pulse: Callable[[Engine], Pulse], kill: Callable[[Engine, str], None]) -> None:
+        self._new_pulse = new_pulse
+        self._kill = kill
+        self._tasks: dict[Engine, asyncio.Task[None]] = {}
+
+    def start(self, engine: Engine) -> None:
+        """Watch an engine that has loaded."""
+        self._tasks[engine] = asyncio.create_task(self._watch(engine), name=f"pulse {engine.rank}")
+
+    def end(self, engine: Engine) -> None:
+        """Watch it no more."""
+        if (task := self._tasks.pop(engine, None)) is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """Watch none any more."""
+        for engine in list(self._tasks):
+            self.end(engine)
+
+    async def _watch(self, engine: Engine) -> None:
+        self._kill(engine, await self._new_pulse(engine).lost())

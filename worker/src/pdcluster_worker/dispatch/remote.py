@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.engine_client import ENGINE_STALLED, EngineStalledError, Mailbox
+from pdcluster_worker.dispatch.engine_client import ENGINE_STALLED, EngineDiedError, EngineStalledError
+from pdcluster_worker.dispatch.engines import Place
 from pdcluster_worker.dispatch.patience import NoProgressError, PrefillPatience, checked
 from pdcluster_worker.dispatch.stall_watch import period_seconds
 from pdcluster_worker.dispatch.worker import Worker
@@ -57,30 +58,28 @@ class RemotePrefill:
         self._worker = worker
         self._broker = broker
 
-    async def first_token(
-        self, mailbox: Mailbox, spec: RequestSpec, hashes: list[bytes], *, forced: bool
-    ) -> AsyncGenerator[Generated, None]:
+    async def first_token(self, place: Place, spec: RequestSpec, hashes: list[bytes], *, forced: bool) -> AsyncGenerator[Generated, None]:
         """The first token, if a prefill worker made it; afterwards the engine here goes on, from its KV or by itself.
 
         hashes: of the full blocks of its tokens.  Yields nothing when the prefill will be local after all.  Raises
         RequestError 503 when that happens although the client forced `remote`.
         """
-        reserved = await self._reserve(mailbox, spec, hashes)
+        reserved = await self._reserve(place, spec, hashes)
         if reserved is None:
             if forced:
                 raise RequestError('no prefill worker is ready, and pdcluster.prefill is "remote"', status=503, code="no_prefill_worker")
             self._worker.count_long_prompt(is_remote=False)
-            self._worker.engine.send(Submit(spec))
+            place.send(Submit(spec))
             return
         first: Token | None = None
         done = False
         outcome = "cancelled"  # unless the code below gets further
         try:
-            async with aclosing(self._replies(reserved, spec)) as replies:
-                while (reply := await self._next(replies, reserved.peer)) is not None:
+            async with aclosing(self._replies(place, reserved, spec)) as replies:
+                while (reply := await self._next(place, replies, reserved.peer)) is not None:
                     if isinstance(reply, PrefillDone):
                         done = True
-                        self._finish(spec, reserved, first, reply)
+                        self._finish(place, reserved, first, reply)
                         continue
                     first = msgspec.structs.replace(reply, queue_seconds=(reply.queue_seconds or 0.0) + reserved.waited_seconds)
                     if first.finish_reason is not None:  # it moves no KV: this is all
@@ -89,7 +88,7 @@ class RemotePrefill:
             if not done:
                 raise PeerError("the call ended before the KV was acknowledged")
             outcome = "ok"
-        except EngineStalledError:
+        except (EngineDiedError, EngineStalledError):
             raise  # of this worker: nothing is left to prefill with
         except (PeerError, RequestError) as e:
             outcome = "stalled" if _is_stall(e) else "failed"
@@ -97,7 +96,7 @@ class RemotePrefill:
             if forced and first is None:
                 message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
                 raise RequestError(message, status=503, code="prefill_failed") from e
-            self._worker.engine.send(ReceiveFailed(spec.request_id, reserved.blocks.epoch, first))
+            place.send(ReceiveFailed(spec.request_id, reserved.blocks.epoch, first))
         finally:
             self._worker.metrics.remote_prefill.labels(outcome).inc()
             if outcome != "cancelled":
@@ -105,20 +104,21 @@ class RemotePrefill:
             if outcome != "ok":
                 reserved.peer.release(spec.request_id)  # in case the call never began
 
-    def _replies(self, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Reply, None]:
+    def _replies(self, place: Place, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Reply, None]:
         blocks = reserved.blocks
-        target = Target(blocks.epoch, self._worker.engine_id, self._worker.kv_address, blocks.cached_tokens, blocks.block_ids)
+        engine = place.engine
+        target = Target(blocks.epoch, engine.facts.engine_id, engine.kv_address, blocks.cached_tokens, blocks.block_ids)
         return reserved.peer.prefill(spec, target)
 
-    async def _next(self, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:
+    async def _next(self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:
         """The next reply, None at the end.
 
-        Raises NoProgressError when the peer does not get on, EngineStalledError when we do not.
+        Raises NoProgressError when the peer does not get on, EngineDiedError or EngineStalledError when we do not.
         """
         patience = PrefillPatience(asyncio.get_running_loop().time, lambda: peer.load)
 
         def check() -> None:
-            self._worker.engine.check()
+            place.check()
             patience.check(self._worker.policy.stall_seconds)
 
         async with checked(check, self._period):
@@ -127,38 +127,38 @@ class RemotePrefill:
     def _period(self) -> float:
         return period_seconds(self._worker.policy.stall_seconds)
 
-    def _finish(self, spec: RequestSpec, reserved: _Reserved, first: Token | None, done: PrefillDone) -> None:
+    def _finish(self, place: Place, reserved: _Reserved, first: Token | None, done: PrefillDone) -> None:
         if first is None:
             raise PeerError("the KV came without a first token")
         metrics = self._worker.metrics
         metrics.kv_transfer_seconds.observe(done.seconds)
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
-        self._worker.engine.send(ReceiveDone(spec.request_id, reserved.blocks.epoch, first, done.checksum))
+        place.send(ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum))
 
-    async def _reserve(self, mailbox: Mailbox, spec: RequestSpec, hashes: list[bytes]) -> _Reserved | None:
+    async def _reserve(self, place: Place, spec: RequestSpec, hashes: list[bytes]) -> _Reserved | None:
         """A credit first, then blocks, so that a waiting request holds none; None when no prefill worker is left."""
         clock = asyncio.get_running_loop().time
         num_tokens = len(spec.prompt) + len(spec.output)
         start = clock()
         self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority)
         try:
-            async with checked(self._worker.engine.check, self._period):
+            async with checked(place.check, self._period):
                 while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
-                    blocks = await self._receive(mailbox, spec, peer)
+                    blocks = await self._receive(place, spec, peer)
                     if isinstance(blocks, ReceiveReady):
                         return _Reserved(peer, blocks, clock() - start)
-                    await self._worker.room(spec.request_id, blocks.needed_blocks)
+                    await self._worker.room(place.engine, spec.request_id, blocks.needed_blocks)
             return None
         finally:
             self._worker.credit_queue.discard(spec.request_id)
             self._broker.ask()
 
-    async def _receive(self, mailbox: Mailbox, spec: RequestSpec, peer: Peer) -> ReceiveReady | ReceiveRefused:
+    async def _receive(self, place: Place, spec: RequestSpec, peer: Peer) -> ReceiveReady | ReceiveRefused:
         """Ask the engine for blocks; unless it has them the credit goes back."""
         answer = None
         try:
-            self._worker.engine.send(Receive(spec))
-            answer = await mailbox.get()
+            place.send(Receive(spec))
+            answer = await place.mailbox.get()
         finally:
             if not isinstance(answer, ReceiveReady):
                 peer.release(spec.request_id)

@@ -4,56 +4,48 @@ Kept up to date by `server_process`; read by `decoding` and `prefilling`.
 """
 
 import asyncio
-import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pdcluster_worker.config import PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
-from pdcluster_worker.dispatch.engine_client import EngineClient, EngineStalledError
-from pdcluster_worker.dispatch.stall_watch import StallWatch
-from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, TellBlocks
+from pdcluster_worker.dispatch.engine_client import EngineStalledError
+from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.engine.block_hash import block_hashes
+from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
 from pdcluster_worker.peers.types import Load, Report
-from pdcluster_worker.routing.event_order import Arrival, EventOrder
 from pdcluster_worker.routing.prefill_share import PrefillShare
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import CreditQueue
 
-logger = logging.getLogger(__name__)
-
 REPORT_SECONDS = 1.0
 """How often peers hear of our load (docs/architecture.md, 'Discovery')."""
-
-_SELF = ""
-"""Our key in the prefix index; a pod's name is never empty."""
 
 
 @dataclass(slots=True)
 class Worker:
     """One worker's state as its server process sees it.
 
-    engine_ready:  the engine's facts.
-    kv_address:    host:port where peers write KV.
+    engines:       those that have loaded.
+    engine_ready:  the facts of the first of them; what a peer compares is the same for all.
+    engine_id:     of this worker for its peers: that of its first engine at its start.
     policy:        the one in force now.
-    blocks:        prefix caches: our own, and those of the peers that we watch.
+    blocks:        prefix caches of the peers that we watch.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     has_ended:     nothing is taken any more, for the process is about to end.
-    stall_watch:   how long the engine's steps take, and whether it stands still.
     on_request:    told of each request that begins.
+    on_engines:    told when an engine begins to serve or no longer does.
     share:         where long prompts of this decode worker were prefilled.
     sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
     """
 
     role: Role
-    engine: EngineClient
-    engine_ready: EngineReady
-    kv_address: str
+    engines: Engines
     metrics: Metrics
     policy: PolicyConfig
     credit_queue: CreditQueue = field(default_factory=CreditQueue)
@@ -62,36 +54,33 @@ class Worker:
     active: int = 0
     has_ended: bool = False
     on_request: Callable[[], None] = lambda: None
+    on_engines: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
     sent_bytes_per_second: float = 0.0
-    stall_watch: StallWatch = field(init=False)
+    engine_ready: EngineReady = field(init=False)
+    engine_id: str = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
-    _block_order: EventOrder = field(default_factory=EventOrder)
     _listeners: set[asyncio.Event] = field(default_factory=set)
-    _room: "dict[str, tuple[int, asyncio.Future[None]]]" = field(default_factory=dict)
+    _room: "dict[str, tuple[Engine, int, asyncio.Future[None]]]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stall_watch = StallWatch(time.monotonic, self.engine_ready.longest_step_seconds)
-        self.engine.on_pong = self.stall_watch.on_pong
-        self.engine.on_stats.append(self.stall_watch.on_stats)
-        self.engine.on_blocks.append(self._on_blocks)
-        self.engine.on_stats.append(self._on_stats)
+        self.engine_ready = self.engines.first.facts
+        self.engine_id = self.engine_ready.engine_id
+        self.engines.on_blocks.append(self._on_blocks)
+        self.engines.on_stats.append(self._on_stats)
+        self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(str(engine.rank)).inc()
         self._export_queues()
+        self._export_engines()
         self.metrics.kv_transport_info.labels(self.engine_ready.transport).set(1)
-
-    @property
-    def engine_id(self) -> str:
-        """Identity of this start of the engine."""
-        return self.engine_ready.engine_id
 
     @property
     def block_size(self) -> int:
         """Tokens in a KV block."""
         return self.engine_ready.geometry.block_size
 
-    def cached_tokens(self, hashes: list[bytes], num_tokens: int) -> int:
-        """Prefix hit here: whole blocks, and at least one token is always left to compute [V15]."""
-        return min(self.blocks.match(_SELF, hashes), (num_tokens - 1) // self.block_size) * self.block_size
+    def hashes(self, spec: RequestSpec) -> list[bytes]:
+        """Block hashes of all tokens known so far, as the engines of both roles compute them."""
+        return block_hashes([*spec.prompt, *spec.output], self.block_size, spec.cache_salt)
 
     def count_long_prompt(self, *, is_remote: bool) -> None:
         """A prompt that was worth a remote prefill has been prefilled: there, or here after all."""
@@ -122,15 +111,21 @@ class Worker:
 
     def refusal(self) -> RequestError:
         """What a client is told that should go to another worker."""
-        if self.state == "ready" and self.engine.stalled is not None:
-            return EngineStalledError(self.engine.stalled)
+        if self.state == "ready" and (problem := self.engines.problem) is not None:
+            return EngineStalledError(problem)
         message = f"this worker is {self.state}: send the request to another one"
         return RequestError(message, status=503, code="draining", retry_after_seconds=1)
 
     @property
     def takes_new(self) -> bool:
-        """Whether it runs what comes now: it does not drain, and its engine does not stand still."""
-        return self.state == "ready" and self.engine.stalled is None
+        """Whether it runs what comes now: it does not drain, and an engine of it serves."""
+        return self.state == "ready" and self.engines.problem is None
+
+    def engines_changed(self) -> None:
+        """Say which engines serve now: to peers, in the metrics and in our record."""
+        self._export_engines()
+        self.tell()
+        self.on_engines()
 
     def tell(self) -> None:
         """Report to peers now."""
@@ -144,42 +139,45 @@ class Worker:
 
     @property
     def num_holding(self) -> int:
-        """Requests and transfers that must end before this worker may go: what the engine has not reported on counts as one."""
-        stats = self.engine.stats
-        return self.active + (0 if stats is None else stats.num_transfers) + (not self.engine.is_reported)
+        """Requests and transfers that must end before this worker may go: what an engine has not reported on counts as one."""
+        clients = [engine.client for engine in self.engines if engine.client.died is None]
+        transfers = sum(client.stats.num_transfers for client in clients if client.stats is not None)
+        return self.active + transfers + sum(not client.is_reported for client in clients)
 
-    async def room(self, request_id: str, needed_blocks: int) -> None:
-        """Let a request of the credit queue wait until the engine reports that many free blocks.
+    async def room(self, engine: Engine, request_id: str, needed_blocks: int) -> None:
+        """Let a request of the credit queue wait until its engine reports that many free blocks.
 
         Its last report counts too: an engine that frees them and goes idle does not say so twice.
         """
-        if self.engine.stats is not None and self.engine.stats.free_blocks >= needed_blocks:
+        stats = engine.client.stats
+        if stats is not None and stats.free_blocks >= needed_blocks:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._room[request_id] = (needed_blocks, future)
+        self._room[request_id] = (engine, needed_blocks, future)
         try:
             await future
         finally:
             del self._room[request_id]
 
     def load(self) -> Load:
-        """This worker's load now."""
-        stats = self.engine.stats
-        state = self.state if self.engine.stalled is None else "stalled"
-        if stats is None:
-            return Load(state=state, total_blocks=self.engine_ready.num_blocks)
+        """This worker's load now, of all its engines together."""
+        state = self.state if self.engines.problem is None else "stalled"
+        total_blocks = sum(engine.facts.num_blocks for engine in self.engines)
+        reported = [engine.client.stats for engine in self.engines if engine.client.stats is not None]
+        if not reported:
+            return Load(state=state, total_blocks=total_blocks)
         requests_here, tokens_here = self._waiting_for_blocks()
         return Load(
-            num_running=stats.num_running + stats.num_receiving,  # whatever holds blocks here
-            num_waiting=stats.num_waiting + requests_here,
-            waiting_tokens=stats.waiting_tokens + tokens_here,
+            num_running=sum(stats.num_running + stats.num_receiving for stats in reported),  # whatever holds blocks here
+            num_waiting=sum(stats.num_waiting for stats in reported) + requests_here,
+            waiting_tokens=sum(stats.waiting_tokens for stats in reported) + tokens_here,
             credit_queue_requests=self.credit_queue.num_requests - requests_here,
             credit_queue_tokens=self.credit_queue.num_tokens - tokens_here,
-            free_blocks=stats.free_blocks,
-            total_blocks=self.engine_ready.num_blocks,
+            free_blocks=sum(stats.free_blocks for stats in reported),
+            total_blocks=total_blocks,
             state=state,
-            progress=stats.num_steps + stats.bytes_sent,
-            longest_step_seconds=self.stall_watch.longest_step_seconds,
+            progress=sum(stats.num_steps + stats.bytes_sent for stats in reported),
+            longest_step_seconds=max(engine.stall_watch.longest_step_seconds for engine in self.engines),
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:
@@ -189,7 +187,7 @@ class Worker:
         self._changes.add(changes)
         self._listeners.add(announced)
         try:
-            yield Report(load=self.load(), stored=tuple(self.blocks.hashes(_SELF)), snapshot=True)
+            yield Report(load=self.load(), stored=tuple(self.engines.hashes()), snapshot=True)
             while True:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(announced.wait(), REPORT_SECONDS)
@@ -210,6 +208,14 @@ class Worker:
             return queue.num_requests, queue.num_tokens
         return len(self._room), sum(queue.tokens(request_id) for request_id in self._room)
 
+    def _export_engines(self) -> None:
+        metrics = self.metrics
+        metrics.engine_stalled.set(any(engine.client.stalled is not None for engine in self.engines))
+        for rank in self.engines.lost:
+            metrics.engine_up.labels(str(rank)).set(0)
+        for engine in self.engines:
+            metrics.engine_up.labels(str(engine.rank)).set(engine.serves)
+
     def _export_queues(self) -> None:
         metrics = self.metrics
         metrics.num_requests_waiting.set_function(lambda: self.load().num_waiting)
@@ -223,23 +229,13 @@ class Worker:
             return load.num_waiting, load.waiting_tokens
         return load.credit_queue_requests, load.credit_queue_tokens
 
-    def _on_blocks(self, events: BlockEvents) -> None:
-        arrival = self._block_order.arrival(events.sequence, is_whole=events.is_cleared)
-        if arrival is Arrival.ASK_ANEW:
-            logger.warning("missed block events before sequence=%d: asked for all", events.sequence)
-            self.engine.send(TellBlocks())
-        if arrival is not Arrival.TAKE:
-            return
-        if events.is_cleared:
-            self.blocks.snapshot(_SELF, events.stored)
-        else:
-            self.blocks.apply(_SELF, events.stored, events.removed)
+    def _on_blocks(self, _: Engine, events: BlockEvents) -> None:
         for changes in self._changes:
             changes.put_nowait(events)
 
-    def _on_stats(self, stats: EngineStats) -> None:
-        for needed, future in self._room.values():
-            if stats.free_blocks >= needed and not future.done():
+    def _on_stats(self, engine: Engine, stats: EngineStats) -> None:
+        for its_engine, needed, future in self._room.values():
+            if its_engine is engine and stats.free_blocks >= needed and not future.done():
                 future.set_result(None)
 
 

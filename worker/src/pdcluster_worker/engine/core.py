@@ -19,15 +19,17 @@ from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.checking import PoolWalk
+from pdcluster_worker.engine.delayed_schedule import delayed_schedule
 from pdcluster_worker.engine.execution import Executor
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestFailed, RequestSpec, Target, Token
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
+from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepTimes, StepWork
+from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepTimes, StepWork, with_delays
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
 from pdcluster_worker.errors import RequestError
 
@@ -54,6 +56,8 @@ class EngineCore:
         transport: Transport,
         clock: Callable[[], float],
         new_epoch: Callable[[], bytes] = _random_epoch,
+        *,
+        delayer: PrefillDelayer | None = None,
     ) -> None:
         self.pool = BlockPool(settings.num_blocks)
         self._settings = settings
@@ -65,6 +69,7 @@ class EngineCore:
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)
+        self._delayer = delayer
         self._counters = Counters()
         self._first_tokens = FirstTokens()
         self._requests: dict[str, Request] = {}
@@ -90,14 +95,14 @@ class EngineCore:
     def next_wake_seconds(self) -> float | None:
         """In how many seconds a turn is due though nothing happens; None when never.
 
-        To report an overdue fence, or to go on with the check of the pool.
+        To report an overdue fence, to ask the delayer again, or to go on with the check of the pool.
         """
         now = self._clock()
-        overdue = self._receiver.next_overdue_seconds(now)
-        if self.has_work or not self._walk.is_due:
-            return overdue
-        check = max(0.0, self._next_check_seconds - now)
-        return check if overdue is None else min(check, overdue)
+        due = [self._receiver.next_overdue_seconds(now)]
+        if not self.has_work:
+            due.append(self._delayer.next_pass_seconds(now) if self._delayer is not None else None)
+            due.append(max(0.0, self._next_check_seconds - now) if self._walk.is_due else None)
+        return min((seconds for seconds in due if seconds is not None), default=None)
 
     def handle(self, message: EngineInput) -> None:
         """Take one message; what it causes to be said comes out of the next `step`.
@@ -130,11 +135,13 @@ class EngineCore:
         for event in self._transport.poll():
             self._touch()
             self._on_transfer(event)
-        schedule = self._scheduler.schedule()
+        schedule = delayed_schedule(self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started)
         self._begin(schedule, started)
         if schedule.items:
             self._run(schedule.batch, started)
         self._stalled = not schedule.progressed
+        if self._delayer is not None:
+            self._delayer.finish(len(schedule.admitted), self._scheduler.num_requests == 0, started)
         self._report()
         outbox, self._outbox = self._outbox, []
         return outbox
@@ -369,7 +376,8 @@ class EngineCore:
         self._num_overdue = num_overdue
         self._changed = False
         self._reported_seconds = now
-        self._outbox.append(self._counters.report(self._gauges(num_overdue)))
+        report = self._counters.report(self._gauges(num_overdue))
+        self._outbox.append(report if self._delayer is None else with_delays(report, self._delayer.take_counts()))
 
     def _gauges(self, num_overdue: int) -> Gauges:
         scheduler, receiver = self._scheduler, self._receiver

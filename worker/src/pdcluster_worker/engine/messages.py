@@ -315,6 +315,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     evictions: int = 0  # cached blocks that were taken for other tokens
     # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
     batches: list[tuple[int, int, int, int]] = []
+    # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed, count), and (passes, seconds) waited.
+    delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
+    delay_waits: list[tuple[int, float]] = []
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

@@ -7,9 +7,12 @@ Gauges belong to whoever owns the state and come in with `report`.
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.messages import EngineStats
 from pdcluster_worker.engine.ports import StepSeconds
+from pdcluster_worker.engine.prefill_delayer import DelayerCounts
 from pdcluster_worker.engine.request import Request
 
 
@@ -163,6 +166,12 @@ class Counters:
             evictions=gauges.evictions,
             batches=batches,
         )
+
+
+def with_delays(stats: EngineStats, counts: DelayerCounts) -> EngineStats:
+    """A report that says what the prefill delayer did too."""
+    outcomes = [(*outcome, count) for outcome, count in counts.outcomes.items()]
+    return replace(stats, delay_outcomes=outcomes, delay_waits=counts.waits)
 
 
 class FirstTokens:

@@ -154,7 +154,10 @@ class Peer:
         Closing the iterator cancels it.  Raises PeerError, or RequestError as raised there.
         """
         request = pb.PrefillRequest(
-            request=convert.request_to_proto(spec), engine_id=self.record.engine_id, target=convert.target_to_proto(target)
+            request=convert.request_to_proto(spec),
+            engine_id=self.record.engine_id,
+            target=convert.target_to_proto(target),
+            worker_id=self._here.hello.engine_id,
         )
         finished = False
         with self._line.request() as stub:

@@ -22,6 +22,9 @@ SCHEMA: Literal[1] = 1
 WorkerState = Literal["starting", "ready", "draining", "drained"]
 
 
+EngineState = Literal["ready", "stalled", "lost"]
+
+
 class RefusedPeer(msgspec.Struct, frozen=True):
     """A peer that moves no KV to or from this worker, and why."""
 
@@ -47,11 +50,21 @@ class Disaggregation(msgspec.Struct, frozen=True):
     bytes_per_second: int = 0
 
 
+class EngineRecord(msgspec.Struct, frozen=True):
+    """One of several engines of a worker.  engine_id: of its last start; kv_address: host:port."""
+
+    rank: int
+    engine_id: str
+    kv_address: str
+    state: EngineState
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker.  Addresses are host:port; `engine_id` is empty until its engine has loaded.
 
     device: of its engine; None = the writer of the record does not say.
     disaggregation: of a prefill or decode worker whose engine has loaded.
+    engines: of a worker with several, which `engine_id` and `kv_address` are then those of the first of.
     What two workers compare is no part of it: they say it to each other in the handshake.
     """
 
@@ -65,6 +78,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState
     device: Device | None = None
     disaggregation: Disaggregation | None = None
+    engines: list[EngineRecord] = []
     schema: Literal[1] = SCHEMA
 
 

@@ -96,22 +96,23 @@ class WorkerService(WorkerServicer):
             self._check_engine(request.engine_id)
             spec = _parsed(convert.request_from_proto, request.request)
             target = _parsed(convert.target_from_proto, request.target)
-            self._check_pair(target.engine_id)
-            if not self.desk.start(target.engine_id, spec.request_id):
-                raise RefusalError(f"request {spec.request_id} of engine {target.engine_id} has no credit here: ask for one first")
+            peer = request.worker_id or target.engine_id  # a worker of several engines has one name for credits
+            self._check_pair(peer)
+            if not self.desk.start(peer, spec.request_id):
+                raise RefusalError(f"request {spec.request_id} of engine {peer} has no credit here: ask for one first")
             try:
-                await self._prefill(spec, target, context)
+                await self._prefill(peer, spec, target, context)
             finally:
-                self.desk.finish(target.engine_id, spec.request_id)
+                self.desk.finish(peer, spec.request_id)
 
-    async def _prefill(self, spec: RequestSpec, target: Target, context: Context) -> None:
-        async with aclosing(self._handler.prefill(target.engine_id, spec, target)) as replies:
+    async def _prefill(self, peer: str, spec: RequestSpec, target: Target, context: Context) -> None:
+        async with aclosing(self._handler.prefill(peer, spec, target)) as replies:
             async for reply in replies:
                 if isinstance(reply, PrefillDone):
                     await context.write(pb.PrefillReply(done=convert.done_to_proto(reply)))
                 else:
                     # The engine has room again: credits are for computing, the transfer goes on beside it.
-                    self.desk.finish(target.engine_id, spec.request_id)
+                    self.desk.finish(peer, spec.request_id)
                     await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
 
     async def Credits(self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context) -> None:  # type: ignore[override]  # noqa: N802

@@ -152,11 +152,11 @@ def _add_models(app: FastAPI, worker: Worker) -> None:
 def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
     @app.get("/health", response_model=State, responses={503: {"model": State}})
     async def health(response: Response) -> State:
-        return _state(response, worker.alive())
+        return _state(response, worker.alive(), worker.shortfall())
 
     @app.get("/ready", response_model=State, responses={503: {"model": State}})
     async def ready(response: Response) -> State:
-        return _state(response, worker.alive() or worker.ready())
+        return _state(response, worker.alive() or worker.ready(), worker.shortfall())
 
     @app.get("/version", response_model_exclude_unset=True)
     async def version() -> Version:
@@ -171,9 +171,10 @@ def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _state(response: Response, reason: str | None) -> State:
+def _state(response: Response, reason: str | None, shortfall: str | None) -> State:
+    """200 while there is no reason against it; what falls short does not change that."""
     if reason is None:
-        return State(status="ok", reason=None)
+        return State(status="ok", reason=shortfall)
     response.status_code = 503
     return State(status="unavailable", reason=reason)
 

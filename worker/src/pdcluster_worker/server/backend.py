@@ -34,6 +34,10 @@ class Worker(Protocol):
         """None while the engine lives, else why it does not."""
         ...
 
+    def shortfall(self) -> str | None:
+        """What of a worker that serves does not, in words; None when all of it does."""
+        ...
+
     def draining(self) -> bool:
         """Whether it takes nothing new and is about to go."""
         ...

@@ -1,7 +1,7 @@
-"""Moves the engine's own numbers into Prometheus: cumulative counters by their difference, gauges as they are.
+"""Moves the engines' own numbers into Prometheus: cumulative counters by their difference, gauges as the sum of all engines'.
 
-One object for one engine process.  `engine_busy_ratio` is the share of the last
-`WINDOW_SECONDS` that the engine spent in a step, by this process's clock, for
+`engine_busy_ratio` is the share of the last
+`WINDOW_SECONDS` that the engines spent in a step, by this process's clock, for
 clocks do not cross processes; it is computed at each scrape, so it falls while
 an idle engine sends nothing.
 """
@@ -21,22 +21,21 @@ _USED_STATES = ("in_use", "receiving", "quarantined")
 
 
 class EngineMetrics:
-    """Takes every EngineStats of one engine, in order.  `clock` gives monotonic seconds."""
+    """Takes every EngineStats of each engine of a worker, in order.  `clock` gives monotonic seconds."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._start = clock()
-        self._last: EngineStats | None = None
-        self._busy: deque[tuple[float, float]] = deque([(self._start, 0.0)])  # (when, busy_seconds then)
+        self._last: dict[int, EngineStats] = {}
+        self._busy: dict[int, BusyTime] = {0: BusyTime(clock)}
         metrics.engine_busy_ratio.set_function(self.busy_ratio)
 
-    def update(self, stats: EngineStats) -> None:
-        """Bring all metrics to `stats`."""
-        self._set_gauges(stats)
-        for counter, now, before in _counters(self._metrics, stats, self._last):
+    def update(self, stats: EngineStats, rank: int = 0) -> None:
+        """Bring all metrics to `stats` of one engine."""
+        last = self._last.get(rank)
+        for counter, now, before in _counters(self._metrics, stats, last):
             counter.inc(now - before)
-        before_rows = self._last.failed_rows if self._last else {}
+        before_rows = last.failed_rows if last else {}
         for reason, count in stats.failed_rows.items():
             self._metrics.engine_failed_rows.labels(reason).inc(count - before_rows.get(reason, 0))
         for kind, seconds in stats.steps:
@@ -46,12 +45,56 @@ class EngineMetrics:
             for kind, num_tokens in zip(_TOKEN_KINDS, tokens, strict=True):
                 if num_tokens:
                     self._metrics.engine_step_tokens.labels(kind).observe(num_tokens)
-        self._last = stats
-        self._busy.append((self._clock(), stats.busy_seconds))
-        self._forget()
+        self._count_delays(stats)
+        self._last[rank] = stats
+        self._busy.setdefault(rank, BusyTime(self._clock)).add(stats.busy_seconds)
+        self._set_gauges()
+
+    def forget(self, rank: int) -> None:
+        """Its engine has ended: the next one of that rank counts from 0."""
+        if self._last.pop(rank, None) is not None:
+            self._set_gauges()
+        self._busy[rank] = BusyTime(self._clock)
 
     def busy_ratio(self) -> float:
-        """Share of the last `WINDOW_SECONDS` (or of the time since the start) that was spent in steps, 0 to 1."""
+        """Share of the last `WINDOW_SECONDS` (or since the start) that was spent in steps, 0 to 1; of several engines the mean."""
+        return sum(busy.ratio() for busy in self._busy.values()) / len(self._busy)
+
+    def _count_delays(self, stats: EngineStats) -> None:
+        metrics = self._metrics
+        for status, allowed, reason, executed, count in stats.delay_outcomes:
+            metrics.prefill_delayer_outcomes.labels(status, str(allowed).lower(), reason, str(executed).lower()).inc(count)
+        for passes, seconds in stats.delay_waits:
+            metrics.prefill_delayer_wait_passes.observe(passes)
+            metrics.prefill_delayer_wait_seconds.observe(seconds)
+
+    def _set_gauges(self) -> None:
+        metrics, all_stats = self._metrics, list(self._last.values())
+        metrics.num_requests_running.set(sum(stats.num_running for stats in all_stats))
+        metrics.fences_overdue.set(sum(stats.fences_overdue for stats in all_stats))
+        blocks = {state: sum(stats.blocks.get(state, 0) for stats in all_stats) for stats in all_stats for state in stats.blocks}
+        for state, count in blocks.items():
+            metrics.kv_blocks.labels(state).set(count)
+        total = sum(blocks.values())
+        used = sum(blocks.get(state, 0) for state in _USED_STATES)
+        metrics.kv_cache_usage_ratio.set(used / total if total else 0.0)
+
+
+class BusyTime:
+    """How much of the last `WINDOW_SECONDS` one engine spent in steps."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._busy: deque[tuple[float, float]] = deque([(self._start, 0.0)])  # (when, busy_seconds then)
+
+    def add(self, busy_seconds: float) -> None:
+        """Take a report's total."""
+        self._busy.append((self._clock(), busy_seconds))
+        self._forget()
+
+    def ratio(self) -> float:
+        """Of the window, or of the time since the start."""
         self._forget()
         elapsed = min(self._clock() - self._start, WINDOW_SECONDS)
         return min((self._busy[-1][1] - self._busy[0][1]) / elapsed, 1.0) if elapsed > 0 else 0.0
@@ -61,16 +104,6 @@ class EngineMetrics:
         edge = self._clock() - WINDOW_SECONDS
         while len(self._busy) > 1 and self._busy[1][0] <= edge:
             self._busy.popleft()
-
-    def _set_gauges(self, stats: EngineStats) -> None:
-        metrics = self._metrics
-        metrics.num_requests_running.set(stats.num_running)
-        metrics.fences_overdue.set(stats.fences_overdue)
-        for state, count in stats.blocks.items():
-            metrics.kv_blocks.labels(state).set(count)
-        total = sum(stats.blocks.values())
-        used = sum(stats.blocks.get(state, 0) for state in _USED_STATES)
-        metrics.kv_cache_usage_ratio.set(used / total if total else 0.0)
 
 
 def _counters(metrics: Metrics, stats: EngineStats, last: EngineStats | None) -> list[tuple[Counter, float, float]]:

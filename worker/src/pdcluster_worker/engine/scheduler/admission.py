@@ -65,4 +65,5 @@ def start(queues: Queues, request: Request, step: Schedule) -> None:
     if request.status is Status.WAITING:
         request.num_cached_tokens = request.num_computed_tokens
         step.started.append(request)
+    step.admitted.append(request)
     seat(queues, request, step)

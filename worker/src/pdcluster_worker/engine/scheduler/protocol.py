@@ -31,6 +31,11 @@ class Scheduler(Protocol):
         ...
 
     @property
+    def is_prefilling(self) -> bool:
+        """Whether a running request has prompt left to compute."""
+        ...
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Tokens still to be computed by requests that are not past their prefill."""
         ...

@@ -39,6 +39,11 @@ class Queues:
         return len(self.waiting) + len(self.ready) + len(self.running)
 
     @property
+    def is_prefilling(self) -> bool:
+        """Whether a running request has prompt left to compute."""
+        return not all(is_decode(request) for request in self.running)
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Tokens still to be computed by requests that are not past their prefill."""
         waiting = sum(request.num_tokens for request in self.waiting)

@@ -12,6 +12,7 @@ class Schedule:
 
     budget:   tokens that may still be scheduled.
     seated:   got a seat in this step, for the first time or again.
+    admitted: those of them that waited, and compute their prompt in this step.
     started:  those of them that were admitted from waiting for the first time.
     failed:   can never run, with the reason; nothing here holds or knows them any more.
     """
@@ -21,6 +22,7 @@ class Schedule:
     seated: list[Request] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, str]] = field(default_factory=list)
 
     @property

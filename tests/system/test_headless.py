@@ -1,0 +1,107 @@
+"""Headless engines: they join a worker over the network, and neither end survives in silence."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ports import free_port
+from tests.reference import Reference
+from tests.system.cluster import NewCluster
+from tests.system.prompts import Prompts
+from tests.system.waiting import wait_for
+from tests.system.worker_process import WorkerProcess
+
+MAX_TOKENS = 12
+STREAMED = 1500
+END_SECONDS = 90.0
+
+
+class Headless:
+    """One headless engine of a head, with other settings by section if need be."""
+
+    def __init__(self, folder: Path, head: WorkerProcess, **changed: str) -> None:
+        self.log = folder / "headless.log"
+        settings = {**head.settings, "listen": {"host": "127.0.0.1", "kv": 0}, **changed}
+        (folder / "headless.yaml").write_text(yaml.safe_dump(settings))
+        address = f"127.0.0.1:{head.settings['listen']['head']}"
+        command = (
+            sys.executable,
+            "-m",
+            "pdcluster_worker",
+            "--engine-config",
+            str(folder / "headless.yaml"),
+            "--headless",
+            "--head",
+            address,
+        )
+        identity = {"POD_NAME": "node-b", "POD_NAMESPACE": "test", "POD_IP": "127.0.0.1"}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **identity})
+
+    def __enter__(self) -> "Headless":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def end(self) -> tuple[int, str]:
+        """Wait for it; its exit status and the last line of its log."""
+        return self.process.wait(END_SECONDS), self.log.read_text().splitlines()[-1]
+
+
+@pytest.fixture
+def head(new_cluster: NewCluster) -> WorkerProcess:
+    """A mixed worker of one engine, ready, that takes headless ones."""
+    cluster = new_cluster("heads")
+    worker = cluster.add_worker("mixed", "head-0", start=False)
+    worker.settings["listen"]["head"] = free_port()
+    worker.start()
+    cluster.wait_ready()
+    return worker
+
+
+def serving(head: WorkerProcess) -> dict[str, float]:
+    return head.metrics().by_label("engine_up", "engine")
+
+
+def test_headless_engine_serves_and_its_end_is_its_own(head: WorkerProcess, prompts: Prompts, reference: Reference, tmp_path: Path) -> None:
+    with Headless(tmp_path, head, revision="r2") as stranger:
+        status, said = stranger.end()
+    assert status == 1
+    assert said.endswith("refuses this engine: its revision is 'r2', the head's 'r1'")
+
+    cases = [prompts(length) for length in (1, 16, 33, 100, 200, 320)]
+    with Headless(tmp_path, head) as node:
+        wait_for(lambda: serving(head) == {"0": 1, "1": 1}, END_SECONDS, node.log.read_text)
+        with ThreadPoolExecutor(len(cases)) as pool:
+            answers = list(pool.map(lambda prompt: head.client.complete(prompt, max_tokens=MAX_TOKENS), cases))
+        for prompt, answer in zip(cases, answers, strict=True):
+            reference.check(prompt, answer.tokens)
+        assert min(head.metrics().by_label("engine_requests_total", "engine").values()) > 0
+
+        with ExitStack() as stack:
+            streams = [stack.enter_context(head.client.stream(prompts(10), max_tokens=STREAMED)) for _ in range(4)]
+            for stream in streams:
+                stream.read_tokens(1)
+            node.process.kill()
+            lengths = [len(stream.read_all()) for stream in streams]
+        errors = [stream.error for stream in streams if stream.error is not None]
+        assert [error["code"] for error in errors] == ["engine_dead"] * 2
+        assert "its node node-b is gone" in errors[0]["message"]
+        assert lengths.count(STREAMED) == 2
+    head.wait_for(lambda: serving(head) == {"0": 1, "1": 0}, "the engine of the node is lost")
+
+    with Headless(tmp_path, head) as node:  # its supervisor starts it again
+        wait_for(lambda: serving(head) == {"0": 1, "1": 1}, END_SECONDS, node.log.read_text)
+        head.kill()
+        status, said = node.end()
+    assert status == 1
+    assert f"the head 127.0.0.1:{head.settings['listen']['head']} is gone: the connection ended" in said

@@ -1,0 +1,19 @@
+"""A schedule under the prefill delayer: asks it once, and lets waiting requests in or not."""
+
+from pdcluster_worker.engine.block_pool import BlockPool
+from pdcluster_worker.engine.prefill_delayer import PrefillDelayer, Pressure
+from pdcluster_worker.engine.scheduler import Schedule, Scheduler
+
+
+def delayed_schedule(scheduler: Scheduler, delayer: PrefillDelayer | None, pool: BlockPool, max_running: int, now: float) -> Schedule:
+    """Plan the next step [S6]; without a delayer the scheduler alone decides."""
+    if delayer is None:
+        return scheduler.schedule()
+    pressure = Pressure(
+        num_waiting=len(scheduler.waiting),
+        num_running=len(scheduler.running) + len(scheduler.ready),
+        max_running=max_running,
+        is_continuing=scheduler.is_prefilling,
+        usage=1 - pool.num_available / pool.num_blocks,
+    )
+    return scheduler.schedule(admit=delayer.begin(pressure, now))

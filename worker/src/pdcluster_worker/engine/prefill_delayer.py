@@ -1,0 +1,252 @@
+"""Holds new prompts back for some passes, so that they are prefilled together [S1] to [S7].
+
+Each pass the engine says what it could do; what the other engines of its worker
+said last comes from the board.  Where some could prefill and some could not, or
+where all could but a whole prefill batch has no seats or no queue yet, new prompts
+wait, for `max_delay_passes` passes and `max_delay_seconds` at most, whichever ends
+first.  Prompts that have begun go on whatever the verdict, and nothing waits for
+another engine: what it said counts until it is old.  Pure: time is passed in.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+Status = Literal["none", "mixed", "all"]
+"""Which engines could prefill now."""
+
+Reason = Literal["", "delay", "token_watermark", "wait_timeout", "wait_success", "no_wait"]
+
+REMEMBERED_BATCHES = 16
+"""Prefill batches whose largest is what a batch of prompts is expected to be [S6]."""
+
+PAUSE_SECONDS = 0.02
+"""Of a delayed engine with nothing to run, until its next pass; about a short step."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayerSettings:
+    """Bounds of the delay [S1].
+
+    max_delay_passes:          passes of this engine that a prompt may be held back, less one.
+    token_usage_low_watermark: below that share of used KV blocks prompts are let in; None = off.
+    queue_min_ratio:           with all able to prefill, prompts wait until so many do, as a share of those that run; None = off.
+    """
+
+    max_delay_passes: int = 30
+    max_delay_seconds: float = 5.0
+    token_usage_low_watermark: float | None = None
+    queue_min_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What one engine says about its pass [S2].
+
+    prefillable:     it could compute a prompt now.
+    below_watermark: and its KV usage is below the watermark [S5].
+    max_prefill:     prompts in its largest prefill batch of late.
+    timed_out:       it has waited for the longest time.
+    """
+
+    prefillable: bool
+    below_watermark: bool = False
+    running: int = 0
+    max_prefill: int = 0
+    waiting: int = 0
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Passes for which prompts have been held back, and since when."""
+
+    passes: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of a pass [S3], [S4].  has_no_seats: delayed because a whole batch finds no seats."""
+
+    status: Status
+    allow: bool
+    reason: Reason
+    has_no_seats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """The engine before a pass.  is_continuing: a prompt has begun and has more chunks; usage: share of KV blocks in use."""
+
+    num_waiting: int
+    num_running: int
+    max_running: int
+    is_continuing: bool
+    usage: float
+
+    @property
+    def prefillable(self) -> bool:
+        """Whether a prompt could be computed: one that has begun, or a new one that finds a seat."""
+        return self.is_continuing or (self.num_waiting > 0 and self.num_running < self.max_running)
+
+
+class Board(Protocol):
+    """Where engines of one worker read what the others said; nothing here waits."""
+
+    def publish(self, state: RankState) -> None:
+        """Say what is so now."""
+        ...
+
+    def withdraw(self) -> None:
+        """Say nothing any more: an engine without requests has no part in it."""
+        ...
+
+    def others(self) -> list[RankState]:
+        """What the other engines said last, unless that is old."""
+        ...
+
+
+class OwnBoard:
+    """That of a lone engine."""
+
+    def publish(self, state: RankState) -> None:
+        """There is nobody to read it."""
+
+    def withdraw(self) -> None:
+        """There is nobody to read it."""
+
+    def others(self) -> list[RankState]:
+        """There are none."""
+        return []
+
+
+def status_of(ranks: Sequence[RankState]) -> Status:
+    """Which of these could prefill.
+
+    >>> status_of([RankState(True), RankState(True)]), status_of([RankState(True), RankState(False)]), status_of([RankState(False)])
+    ('all', 'mixed', 'none')
+    """
+    if not any(rank.prefillable for rank in ranks):
+        return "none"
+    return "all" if all(rank.prefillable for rank in ranks) else "mixed"
+
+
+def negotiate(settings: DelayerSettings, wait: Wait | None, ranks: Sequence[RankState], max_running: int, now: float) -> Verdict:
+    """The verdict of one pass over what all engines say, this one among them.
+
+    wait: of the passes before; its bounds end any delay.
+    """
+    status = status_of(ranks)
+    if status == "none":
+        return Verdict(status, True, "")
+    if any(rank.below_watermark for rank in ranks):
+        return Verdict(status, True, "token_watermark")
+    has_no_seats = status == "all" and _has_no_seats(ranks, max_running)
+    wants_delay = status == "mixed" or has_no_seats or _queue_is_short(settings, ranks)
+    if not wants_delay:
+        return Verdict(status, True, "no_wait" if wait is None else "wait_success")
+    if _is_over(settings, wait, now) or any(rank.timed_out for rank in ranks):
+        return Verdict(status, True, "wait_timeout")
+    return Verdict(status, False, "delay", has_no_seats)
+
+
+def _has_no_seats(ranks: Sequence[RankState], max_running: int) -> bool:
+    """Whether the fullest engine lacks seats for the largest batch of prompts [S4]."""
+    return max_running - max(rank.running for rank in ranks) < max(rank.max_prefill for rank in ranks)
+
+
+def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bool:
+    """Whether fewer prompts wait than are worth a batch beside those that run [S4]."""
+    running = max(rank.running for rank in ranks)
+    if settings.queue_min_ratio is None or running == 0:
+        return False
+    least = min(int(running * settings.queue_min_ratio), max(rank.max_prefill for rank in ranks))
+    return max(rank.waiting for rank in ranks) < least
+
+
+def _is_over(settings: DelayerSettings, wait: Wait | None, now: float) -> bool:
+    if wait is None:
+        return settings.max_delay_passes <= 1
+    return wait.passes >= settings.max_delay_passes - 1 or now - wait.since >= settings.max_delay_seconds
+
+
+@dataclass(slots=True)
+class DelayerCounts:
+    """What has happened since it was last taken [S7].
+
+    outcomes: (status, allowed, reason, executed) of passes.
+    waits:    (passes, seconds) before prompts that were let in and computed.
+    """
+
+    outcomes: Counter[tuple[Status, bool, Reason, bool]] = field(default_factory=Counter)
+    waits: list[tuple[int, float]] = field(default_factory=list)
+
+
+class PrefillDelayer:
+    """The delayer of one engine: `begin` before each schedule and `finish` after it, once each [S6]."""
+
+    def __init__(self, settings: DelayerSettings, board: Board) -> None:
+        self._settings = settings
+        self._board = board
+        self._wait: Wait | None = None
+        self._before: Wait | None = None  # of the passes before the present one
+        self._verdict = Verdict("none", True, "")
+        self._batches: deque[int] = deque(maxlen=REMEMBERED_BATCHES)
+        self._skips_seats = True  # once: nothing is known of batches at the start [S4]
+        self._counts = DelayerCounts()
+
+    def begin(self, pressure: Pressure, now: float) -> bool:
+        """Negotiate a pass; whether new prompts may be let in."""
+        state = self._state(pressure, now)
+        self._board.publish(state)
+        self._before = self._wait
+        verdict = negotiate(self._settings, self._before, [state, *self._board.others()], pressure.max_running, now)
+        if verdict.has_no_seats and self._skips_seats:
+            self._skips_seats = False
+            verdict = replace(verdict, allow=True, reason="no_wait", has_no_seats=False)
+        if verdict.allow:
+            self._wait = None
+        elif self._wait is None:
+            self._wait = Wait(1, now)
+        else:
+            self._wait = replace(self._wait, passes=self._wait.passes + 1)
+        self._verdict = verdict
+        return verdict.allow
+
+    def finish(self, num_admitted: int, is_idle: bool, now: float) -> None:
+        """Count what came of the pass.  num_admitted: prompts let in; is_idle: no request is left."""
+        verdict, before = self._verdict, self._before
+        if num_admitted:
+            self._batches.append(num_admitted)
+        if verdict.status != "none":
+            self._counts.outcomes[verdict.status, verdict.allow, verdict.reason, num_admitted > 0] += 1
+        if verdict.allow and num_admitted:
+            # The wait of the passes before: an allowed pass itself has none any more.
+            self._counts.waits.append((0, 0.0) if before is None else (before.passes, now - before.since))
+        if is_idle:
+            self._wait = None
+            self._board.withdraw()
+
+    def next_pass_seconds(self, now: float) -> float | None:
+        """In how many seconds a delayed engine with nothing to run asks again; None when it delays nothing."""
+        if self._wait is None:
+            return None
+        return min(PAUSE_SECONDS, max(0.0, self._wait.since + self._settings.max_delay_seconds - now))
+
+    def take_counts(self) -> DelayerCounts:
+        """What has happened since the last call."""
+        counts, self._counts = self._counts, DelayerCounts()
+        return counts
+
+    def _state(self, pressure: Pressure, now: float) -> RankState:
+        watermark, prefillable = self._settings.token_usage_low_watermark, pressure.prefillable
+        return RankState(
+            prefillable=prefillable,
+            below_watermark=prefillable and watermark is not None and pressure.usage < watermark,
+            running=pressure.num_running,
+            max_prefill=max(self._batches, default=0),
+            waiting=pressure.num_waiting,
+            timed_out=self._wait is not None and now - self._wait.since >= self._settings.max_delay_seconds,
+        )

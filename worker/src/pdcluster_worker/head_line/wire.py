@@ -1,0 +1,86 @@
+"""What goes over the line: a hello, an answer, then frames of engine messages; all within mutual TLS of the cluster.
+
+A frame is its length in 4 bytes and so many bytes, FRAME_BYTES at most.  Both ends
+show the cluster's certificate: who has none gets no further than TLS.
+"""
+
+import asyncio
+import ssl
+
+import msgspec
+
+from pdcluster_worker.config import TLSConfig
+from pdcluster_worker.errors import WorkerError
+
+FRAME_BYTES = 64 << 20
+"""More than any list of messages: a request of a million tokens takes 5 MB."""
+
+HELLO_BYTES = 64 << 10
+HELLO_SECONDS = 5.0
+
+SILENCE_SECONDS = 60.0
+"""Without a frame of the head for that long it is gone: it pings every second."""
+
+SERVER_NAME = "worker.pdcluster"
+"""What the certificate of every worker of a cluster says."""
+
+VERSION = 1
+_LENGTH_BYTES = 4
+
+
+class LineError(WorkerError):
+    """The other end is gone, or is not what it should be."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a headless engine says first.  node: its name; address: where peers reach its KV port."""
+
+    version: int
+    cluster: str
+    revision: str
+    role: str
+    node: str
+    address: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the head says to it.  refused: why it may not serve; else dtype: what it computes in."""
+
+    dtype: str = ""
+    refused: str = ""
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_hello = msgspec.msgpack.Decoder(Hello).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def server_context(tls: TLSConfig) -> ssl.SSLContext:
+    """Of the head: it asks for a certificate of the cluster's authorities."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(tls: TLSConfig) -> ssl.SSLContext:
+    """Of a headless engine."""
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=tls.ca)
+    context.load_cert_chain(tls.certificate, tls.key)
+    return context
+
+
+async def read_frame(reader: asyncio.StreamReader, most: int = FRAME_BYTES) -> bytes:
+    """Wait for one frame.  Raises LineError at the end of the line, and for a frame that is too large."""
+    try:
+        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+        if length > most:
+            raise LineError(f"a frame of {length} bytes; at most {most} are taken")
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, OSError) as e:
+        raise LineError(f"the connection ended: {e}") from e
+
+
+def write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Queue one frame."""
+    writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
