@@ -24,7 +24,11 @@ STREAMED = 1500  # long enough to kill an engine in the middle
 def twos_cluster(open_cluster: NewCluster) -> Iterator[Pair]:
     """One prefill and one decode worker of two engines each."""
     with open_cluster("twos") as cluster:
-        workers = [cluster.add_worker(role, f"twos-{role}-0", start=False, **TWO) for role in ("prefill", "decode")]
+        delayer = {"prefillDelayer": {"maxDelayPasses": 3}}  # its engines share a board
+        workers = [
+            cluster.add_worker("prefill", "twos-prefill-0", start=False, **TWO, **delayer),
+            cluster.add_worker("decode", "twos-decode-0", start=False, **TWO),
+        ]
         for worker in workers:
             worker.settings["listen"]["kv"] = 0
             worker.start()
@@ -61,6 +65,8 @@ def test_tokens_of_two_engines_are_those_of_one(twos: Pair, reference: Reference
         assert set(shares) == {"0", "1"}, shares
         assert min(shares.values()) > 0, shares
     twos.cluster.wait_settled()
+    if prefill == "remote":  # [S7]: of both engines, by their shared board
+        assert twos.prefill.metrics().value("prefill_delayer_wait_passes_count") > 0
 
 
 def test_worker_of_two_engines_states_both_and_divides_its_memory(twos: Pair) -> None:
