@@ -63,6 +63,7 @@ class ScriptedBackend:
     model_name: str = "tiny"
     max_model_len: int = 200
     vocab_size: int = 259
+    length_note: str = ""
     device: Device | None = DEVICE
     place: PrefillPlace = "local"
     error: Exception | None = None

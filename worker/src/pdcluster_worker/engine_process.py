@@ -182,6 +182,7 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         device=msgspec.structs.replace(device, operations=runner.forward.operations.name, model_code=runner.forward.code),
+        length_note=info.length_note,
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
     )

@@ -16,6 +16,7 @@ class WorkerBackend:
         self.model_name = model_name
         self.max_model_len = 0
         self.vocab_size = 0
+        self.length_note = ""
         self.device: Device | None = None
         self.waits_for = "the engine is loading the model"
         self._engine = engine
@@ -25,6 +26,7 @@ class WorkerBackend:
         """Take the engine's device and limits; a request must also fit into its blocks, with one to spare for a peer's hand-over."""
         self.max_model_len = min(facts.max_model_len, (facts.num_blocks - 1) * facts.geometry.block_size)
         self.vocab_size = facts.vocab_size
+        self.length_note = facts.length_note
         self.device = facts.device
 
     def serve(self, node: Node) -> None:

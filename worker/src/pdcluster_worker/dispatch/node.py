@@ -23,6 +23,7 @@ from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import EngineReady
 from pdcluster_worker.peers.client import Here, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
@@ -38,6 +39,12 @@ logger = logging.getLogger(__name__)
 
 GRPC_GRACE_SECONDS = 1.0
 """After a drain no call of ours is open; this bounds a peer that keeps its streams."""
+
+
+def hello_of(config: WorkerConfig, facts: EngineReady) -> Hello:
+    """What this worker tells in a handshake; its operations where it promises equal bits."""
+    operations = facts.device.operations if config.engine.batch_invariant else ""
+    return Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.revision, operations)
 
 
 class Node:
@@ -60,7 +67,7 @@ class Node:
         self._identity = identity
         self._credentials = credentials
         facts = worker.engine_ready
-        hello = Hello(facts.engine_id, config.role, facts.geometry, facts.weights, config.revision)
+        hello = hello_of(config, facts)
         refusals = Refusals(worker.metrics)
         here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(

@@ -25,6 +25,7 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.pool_length import fit_length
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
 
@@ -113,15 +114,10 @@ def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -
         max_model_len=engine.max_model_len,
         threads=engine.threads,
     )
+    geometry, vocab_size = loaded.info.geometry, loaded.info.vocab_size
+    cache = open_cache(geometry, engine, torch.device(device), vocab_size=vocab_size, weight_bytes=loaded.weight_bytes)
+    loaded = fit_length(loaded, cache, engine)
     info = loaded.info
-    cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
-    if cache.num_blocks * engine.block_size < info.max_model_len:
-        logger.warning(
-            "KV blocks hold one request of %d tokens, not of engine.maxModelLen (%d): longer ones fail; that takes %d bytes",
-            cache.num_blocks * engine.block_size,
-            info.max_model_len,
-            -(-info.max_model_len // engine.block_size) * cache.block_bytes,
-        )
     try:
         runner = make_runner(loaded, cache, engine)
     except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes

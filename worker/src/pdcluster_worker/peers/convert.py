@@ -67,6 +67,7 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         geometry=geometry_to_proto(hello.geometry),
         weights=hello.weights,
         revision=hello.revision,
+        operations=hello.operations,
     )
 
 
@@ -74,7 +75,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     """Facts of the other side.  Raises ValueError without an engine id."""
     _require(bool(message.engine_id), "engine_id is empty")
     geometry = geometry_from_proto(message.geometry)
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision)
+    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision, message.operations)
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:

@@ -56,15 +56,19 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what must match."""
+    """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what must match.
+
+    operations: see `PeerFacts`.
+    """
 
     engine_id: str
     role: str
     geometry: KVGeometry
     weights: str
     revision: str
+    operations: str = ""
 
     @property
     def facts(self) -> PeerFacts:
         """The part that two workers compare."""
-        return PeerFacts(self.geometry, self.weights, self.revision)
+        return PeerFacts(self.geometry, self.weights, self.revision, self.operations)

@@ -1,7 +1,8 @@
 """May KV blocks move between two workers?  The pair check of the handshake, as a pure function.
 
-KV geometry, the fingerprint of the weights and the revision must be equal
-(docs/architecture.md, 'KV layout and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
+KV geometry, the fingerprint of the weights, the revision and, under
+engine.batchInvariant, the operations must be equal (docs/architecture.md,
+'KV layout and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
 only: it says nothing about either worker's health.
 """
 
@@ -14,11 +15,16 @@ from pdcluster_worker.engine.messages import KVGeometry
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What one worker tells of itself in the handshake; weights is a fingerprint."""
+    """What one worker tells of itself in the handshake; weights is a fingerprint.
+
+    operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
+                equal bits; empty where nothing is promised.
+    """
 
     geometry: KVGeometry
     weights: str
     revision: str
+    operations: str = ""
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
@@ -31,17 +37,25 @@ def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
         return f"KV geometry differs: {differences}; {_geometry_fix(mine.geometry, theirs.geometry)}"
     if label == "weights":
         return f"weights fingerprint is {mine.weights} here and {theirs.weights} at the peer; load the same model files on both workers"
-    return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
+    if label == "revision":
+        return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
+    return (
+        f"operations are {mine.operations or 'not batch-invariant'} here and {theirs.operations or 'not batch-invariant'} at the peer, "
+        "which give other bits; under engine.batchInvariant run both on CPUs of one kind, set PDCLUSTER_KERNELS to a level that both "
+        "have, or leave engine.batchInvariant out"
+    )
 
 
 def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
-    """The first thing that differs, as the label of pdcluster_peer_refused_total: kv_geometry, weights, revision or None."""
+    """The first thing that differs, as the label of pdcluster_peer_refused_total: kv_geometry, weights, revision, operations or None."""
     if mine.geometry != theirs.geometry:
         return "kv_geometry"
     if mine.weights != theirs.weights:
         return "weights"
     if mine.revision != theirs.revision:
         return "revision"
+    if mine.operations != theirs.operations:
+        return "operations"
     return None
 
 

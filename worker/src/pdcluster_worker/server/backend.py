@@ -15,11 +15,13 @@ class Worker(Protocol):
     """A worker of any role: its model and whether it lives and serves.
 
     max_model_len and vocab_size are 0, and device is None, until its engine is ready.
+    length_note: why max_model_len is lower than the model's own length; empty where it is not.
     """
 
     model_name: str
     max_model_len: int
     vocab_size: int
+    length_note: str
     device: Device | None
 
     def ready(self) -> str | None:
