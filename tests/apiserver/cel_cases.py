@@ -16,6 +16,8 @@ MEMORY = "not an amount of memory: write bytes, or a number with Ki, Mi, Gi or T
 AMOUNT = "not an amount: write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi"
 GPU = "gpu must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in spec.accelerators"
 CUDA = "engine.device: cuda needs an accelerator, and gpu of a pool is cpu: give the pool another gpu, or leave engine.device out"
+INVARIANT = "engine.batchInvariant is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set engine.device: cpu"
+BIG = {"name": "big", "gpu": "B200", "replicas": 1}
 ROOM = (
     "engine.maxBatchedTokens must be at least engine.maxSequences, for a step computes a token of each sequence:"
     " raise the one or lower the other"
@@ -121,8 +123,14 @@ def role_rules(role: str) -> list[Rule]:
         Rule(
             own,
             CUDA,
-            both(only(role), at(f"{own}.engine", {"device": "cuda"}), at(f"{own}.pools", [{"name": "big", "gpu": "B200", "replicas": 1}])),
+            both(only(role), at(f"{own}.engine", {"device": "cuda"}), at(f"{own}.pools", [BIG])),
             both(only(role), at("spec.engine", {"device": "cuda"}), on_cpu),
+        ),
+        Rule(
+            own,
+            INVARIANT,
+            both(only(role), at("spec.engine", {"batchInvariant": True, "device": "cpu"}), at(f"{own}.pools", [BIG])),
+            both(only(role), at("spec.engine", {"batchInvariant": True}), at(f"{own}.pools", [BIG])),
         ),
         Rule(
             f"{own}.engine.kvCacheMemory",

@@ -405,6 +405,11 @@ BAD = [
         "spec.roles",
     ),
     Wrong(
+        both(at("spec.engine.batchInvariant", True), at("spec.roles.decode.pools.0.gpu", "H100")),
+        "spec.roles.decode.engine.batchInvariant: is for CPUs so far, and gpu of a pool is not cpu; leave it out, or set engine.device",
+        "spec.roles.decode",
+    ),
+    Wrong(
         at("spec.roles.decode.engine", {"maxSequences": 512}),
         "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
         "spec.roles.decode",

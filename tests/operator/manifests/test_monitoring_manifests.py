@@ -293,10 +293,12 @@ def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
 def test_every_reason_of_a_refused_pair_is_there_from_the_start() -> None:
     facts = PeerFacts(KVGeometry(1, 1, 1, 1, "float32", "full"), "a", "r1")
     other_geometry = KVGeometry(2, 1, 1, 1, "float32", "full")
-    others = [replace(facts, geometry=other_geometry), replace(facts, weights="b"), replace(facts, revision="r2")]
+    others = [
+        replace(facts, **change) for change in ({"geometry": other_geometry}, {"weights": "b"}, {"revision": "r2"}, {"operations": "x"})
+    ]
     registry, name = Metrics().registry, "pdcluster_peer_refused_total"
 
-    assert [registry.get_sample_value(name, {"reason": str(reason_label(facts, other))}) for other in others] == [0, 0, 0]
+    assert [registry.get_sample_value(name, {"reason": str(reason_label(facts, other))}) for other in others] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("reason", get_args(FinishReason))

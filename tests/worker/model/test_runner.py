@@ -94,6 +94,30 @@ def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
     assert (cache.num_blocks, info.dtype, info.geometry.dtype) == (5, "bfloat16", "bfloat16")
 
 
+def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
+    model = ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32")
+    block_bytes = 2 * 2 * 2 * 16 * 16 * 4  # KV heads, layers, keys and values, tokens, head size, float32
+    with pytest.raises(ModelError) as refused:
+        open_runner(model, EngineConfig(max_model_len=100, kv_cache_memory=7 * block_bytes, threads=1))
+    assert str(refused.value) == (
+        f"engine.maxModelLen=100 does not fit: one request of 100 tokens takes 8 KV blocks ({8 * block_bytes} bytes), and there are 7 "
+        f"({7 * block_bytes} bytes, room for 96 tokens): raise engine.kvCacheMemory to {8 * block_bytes}, or lower maxModelLen to 96"
+    )
+    with pytest.raises(ModelError, match=r"raise engine\.numBlocks to 8, or lower"):
+        open_runner(model, EngineConfig(max_model_len=100, num_blocks=7, threads=1))
+    _, _, info = open_runner(model, EngineConfig(max_model_len=100, num_blocks=8, threads=1))
+    assert (info.max_model_len, info.length_note) == (100, "")
+
+
+def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_folder, caplog):
+    engine = EngineConfig(num_blocks=5, threads=1)
+    runner, _, info = open_runner(ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32"), engine)
+    assert info.max_model_len == runner.info.max_model_len == 64
+    assert "length of 2048 tokens is lowered to 64" in info.length_note
+    assert "raise engine.numBlocks to 129" in info.length_note
+    assert info.length_note in caplog.text
+
+
 def test_open_runner_refuses_a_missing_folder():
     with pytest.raises(ModelError, match="does not exist"):
         open_runner(ModelConfig(name="x", path="/nowhere/at/all"), EngineConfig())

@@ -90,7 +90,7 @@ def test_prefill_done_survives_the_wire(done: PrefillDone) -> None:
     assert convert.done_from_proto("q", _sent(convert.done_to_proto(done))) == done
 
 
-@given(st.builds(Hello, names, st.text(), geometries, st.text(), st.text()))
+@given(st.builds(Hello, names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8), st.text()))
 def test_hello_survives_the_wire(hello: Hello) -> None:
     assert convert.hello_from_proto(_sent(convert.hello_to_proto(hello))) == hello
 

@@ -73,6 +73,7 @@ async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(worker: Any,
     ("facts", "label"),
     [
         ({"weights": "w2"}, "weights"),
+        ({"operations": "cpu avx2"}, "operations"),
         ({"geometry": KVGeometry(num_kv_heads=2, head_dim=4, num_layers=2, block_size=32, dtype="float32")}, "kv_geometry"),
     ],
 )

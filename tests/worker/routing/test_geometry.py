@@ -50,6 +50,7 @@ def test_pair_geometry_names_all_fields_that_differ() -> None:
     [
         (PeerFacts(GEOMETRY, "bb22", "r1"), "weights", "weights fingerprint is aa11 here and bb22 at the peer"),
         (PeerFacts(GEOMETRY, "aa11", "r2"), "revision", "revision is r1 here and r2 at the peer"),
+        (PeerFacts(GEOMETRY, "aa11", "r1", operations="cpu avx2"), "operations", "operations are not batch-invariant here and cpu avx2 at the peer"),
     ],
 )
 def test_pair_refuses_other_weights_and_revision(theirs: PeerFacts, label: str, values: str) -> None:
@@ -58,6 +59,16 @@ def test_pair_refuses_other_weights_and_revision(theirs: PeerFacts, label: str, 
     assert reason is not None
     assert values in reason
     assert reason_label(MINE, theirs) == label
+
+
+def test_pair_with_other_kernels_is_refused_where_equal_bits_are_promised() -> None:
+    amx, avx2 = (PeerFacts(GEOMETRY, "aa11", "r1", operations=operations) for operations in ("cpu amx", "cpu avx2"))
+    reason = mismatch(amx, avx2)
+
+    assert reason is not None
+    assert "operations are cpu amx here and cpu avx2 at the peer" in reason
+    assert "under engine.batchInvariant run both on CPUs of one kind" in reason
+    assert mismatch(amx, amx) is None
 
 
 def test_pair_reports_geometry_before_weights_before_revision() -> None:

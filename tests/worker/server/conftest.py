@@ -62,8 +62,8 @@ class ScriptedBackend:
     script: Callable[[RequestSpec], list[int]]
     model_name: str = "tiny"
     max_model_len: int = 200
-    context_note: str = ""
     vocab_size: int = 259
+    length_note: str = ""
     device: Device | None = DEVICE
     scheduler: str | None = "sarathi"
     place: PrefillPlace = "local"

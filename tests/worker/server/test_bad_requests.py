@@ -278,7 +278,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(rig
 
 
 async def test_a_prompt_larger_than_the_kv_cache_is_refused_with_its_size(rig, http):
-    rig.backend.context_note = " (its KV cache of 13 blocks of 16 tokens holds no more)"
+    rig.backend.length_note = "its KV cache of 13 blocks of 16 tokens holds no more"
     response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [1] * 180, "max_tokens": 30})
 
     assert response.status_code == 400

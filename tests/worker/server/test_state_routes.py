@@ -95,6 +95,13 @@ async def test_version_says_what_the_engine_computes_on(rig, http):
     assert (await http.get("/version")).json()["device"] is None
 
 
+async def test_version_says_the_length_and_why_it_is_lower_than_the_models(rig, http):
+    version = (await http.get("/version")).json()
+    assert (version["max_model_len"], "note" in version) == (200, False)
+    rig.backend.length_note = "lowered"
+    assert (await http.get("/version")).json()["note"] == "lowered"
+
+
 async def test_metrics_parse_and_count_a_request(rig, http):
     await http.post("/v1/chat/completions", json=BODY)
     families = {family.name: family for family in text_string_to_metric_families((await http.get("/metrics")).text)}

@@ -97,7 +97,8 @@ class EngineConfig(_Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
     device:              what it computes on; auto = cuda where the pool has an accelerator, else cpu.
-    max_model_len:       longest prompt + output in tokens; None = the model's own limit.
+    max_model_len:       longest prompt + output in tokens, refused where the KV pool does not hold it; None = the model's own limit,
+                         or what the pool holds where that is less.
     kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
     device_memory_share: of a GPU's memory, for weights, KV blocks and steps together; takes the place of kv_cache_memory there.
     threads:             CPU threads of the model; 0 = from the cgroup limit.

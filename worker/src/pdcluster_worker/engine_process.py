@@ -37,7 +37,6 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine.window import most_tokens
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
@@ -296,9 +295,9 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSetting
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         device=msgspec.structs.replace(device, operations=runner.forward.operations.name, model_code=runner.forward.code),
+        length_note=info.length_note,
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
-        kv_tokens=most_tokens(settings),
         scheduler=settings.scheduler.name,
         scheduling_policy=settings.scheduler.policy,
     )

@@ -21,7 +21,7 @@ _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
     "remote_prefill": ("ok", "failed", "stalled", "cancelled"),
     "long_prompts": ("remote", "local"),
-    "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel"),
+    "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel", "operations"),
     "request_rejected": (
         *("queue_full", "bodies_full", "connections_full", "body_timeout"),
         *("draining", "not_ready", "no_prefill_worker"),

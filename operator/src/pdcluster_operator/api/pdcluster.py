@@ -144,6 +144,16 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _invariant_on_cpus(self) -> Self:
+        for name, role in self.roles.present().items():
+            engine = self.engine_of(name)
+            if not engine.batch_invariant or engine.device == "cpu" or all(pool.gpu == NO_ACCELERATOR for pool in role.pools):
+                continue
+            reason = "is for CPUs so far, and gpu of a pool is not cpu"
+            raise rule(reason, "leave it out, or set engine.device: cpu", at=f"roles.{name}.engine.batchInvariant")
+        return self
+
+    @model_validator(mode="after")
     def _step_has_room_for_every_sequence(self) -> Self:
         for name in self.roles.present():
             engine = self.engine_of(name)

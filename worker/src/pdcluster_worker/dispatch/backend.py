@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 from pdcluster_worker.dispatch.engines import Engines
 from pdcluster_worker.dispatch.node import Node
-from pdcluster_worker.engine.messages import Device, EngineReady, RequestSpec
+from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
 
@@ -15,8 +15,8 @@ class WorkerBackend:
     def __init__(self, model_name: str, engines: Engines) -> None:
         self.model_name = model_name
         self.max_model_len = 0
-        self.context_note = ""
         self.vocab_size = 0
+        self.length_note = ""
         self.device: Device | None = None
         self.scheduler: str | None = None
         self.waits_for = "the engine is loading the model"
@@ -24,15 +24,10 @@ class WorkerBackend:
         self._node: Node | None = None
 
     def engines_are_ready(self) -> None:
-        """Take their device and limits; a request must also fit into the blocks of any, with one to spare for a peer's hand-over."""
-        facts = min((engine.facts for engine in self._engines), key=_most_tokens)
-        self.max_model_len = _most_tokens(facts)
-        if self.max_model_len < facts.max_model_len:
-            self.context_note = (
-                f" (its KV cache of {facts.num_blocks} blocks of {facts.geometry.block_size} tokens holds no more; "
-                f"engine.maxModelLen is {facts.max_model_len}, engine.kvCacheMemory sizes the cache)"
-            )
-        self.vocab_size = facts.vocab_size
+        """Take their device and limits: the shortest length of any."""
+        facts = min((engine.facts for engine in self._engines), key=lambda facts: facts.max_model_len)
+        self.max_model_len = facts.max_model_len
+        self.length_note = facts.length_note
         self.device = facts.device
         self.scheduler = facts.scheduler
 
@@ -69,7 +64,3 @@ class WorkerBackend:
         """End one choice early."""
         if self._node is not None and self._node.ingress is not None:
             self._node.ingress.abort(request_id)
-
-
-def _most_tokens(facts: EngineReady) -> int:
-    return facts.max_model_len if facts.kv_tokens is None else min(facts.max_model_len, facts.kv_tokens)

@@ -25,6 +25,7 @@ from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import EngineReady
 from pdcluster_worker.peers.client import Here, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
@@ -40,6 +41,13 @@ logger = logging.getLogger(__name__)
 
 GRPC_GRACE_SECONDS = 1.0
 """After a drain no call of ours is open; this bounds a peer that keeps its streams."""
+
+
+def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
+    """What this worker tells in a handshake; its operations where it promises equal bits."""
+    operations = facts.device.operations if config.engine.batch_invariant else ""
+    size = facts.device.tensor_parallel_size
+    return Hello(worker_id, config.role, facts.geometry, facts.weights, config.revision, size, operations)
 
 
 class Node:
@@ -62,7 +70,7 @@ class Node:
         self._identity = identity
         self._credentials = credentials
         facts = worker.engine_ready
-        hello = Hello(worker.engine_id, config.role, facts.geometry, facts.weights, config.revision, facts.device.tensor_parallel_size)
+        hello = hello_of(config, worker.engine_id, facts)
         refusals = Refusals(worker.metrics)
         here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(

@@ -207,9 +207,9 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     device: Device
     transport: str  # that moves KV blocks: tcp or local
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
-    kv_tokens: int | None = None  # that the KV blocks hold of one request; None = any number
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"
+    length_note: str = ""  # why max_model_len is lower than the model's own; empty where it is not
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

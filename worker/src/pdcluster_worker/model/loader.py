@@ -34,6 +34,7 @@ class ModelInfo:
 
     weights: fingerprint (`model.fingerprint`).  dtype: what the model computes in.
     windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
+    length_note: why max_model_len is lower than the model's own length; empty where it is not, or was asked for.
     """
 
     geometry: KVGeometry
@@ -42,6 +43,7 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     windows: tuple[int | None, ...]
+    length_note: str = ""
 
     @property
     def window(self) -> int | None:

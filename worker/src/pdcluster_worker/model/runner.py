@@ -8,6 +8,7 @@ same items again writes the same keys and values and chooses the same tokens.
 import gc
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
+from pdcluster_worker.model.pool_length import fit_length
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
 
@@ -162,34 +164,26 @@ def _open(model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | 
         max_model_len=engine.max_model_len,
         threads=engine.threads if ranks is None else rank_threads(engine),
     )
-    info = loaded.info
     try:
         runner, cache = _make(loaded, engine, device, ranks)
     except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes
         if not isinstance(e, MemoryError) and "memory" not in str(e):
             raise
         raise ModelError(f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}") from e
-    if cache.num_blocks * engine.block_size < info.max_model_len:
-        logger.warning(
-            "KV blocks hold one request of %d tokens, not of engine.maxModelLen (%d): longer ones fail; that takes %d bytes",
-            cache.num_blocks * engine.block_size,
-            info.max_model_len,
-            -(-info.max_model_len // engine.block_size) * cache.block_bytes,
-        )
     del loaded  # and with it the weights that are packed now
     gc.collect()
     give_back_freed_memory()
     start = time.monotonic()
     runner.warm_up()
     logger.info("warmed up seconds=%.1f", time.monotonic() - start)
-    return runner, cache, info
+    return runner, cache, runner.info
 
 
 def _make(loaded: LoadedModel, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, Cache]:
     info = loaded.info
     if ranks is None:
         cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
-        return make_runner(loaded, cache, engine), cache
+        return make_runner(replace(loaded, info=fit_length(info, cache, engine)), cache, engine), cache
     limits = _limits(loaded, engine)
     shared, forward = open_ranks(loaded, engine, limits, ranks, device)
-    return Runner(info, forward, shared, limits), shared
+    return Runner(fit_length(info, shared, engine), forward, shared, limits), shared

@@ -68,6 +68,7 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         weights=hello.weights,
         revision=hello.revision,
         tensor_parallel_size=hello.tensor_parallel_size,
+        operations=hello.operations,
     )
 
 
@@ -76,7 +77,8 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     _require(bool(message.engine_id), "engine_id is empty")
     _require(message.tensor_parallel_size >= 0, "tensor_parallel_size is negative")
     geometry = geometry_from_proto(message.geometry)
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision, message.tensor_parallel_size or 1)
+    size = message.tensor_parallel_size or 1
+    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision, size, message.operations)
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:

@@ -56,7 +56,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what is compared."""
+    """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what is compared.
+
+    operations: see `PeerFacts`.
+    """
 
     engine_id: str
     role: str
@@ -64,8 +67,9 @@ class Hello:
     weights: str
     revision: str
     tensor_parallel_size: int = 1
+    operations: str = ""
 
     @property
     def facts(self) -> PeerFacts:
         """The part that two workers compare."""
-        return PeerFacts(self.geometry, self.weights, self.revision, self.tensor_parallel_size)
+        return PeerFacts(self.geometry, self.weights, self.revision, self.tensor_parallel_size, self.operations)

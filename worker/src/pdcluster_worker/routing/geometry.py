@@ -1,8 +1,9 @@
 """May KV blocks move between two workers?  The pair check of the handshake, as a pure function.
 
-KV geometry, that of the whole model, the fingerprint of the weights and the
-revision must be equal, and of the tensor-parallel sizes one must divide the other
-(docs/architecture.md, 'KV layout and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
+KV geometry, that of the whole model, the fingerprint of the weights, the revision
+and, under engine.batchInvariant, the operations must be equal, and of the
+tensor-parallel sizes one must divide the other (docs/architecture.md, 'KV layout
+and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
 only: it says nothing about either worker's health.
 """
 
@@ -15,12 +16,17 @@ from pdcluster_worker.engine.messages import KVGeometry
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What one worker tells of itself in the handshake.  geometry: of all its ranks together; weights is a fingerprint."""
+    """What one worker tells of itself in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
+
+    operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
+                equal bits; empty where nothing is promised.
+    """
 
     geometry: KVGeometry
     weights: str
     revision: str
     tensor_parallel_size: int = 1
+    operations: str = ""
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
@@ -36,7 +42,13 @@ def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
     if label == "tensor_parallel":
         sizes = f"{mine.tensor_parallel_size} here and {theirs.tensor_parallel_size} at the peer"
         return f"tensor-parallel size is {sizes}: one must divide the other; set engine.tensorParallelSize of prefill or decode so"
-    return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
+    if label == "revision":
+        return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
+    return (
+        f"operations are {mine.operations or 'not batch-invariant'} here and {theirs.operations or 'not batch-invariant'} at the peer, "
+        "which give other bits; under engine.batchInvariant run both on CPUs of one kind, set PDCLUSTER_KERNELS to a level that both "
+        "have, or leave engine.batchInvariant out"
+    )
 
 
 def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
@@ -48,7 +60,9 @@ def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
     if mine.revision != theirs.revision:
         return "revision"
     low, high = sorted((mine.tensor_parallel_size, theirs.tensor_parallel_size))
-    return "tensor_parallel" if high % low else None
+    if high % low:
+        return "tensor_parallel"
+    return "operations" if mine.operations != theirs.operations else None
 
 
 def _geometry_fix(mine: KVGeometry, theirs: KVGeometry) -> str:

@@ -164,7 +164,9 @@ def _add_state(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
         if device is None:
             return Version(version=__version__, device=None, scheduler=None)
         known = {name: value for name, value in msgspec.structs.asdict(device).items() if value}
-        return Version(version=__version__, device=DeviceState(**known), scheduler=worker.scheduler)
+        note = {"note": worker.length_note} if worker.length_note else {}
+        length = worker.max_model_len
+        return Version(version=__version__, device=DeviceState(**known), scheduler=worker.scheduler, max_model_len=length, **note)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def prometheus() -> Response:

@@ -16,13 +16,13 @@ class Worker(Protocol):
 
     max_model_len and vocab_size are 0, and device and scheduler are None, until its engine is
     ready.
-    context_note: why max_model_len is below the model's own; empty where it is not.
+    length_note: why max_model_len is lower than the model's own length; empty where it is not.
     """
 
     model_name: str
     max_model_len: int
-    context_note: str
     vocab_size: int
+    length_note: str
     device: Device | None
     scheduler: str | None
 

@@ -38,7 +38,7 @@ class Serving:
     def limits(self) -> ModelLimits:
         """The model's limits on a request."""
         backend = self.backend
-        return ModelLimits(backend.max_model_len, backend.vocab_size, self.tokenizer.eos_token_ids, backend.context_note)
+        return ModelLimits(backend.max_model_len, backend.vocab_size, self.tokenizer.eos_token_ids, backend.length_note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,8 +225,14 @@ class DeviceState(BaseModel):
 
 
 class Version(BaseModel):
-    """Answer of /version.  device and scheduler: null until the engine has loaded."""
+    """Answer of /version.  device and scheduler: null until the engine has loaded.
+
+    max_model_len: most tokens of one request, prompt and output; left out until the engine has loaded.
+    note: why that is lower than the model's own length; left out where it is not, or was asked for.
+    """
 
     version: str
     device: DeviceState | None
     scheduler: str | None
+    max_model_len: int | None = None
+    note: str = ""

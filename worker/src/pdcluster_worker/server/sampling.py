@@ -19,13 +19,13 @@ _SEEDS = 2**63
 class ModelLimits:
     """max_model_len: prompt and output tokens of one request; vocab_size: token ids are below it.
 
-    context_note: why max_model_len is no more; see `server.backend.Worker`.
+    length_note: why max_model_len is no more; see `server.backend.Worker`.
     """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
-    context_note: str = ""
+    length_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
 
 
 def _longest(limits: ModelLimits) -> str:
-    return f"the maximum context length is {limits.max_model_len} tokens{limits.context_note}"
+    note = f" ({limits.length_note})" if limits.length_note else ""
+    return f"the maximum context length is {limits.max_model_len} tokens{note}"
 
 
 def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, limits: ModelLimits) -> Sampling:

@@ -1,9 +1,10 @@
 /* Causal attention over the paged cache.
  *
- * Keys are taken in parts of PART at absolute positions.  Within a part the scores are S^T = K * Q^T, with a query row
- * (of one head) in each lane, and the values O^T = V^T * P^T; parts are merged in their order.  So a row's bits depend
- * neither on the other rows, nor on how a prompt was cut into chunks, nor on threads.  A decode's parts are shared by
- * the threads; a chunk's rows are, in tiles of WIDE lanes.
+ * Keys are taken in parts of PART at absolute positions.  Within a chunk's part the scores are S^T = K * Q^T, with a
+ * query row (of one head) in each lane, and the values O^T = V^T * P^T; parts are merged in their order.  A decode sums
+ * the same products in the same order, in other lanes.  So a row's bits depend neither on the other rows, nor on how a
+ * prompt was cut into chunks, nor on threads.  A decode's parts are shared by the threads; a chunk's rows are, in tiles
+ * of WIDE lanes.
  */
 #ifndef ATTENTION_H
 #define ATTENTION_H
@@ -19,7 +20,7 @@
 
 /* Sizes of one model's pieces. */
 typedef struct {
-    int64_t group, steps, depth, padded, stride, out_stride; /* depth: padded bytes of a key; padded: dim in whole lanes */
+    int64_t group, steps, depth, padded, wide, stride, out_stride; /* depth: padded bytes of a key; padded: dim in whole lanes; wide: in whole steps */
     int64_t part_bytes, state_bytes, thread_bytes;           /* of a packed part, of a tile's state, of a thread's own memory */
 } sizes_of;
 
@@ -82,6 +83,7 @@ static sizes_of sizes(const model_of *m) {
     z.steps = (m->dim * element + 63) / 64;
     z.depth = z.steps * 64;
     z.padded = round_up(m->dim, LANES);
+    z.wide = z.depth / element;
     z.stride = (m->heads + 2 * m->kv_heads) * m->dim * element;
     z.out_stride = m->heads * m->dim * element;
     z.part_bytes = PART * (z.depth + z.padded * element);
@@ -105,6 +107,14 @@ static desk desk_of(attend_work *w, int64_t thread) {
     d.sum = state_at((char *)d.scores + PART * WIDE * 4 + z->state_bytes);
     return d;
 }
+
+static INLINE int64_t tiles_of(const attend_work *w, int64_t s) { return (w->plan->lengths[s] * w->size.group + WIDE - 1) / WIDE; }
+
+static INLINE tile_of tile_at(const attend_work *w, int64_t s, int64_t head, int64_t index) {
+    return (tile_of){s, head, index * WIDE, least(WIDE, w->plan->lengths[s] * w->size.group - index * WIDE)};
+}
+
+static INLINE const int32_t *table_of(const attend_work *w, int64_t s) { return w->plan->tables + w->plan->seats[s] * w->plan->table_width; }
 
 /* The first key that the row at `position` sees. */
 static INLINE int64_t seen_from(const attend_work *w, int64_t position) { return position < w->window ? 0 : position + 1 - w->window; }
@@ -312,24 +322,25 @@ static INLINE v16 greatest(float *scores, int64_t count, const sight *see) {
 }
 
 /* Softmax of one panel's scores [count][WIDE]: its greatest score in powers of 2, its sum and its packed weights. */
-static INLINE void softmax(const kind t, const int fetches, const attend_work *w, desk *d, int64_t panel, int64_t count, const sight *see) {
+static INLINE void softmax(const kind t, const attend_work *w, desk *d, int64_t panel, int64_t count, const sight *see) {
     float *scores = d->scores + panel * LANES;
     char *weights = d->weights + panel * TILE;
     const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest(scores, count, see);
     const v16 top = greatest_score * factor, less = select16(top == all(-INFINITY), all(0), -top);
-    v16 total = {0}, other = {0};
+    v16 totals[4] = {{0}}; /* of every fourth key, as a decode's quads have them */
     const int64_t step = 64 / bytes_of(t), word = 64 * bytes_of(t) / 4;
     for (int64_t first = 0; first < count; first += step, weights += 2 * TILE)
-        for (int64_t i = 0; i < step; i += 2) {
-            const float *pair = scores + (first + i) * WIDE;
-            if (fetches) fetch(w, &d->ahead, 2);
-            const v16 even = exp2_of(t, fused(load(F32, pair, 0, LANES), factor, less)), odd = exp2_of(t, fused(load(F32, pair, WIDE, LANES), factor, less));
-            total += even;
-            other += odd;
-            put_weights(t, weights + i * word, even, odd);
+        for (int64_t i = 0; i < step; i += 4) {
+            v16 x[4];
+            for (int j = 0; j < 4; j++) {
+                x[j] = exp2_of(t, fused(load(F32, scores + (first + i + j) * WIDE, 0, LANES), factor, less));
+                totals[j] += x[j];
+            }
+            put_weights(t, weights + i * word, x[0], x[1]);
+            put_weights(t, weights + (i + 2) * word, x[2], x[3]);
         }
     store(F32, d->now.top, panel * LANES, LANES, top);
-    store(F32, d->now.total, panel * LANES, LANES, total + other);
+    store(F32, d->now.total, panel * LANES, LANES, (totals[0] + totals[2]) + (totals[1] + totals[3]));
 }
 
 /* Add to `into` what `from` has gathered of later keys. */
@@ -345,7 +356,7 @@ static INLINE void merge(const sizes_of *z, state_of into, state_of from, int64_
 }
 
 /* The state `d->now` of a tile after one packed part.  base: position of the part's first key; count: keys that a lane may see. */
-static INLINE void attend_part(const kind t, const int fetches, const attend_work *w, desk *d, tile_of tile, const char *packed, part_of p) {
+static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile_of tile, const char *packed, part_of p) {
     const sizes_of *z = &w->size;
     const int64_t panels = tile.lanes > LANES ? 2 : 1, step = 64 / bytes_of(t), count = round_up(p.count, step);
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
@@ -359,7 +370,7 @@ static INLINE void attend_part(const kind t, const int fetches, const attend_wor
         const i16 seen = seen_by(w, tile, panel) - (int32_t)p.first, most = (i16)all(0) + (int32_t)p.count;
         see.from = seen - (int32_t)w->window;
         see.end = (i16)select16(seen < most, (v16)seen, (v16)most);
-        softmax(t, fetches, w, d, panel, count, &see);
+        softmax(t, w, d, panel, count, &see);
     }
     multiply(t, &d->tiles, packed + PART * z->depth, PART * bytes_of(t), z->padded, weights, d->now.values, WIDE);
 }

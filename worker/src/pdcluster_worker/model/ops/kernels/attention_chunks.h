@@ -2,10 +2,6 @@
 #ifndef ATTENTION_CHUNKS_H
 #define ATTENTION_CHUNKS_H
 
-static INLINE int64_t tiles_of(const attend_work *w, int64_t s);
-static INLINE tile_of tile_at(const attend_work *w, int64_t s, int64_t head, int64_t index);
-static INLINE const int32_t *table_of(const attend_work *w, int64_t s);
-
 /* A unit is one KV head of one chunk.  Units from `unit` on that fit into memory together: returns the end. */
 static int64_t round_end(const attend_work *w, int64_t unit, int64_t *parts) {
     const int64_t heads = w->m->kv_heads, end = (w->plan->num_sequences - w->num_decodes) * heads;
@@ -64,7 +60,7 @@ static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of ti
         const part_of p = make_part(table_of(w, tile.s), tile.head, part, from, seen);
         desk mine = *d;
         if (part == first) mine.now = d->sum;
-        attend_part(t, 0, w, &mine, tile, packed + (part - packed_from) * w->size.part_bytes, p);
+        attend_part(t, w, &mine, tile, packed + (part - packed_from) * w->size.part_bytes, p);
         if (is_bad[part - packed_from]) add_bad(t, w, &mine, tile, p);
         if (part > first) merge(&w->size, d->sum, d->now, panels);
         d->tiles = mine.tiles;

@@ -2,13 +2,45 @@
 #ifndef ATTENTION_DECODES_H
 #define ATTENTION_DECODES_H
 
-static INLINE int64_t tiles_of(const attend_work *w, int64_t s) { return (w->plan->lengths[s] * w->size.group + WIDE - 1) / WIDE; }
+#include "decode_products.h"
 
-static INLINE tile_of tile_at(const attend_work *w, int64_t s, int64_t head, int64_t index) {
-    return (tile_of){s, head, index * WIDE, least(WIDE, w->plan->lengths[s] * w->size.group - index * WIDE)};
+/* Query heads [first, first + count) of KV head `head` of sequence s. */
+typedef struct {
+    int64_t s, head, first, count;
+} query_tile;
+
+/* What a tile has gathered: [MOST_QUERIES] greatest score (in powers of 2), [MOST_QUERIES] sum, [count][wide] values. */
+typedef struct {
+    float *top, *total, *values;
+} decode_state;
+
+/* A desk's memory as a decode uses it. */
+typedef struct {
+    char *copies, *woven; /* two runs that were copied; values of two runs, woven */
+    float *scores;        /* of one run, by tiles */
+} scratch;
+
+static INLINE scratch scratch_of(const attend_work *w, const desk *d) {
+    char *woven = d->part + 2 * RUN * w->size.depth;
+    return (scratch){d->part, woven, (float *)(woven + 4 * TILE)};
 }
 
-static INLINE const int32_t *table_of(const attend_work *w, int64_t s) { return w->plan->tables + w->plan->seats[s] * w->plan->table_width; }
+static INLINE decode_state decode_state_at(char *memory) {
+    float *f = (float *)memory;
+    return (decode_state){f, f + MOST_QUERIES, f + 2 * MOST_QUERIES};
+}
+
+static INLINE int64_t most_queries(const kind t) { return IN_TILES(t) ? MOST_QUERIES : FOUR; }
+
+static INLINE int64_t query_tiles(const attend_work *w) {
+    const int64_t most = most_queries((kind)w->m->t);
+    return (w->size.group + most - 1) / most;
+}
+
+static INLINE query_tile query_tile_at(const attend_work *w, item i, int64_t index) {
+    const int64_t most = most_queries((kind)w->m->t);
+    return (query_tile){i.s, i.head, index * most, least(most, w->size.group - index * most)};
+}
 
 /* Parts of the decodes, which come first among the sequences; returns their number, and that of their tiles. */
 static int64_t list_items(const attend_work *w, item *items, int64_t *records) {
@@ -18,7 +50,7 @@ static int64_t list_items(const attend_work *w, item *items, int64_t *records) {
         for (int64_t head = 0; head < w->m->kv_heads; head++)
             for (int64_t part = first_part(w, s); part < end_part(w, s); part++, count++) {
                 if (items) items[count] = (item){(int32_t)s, (int32_t)head, (int32_t)part, (int32_t)*records};
-                *records += tiles_of(w, s);
+                *records += query_tiles(w);
             }
     return count;
 }
@@ -30,29 +62,235 @@ static INLINE part_of part_at(const attend_work *w, item i) {
 
 static INLINE char *record_of(const attend_work *w, item i) { return w->records + i.record * w->size.state_bytes; }
 
-static INLINE void decode_part(const kind t, attend_work *w, desk *d, item i) {
-    const part_of p = part_at(w, i);
-    const int is_only = parts_of(w, i.s) == 1;
-    pack_part(t, 0, w, &d->ahead, &p, d->part);
-    for (int64_t index = 0; index < tiles_of(w, i.s); index++) {
-        const tile_of tile = tile_at(w, i.s, i.head, index);
-        const state_of own = d->now;
-        if (!is_only) d->now = state_at(record_of(w, i) + index * w->size.state_bytes);
-        pack_queries(w, tile, d->queries);
-        attend_part(t, 1, w, d, tile, d->part, p);
-        if (is_only) finish_tile(t, w, tile, d->now);
-        d->now = own;
+/* RUN keys from `at` on, or their values, `depth` bytes apart: where they lie, or copied with zeros for those that are not seen. */
+static INLINE const char *run_at(const kind t, const attend_work *w, const part_of *p, int64_t at, int64_t offset, char *copy) {
+    const int64_t bytes = w->m->dim * bytes_of(t), depth = w->size.depth;
+    if (depth == bytes && w->m->block_size % RUN == 0 && at >= p->skip && at + RUN <= p->count) return key_at(w, p, at) + offset;
+    memset(copy, 0, RUN * depth);
+    for (int64_t i = 0; i < RUN; i++)
+        if (at + i >= p->skip && at + i < p->count) memcpy(copy + i * depth, key_at(w, p, at + i) + offset, bytes);
+    return copy;
+}
+
+static INLINE void pack_tile_queries(const kind t, const attend_work *w, query_tile tile, char *queries) {
+    const int64_t bytes = w->m->dim * bytes_of(t);
+    const char *rows[MOST_QUERIES] = {NULL}, *row = w->qkv + w->plan->firsts[tile.s] * w->size.stride;
+    for (int64_t i = 0; i < tile.count; i++) rows[i] = row + (tile.head * w->size.group + tile.first + i) * bytes;
+    if (IN_TILES(t)) pack_panel(rows, bytes, queries, TILE);
+    else pack_four(rows, bytes, w->size.depth, queries);
+}
+
+/* Scores of a part in quads [fours][PART / FOUR][16]. */
+static INLINE void score_part(const kind t, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t fours) {
+    const scratch own = scratch_of(w, d);
+    for (int64_t at = from; at < end; at += RUN) {
+        fetch(w, &d->ahead, w->size.depth / 4);
+        const char *keys = run_at(t, w, p, at, 0, own.copies);
+        float *quads = d->scores + at * FOUR;
+#if defined(__AMX_BF16__)
+        if (IN_TILES(t)) {
+            score_tile(keys, w->size.depth, d->queries, own.scores);
+            for (int64_t f = 0; f < fours; f++)
+                for (int64_t g = 0; g < RUN / FOUR; g++) {
+                    const w16 quad = join((const char *)(own.scores + g * FOUR * 16 + f * FOUR), 64);
+                    memcpy(quads + f * PART * FOUR + g * 16, &quad, 64);
+                }
+            continue;
+        }
+#endif
+        score_run(t, keys, w->size.depth, d->queries, quads);
     }
 }
 
-static INLINE void merge_parts(const kind t, attend_work *w, int64_t s, int64_t head, char *records) {
-    const int64_t parts = parts_of(w, s), tiles = tiles_of(w, s);
-    for (int64_t i = 0; i < tiles; i++) {
-        const tile_of tile = tile_at(w, s, head, i);
-        const state_of sum = state_at(records + i * w->size.state_bytes);
-        for (int64_t part = 1; part < parts; part++)
-            merge(&w->size, sum, state_at(records + (part * tiles + i) * w->size.state_bytes), tile.lanes > LANES ? 2 : 1);
-        finish_tile(t, w, tile, sum);
+static INLINE v16 swap_halves(v16 x) { return SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7); }
+static INLINE v16 swap_quarters(v16 x) { return SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11); }
+
+/* The greatest score of each of four queries, in every quarter; scores of keys that are not seen become -inf. */
+static INLINE v16 greatest_of_four(float *quads, const part_of *p, int64_t from, int64_t end) {
+    const i16 number = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+    v16 top = all(-INFINITY);
+    for (int64_t key = from; key < end; key += FOUR) {
+        v16 score = load(F32, quads, key * FOUR, LANES);
+        if (key < p->skip || key + FOUR > p->count) {
+            const i16 at = number + (int32_t)key;
+            score = select16((at >= (int32_t)p->skip) & (at < (int32_t)p->count), score, all(-INFINITY));
+            store(F32, quads, key * FOUR, LANES, score);
+        }
+        top = greater(score, top);
+    }
+    top = greater(swap_halves(top), top);
+    return greater(swap_quarters(top), top);
+}
+
+/* Weights of four keys and four queries: pairs [2][FOUR], or floats as the kind rounds them [FOUR][FOUR]. */
+static INLINE void put_quad(const kind t, char *to, v16 weight) {
+    if (PAIRED(t)) {
+        const h16 half = narrow(weight), pairs = SHUFFLE(half, half, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+        memcpy(to, &pairs, 32);
+    } else {
+        weight = rounded(t, weight);
+        memcpy(to, &weight, 64);
+    }
+}
+
+/* Softmax of four queries: their weights go to `weights`, which holds a key's in `key_bytes`. */
+static INLINE void softmax_of_four(const kind t, const attend_work *w, float *quads, const part_of *p, int64_t from, int64_t end, char *weights, decode_state state) {
+    const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest_of_four(quads, p, from, end);
+    const v16 top = greatest_score * factor, less = select16(top == all(-INFINITY), all(0), -top);
+    v16 total = {0};
+    for (int64_t key = from; key < end; key += FOUR) {
+        const v16 weight = exp2_of(t, fused(load(F32, quads, key * FOUR, LANES), factor, less));
+        total += weight;
+        put_quad(t, weights + key * (PAIRED(t) ? 8 : 16), weight);
+    }
+    total = total + swap_halves(total);
+    total = total + swap_quarters(total);
+    store(F32, state.top, 0, FOUR, top);
+    store(F32, state.total, 0, FOUR, total);
+}
+
+#if defined(__AMX_BF16__)
+/* Turn pairs [16][FOUR] of 32 keys into rows of four queries, 64 bytes each. */
+static INLINE void turn_weights(const char *pairs, char *rows) {
+    w16 x[4];
+    memcpy(x, pairs, 256);
+    const w16 a = SHUFFLE(x[0], x[1], 0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29), b = SHUFFLE(x[2], x[3], 0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const w16 c = SHUFFLE(x[0], x[1], 2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31), e = SHUFFLE(x[2], x[3], 2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
+    const w16 out[4] = {
+        SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23), SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31),
+        SHUFFLE(c, e, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23), SHUFFLE(c, e, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31),
+    };
+    memcpy(rows, out, 256);
+}
+
+/* Values of a part, `halves` times 32 dims from byte `dims` of a row on, into `out`. */
+static INLINE void value_tiles(const int halves, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t dims, float *out) {
+    const scratch own = scratch_of(w, d);
+    const int64_t depth = w->size.depth, offset = w->m->block_size * w->m->dim * 2;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t at = from; at < end; at += 2 * RUN) {
+        fetch(w, &d->ahead, depth / 2);
+        const char *first = run_at(BF16, w, p, at, offset, own.copies), *second = run_at(BF16, w, p, at + RUN, offset, own.copies + RUN * depth);
+        weave(halves, first + dims, second + dims, depth, own.woven);
+        add_tiles(halves, own.woven, d->weights + at / 32 * TILE);
+    }
+    const int64_t stride = w->size.wide * 4;
+    _tile_stored(0, out, stride);
+    _tile_stored(1, out + 16, stride);
+    if (halves == 1) return;
+    _tile_stored(2, out + 32, stride);
+    _tile_stored(3, out + 48, stride);
+}
+#endif
+
+/* Values of a part by vectors, `vectors` of dims from `dim` on. */
+static INLINE void value_vectors(const kind t, const int queries, const int vectors, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t dim, float *out) {
+    const scratch own = scratch_of(w, d);
+    const int64_t offset = w->m->block_size * w->m->dim * bytes_of(t);
+    v16 sums[4][4] = {{{0}}};
+    for (int64_t at = from; at < end; at += RUN) {
+        fetch(w, &d->ahead, w->size.depth / 4);
+        const char *values = run_at(t, w, p, at, offset, own.copies) + dim * bytes_of(t);
+        add_run(t, queries, vectors, values, w->size.depth, d->weights + at * (PAIRED(t) ? 8 : 16), sums);
+    }
+    for (int q = 0; q < queries; q++)
+        for (int v = 0; v < vectors; v++) store(F32, out + q * w->size.wide, dim + v * LANES, LANES, sums[q][v]);
+}
+
+static INLINE void value_part(const kind t, const int queries, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, float *out) {
+    const int64_t wide = w->size.wide;
+    int64_t dim = 0;
+    for (; MOST_PANELS == 2 && wide - dim >= 4 * LANES; dim += 4 * LANES) value_vectors(t, queries, 4, w, d, p, from, end, dim, out);
+    for (; PAIRED(t) && dim < wide; dim += 2 * LANES) value_vectors(t, queries, 2, w, d, p, from, end, dim, out);
+    for (; dim < wide; dim += LANES) value_vectors(t, queries, 1, w, d, p, from, end, dim, out);
+}
+
+/* Values [count][wide] of a part. */
+static INLINE void value_tile(const kind t, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, query_tile tile, float *out) {
+#if defined(__AMX_BF16__)
+    if (IN_TILES(t)) {
+        for (int64_t dim = 0; dim < w->size.wide; dim += 64)
+            if (w->size.wide - dim >= 64) value_tiles(2, w, d, p, from, end, dim * 2, out + dim);
+            else value_tiles(1, w, d, p, from, end, dim * 2, out + dim);
+        return;
+    }
+#endif
+    if (tile.count == 4) value_part(t, 4, w, d, p, from, end, out);
+    else if (tile.count == 3) value_part(t, 3, w, d, p, from, end, out);
+    else if (tile.count == 2) value_part(t, 2, w, d, p, from, end, out);
+    else value_part(t, 1, w, d, p, from, end, out);
+}
+
+/* What one tile gathers of one part. */
+static INLINE void decode_tile(const kind t, const attend_work *w, desk *d, const part_of *p, query_tile tile, decode_state state) {
+    /* Steps of 32 keys as in multiply.h; keys that are not seen weigh nothing. */
+    const int64_t from = p->skip / 32 * 32, end = round_up(p->count, 32), fours = (tile.count + FOUR - 1) / FOUR;
+    pack_tile_queries(t, w, tile, d->queries);
+#if defined(__AMX_BF16__)
+    if (IN_TILES(t)) configure_decode(&d->tiles, (int)tile.count);
+#endif
+    score_part(t, w, d, p, from, end, fours);
+    char *pairs = d->weights + PART / 32 * TILE;
+    for (int64_t f = 0; f < fours; f++) {
+        const decode_state of = {state.top + f * FOUR, state.total + f * FOUR, NULL};
+        softmax_of_four(t, w, d->scores + f * PART * FOUR, p, from, end, IN_TILES(t) ? pairs : d->weights, of);
+#if defined(__AMX_BF16__)
+        for (int64_t at = from; IN_TILES(t) && at < end; at += 32) turn_weights(pairs + at * 8, d->weights + at / 32 * TILE + f * 256);
+#endif
+    }
+    value_tile(t, w, d, p, from, end, tile, state.values);
+}
+
+/* Write a tile's rows of the output. */
+static INLINE void finish_decode(const kind t, const attend_work *w, query_tile tile, decode_state state) {
+    const int64_t dim = w->m->dim, step = PAIRED(t) ? 2 * LANES : LANES;
+    char *row = w->out + w->plan->firsts[tile.s] * w->size.out_stride;
+    for (int64_t q = 0; q < tile.count; q++)
+        for (int64_t at = 0; at < dim; at += step) {
+            v16 x[2];
+            memcpy(x, state.values + q * w->size.wide + at, step * 4);
+            in_order(t, x);
+            for (int64_t i = 0; i < step && at + i < dim; i += LANES)
+                store(t, row, (tile.head * w->size.group + tile.first + q) * dim + at + i, dim - at - i, x[i / LANES] / all(state.total[q]));
+        }
+}
+
+/* Add to `into` what `from` has gathered of later keys, as `merge` does for a chunk. */
+static INLINE void merge_decode(const sizes_of *z, decode_state into, decode_state from, int64_t count) {
+    const v16 old = load(F32, into.top, 0, LANES), late = load(F32, from.top, 0, LANES), top = greater(old, late);
+    const v16 base = select16(top == all(-INFINITY), all(0), top), keep = exp2_of(F32, old - base), add = exp2_of(F32, late - base);
+    store(F32, into.top, 0, LANES, top);
+    store(F32, into.total, 0, LANES, fused(load(F32, into.total, 0, LANES), keep, load(F32, from.total, 0, LANES) * add));
+    float keeps[LANES], adds[LANES];
+    store(F32, keeps, 0, LANES, keep);
+    store(F32, adds, 0, LANES, add);
+    for (int64_t q = 0; q < count; q++)
+        for (int64_t i = q * z->wide; i < (q + 1) * z->wide; i += LANES)
+            store(F32, into.values, i, LANES, fused(load(F32, into.values, i, LANES), all(keeps[q]), load(F32, from.values, i, LANES) * all(adds[q])));
+}
+
+static INLINE void decode_part(const kind t, attend_work *w, desk *d, item i) {
+    const part_of p = part_at(w, i);
+    const int is_only = parts_of(w, i.s) == 1;
+    for (int64_t index = 0; index < query_tiles(w); index++) {
+        const query_tile tile = query_tile_at(w, i, index);
+        const decode_state state = decode_state_at(is_only ? (char *)d->now.top : record_of(w, i) + index * w->size.state_bytes);
+        decode_tile(t, w, d, &p, tile, state);
+        if (is_only) finish_decode(t, w, tile, state);
+    }
+}
+
+static INLINE void merge_parts(const kind t, attend_work *w, item i) {
+    const int64_t tiles = query_tiles(w);
+    for (int64_t index = 0; index < tiles; index++) {
+        const query_tile tile = query_tile_at(w, i, index);
+        char *record = record_of(w, i) + index * w->size.state_bytes;
+        for (int64_t part = 1; part < parts_of(w, i.s); part++)
+            merge_decode(&w->size, decode_state_at(record), decode_state_at(record + part * tiles * w->size.state_bytes), tile.count);
+        finish_decode(t, w, tile, decode_state_at(record));
     }
 }
 
@@ -60,7 +298,7 @@ static INLINE void attend_decodes(const kind t, attend_work *w, desk *d, place m
     int64_t now = atomic_fetch_add(&w->next[0], 1);
     if (now < w->num_items) {
         aim(w, &d->ahead, part_at(w, w->items[now]));
-        fetch(w, &d->ahead, 128);
+        fetch(w, &d->ahead, PART * w->size.depth / 64);
     }
     while (now < w->num_items) {
         const int64_t next = atomic_fetch_add(&w->next[0], 1);
@@ -73,7 +311,7 @@ static INLINE void attend_decodes(const kind t, attend_work *w, desk *d, place m
     share(me, w->num_items, &first, &last);
     for (int64_t at = first; at < last; at++) {
         const item i = w->items[at];
-        if (i.part == first_part(w, i.s) && parts_of(w, i.s) > 1) merge_parts(t, w, i.s, i.head, record_of(w, i));
+        if (i.part == first_part(w, i.s) && parts_of(w, i.s) > 1) merge_parts(t, w, i);
     }
 }
 

@@ -102,14 +102,16 @@ static INLINE void end_tiles(tile_rows *now) { (void)now; }
 #define MOST_PANELS 1
 #endif
 
-static INLINE v16 add_product(const kind t, uint32_t a, w16 b, v16 sum) {
-    const w16 word = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
-    if (t == F32) return fused((v16)word, (v16)b, sum);
+static INLINE w16 all_words(uint32_t a) { return (w16){a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a}; }
+
+/* Add the products of words that lie in the same lanes. */
+static INLINE v16 add_words(const kind t, w16 a, w16 b, v16 sum) {
+    if (t == F32) return fused((v16)a, (v16)b, sum);
 #if defined(__AVX512BF16__)
-    return (v16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)b);
+    return (v16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
-    sum = fused((v16)(word << 16), (v16)(b << 16), sum);
-    return fused((v16)(word & 0xFFFF0000u), (v16)(b & 0xFFFF0000u), sum);
+    sum = fused((v16)(a << 16), (v16)(b << 16), sum);
+    return fused((v16)(a & 0xFFFF0000u), (v16)(b & 0xFFFF0000u), sum);
 #endif
 }
 
@@ -125,7 +127,7 @@ static INLINE void vector_block(const kind t, const int rows, const int panels, 
             for (int r = 0; r < rows; r++) {
                 uint32_t x;
                 memcpy(&x, a + r * a_stride + word * 4, 4);
-                for (int p = 0; p < panels; p++) sums[r][p] = add_product(t, x, columns[p], sums[r][p]);
+                for (int p = 0; p < panels; p++) sums[r][p] = add_words(t, all_words(x), columns[p], sums[r][p]);
             }
         }
     }

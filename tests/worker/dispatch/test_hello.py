@@ -1,0 +1,19 @@
+"""What a worker tells its peers in the handshake."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pdcluster_worker.config import EngineConfig, WorkerConfig
+from pdcluster_worker.dispatch.node import hello_of
+from tests.worker.dispatch.doubles import FACTS
+
+
+@pytest.mark.parametrize(("invariant", "operations"), [(True, "reference"), (False, "")])
+def test_hello_has_the_operations_where_equal_bits_are_promised(invariant: bool, operations: str) -> None:
+    config: Any = SimpleNamespace(role="decode", revision="r1", engine=EngineConfig(batch_invariant=invariant))
+
+    hello = hello_of(cast(WorkerConfig, config), "w1", FACTS)
+
+    assert (hello.engine_id, hello.operations, hello.revision, hello.weights) == ("w1", operations, "r1", "w")
