@@ -59,8 +59,7 @@ class Metrics:
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
-        self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
-        self.engine_scheduler_info = self._gauge("engine_scheduler_info", "1 for what schedules the engine", "scheduler", "policy")
+        self._add_engine_infos()
         self.device_memory_bytes = self._gauge(
             "device_memory_bytes", "memory of a GPU, used by all of its processes or there", "device", "state"
         )
@@ -100,6 +99,10 @@ class Metrics:
         for name, values in _FIRST_VALUES.items():
             for value in values:
                 getattr(self, name).labels(value)
+
+    def _add_engine_infos(self) -> None:
+        self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
+        self.engine_scheduler_info = self._gauge("engine_scheduler_info", "1 for what schedules the engine", "scheduler", "policy")
 
     def watch_gpu(self, device: Device, use: Callable[[], GpuUse | None]) -> None:
         """Export memory and work of a GPU, asked at each scrape; nothing of a CPU or where the driver does not say."""
