@@ -50,7 +50,11 @@ def test_pair_geometry_names_all_fields_that_differ() -> None:
     [
         (PeerFacts(GEOMETRY, "bb22", "r1"), "weights", "weights fingerprint is aa11 here and bb22 at the peer"),
         (PeerFacts(GEOMETRY, "aa11", "r2"), "revision", "revision is r1 here and r2 at the peer"),
-        (PeerFacts(GEOMETRY, "aa11", "r1", operations="cpu avx2"), "operations", "operations are not batch-invariant here and cpu avx2 at the peer"),
+        (
+            PeerFacts(GEOMETRY, "aa11", "r1", operations="cpu avx2"),
+            "operations",
+            "operations are not batch-invariant here and cpu avx2 at the peer",
+        ),
     ],
 )
 def test_pair_refuses_other_weights_and_revision(theirs: PeerFacts, label: str, values: str) -> None:
