@@ -24,15 +24,15 @@ def main() -> int:
     start_logging()
     try:
         if arguments.engine is not None:
-            from pdcluster_worker import engine_process  # torch is for the engine process only
+            from pdcluster_worker import engine_start  # torch is for the engine process only
 
-            status = engine_process.run(arguments.engine_config, arguments.engine, arguments.dtype)
+            status = engine_start.run(arguments.engine_config, arguments.engine)
             logging.shutdown()
             # Nothing is left to save, and the interpreter's own end would report what torch's libraries leak at exit.
             os._exit(status)
-        from pdcluster_worker import server_process
+        from pdcluster_worker import worker_start
 
-        return server_process.run(arguments.engine_config, arguments.policy)
+        return worker_start.run(arguments.engine_config, arguments.policy)
     except (ConfigError, ModelError) as e:
         sys.stderr.write(f"error: {e}\n")
         return WRONG_SETTING
@@ -46,7 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine-config", type=Path, required=True, metavar="FILE", help="engine file, immutable while the worker runs")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy file, watched for changes")
     parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)  # run the engine process against this ZMQ address
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=argparse.SUPPRESS)  # it computes in that
     return parser
 
 

@@ -1,20 +1,34 @@
-"""SIGTERM before anything handles it better: the process ends at once.
+"""The end of a process that nothing else handles yet, or any more.
 
 Process 1 of a container has no default action for a signal: without a handler
 the kernel drops SIGTERM, and the pod stays until it is killed at the end of its
-grace period.
+grace period.  And a child whose parent was killed would live on.
 """
 
+import ctypes
 import os
 import signal
+import sys
 from types import FrameType
 
 TERMINATED = 128 + signal.SIGTERM
+
+_PR_SET_PDEATHSIG = 1
 
 
 def end_on_sigterm() -> None:
     """Until another handler is installed, SIGTERM ends this process with status 143, other threads and all."""
     signal.signal(signal.SIGTERM, _end)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, and leave signals of a terminal and of a container to the parent."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        sys.exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

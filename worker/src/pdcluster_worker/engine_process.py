@@ -5,13 +5,10 @@ and sends what came of it.  With nothing to do it sleeps in the kernel until a
 message or a transfer event arrives.  It dies with its parent.
 """
 
-import ctypes
 import gc
 import logging
 import math
 import os
-import signal
-import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -24,6 +21,7 @@ from pdcluster_worker.config import WorkerConfig, load_worker_config
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.messages import (
+    Begin,
     Device,
     EngineFailed,
     EngineInput,
@@ -35,14 +33,14 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, DeviceError, WorkerError
+from pdcluster_worker.model.answers import Asked
 from pdcluster_worker.model.device import check_computes_on, find_device
-from pdcluster_worker.model.loader import DType, ModelInfo
+from pdcluster_worker.model.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.transfer.tcp import TcpTransport
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Mailbox:
@@ -82,16 +80,17 @@ class Mailbox:
         self._context.term()
 
 
-def run(config_path: Path, address: str, dtype: DType) -> int:
-    """Run one engine, which computes in `dtype`.
+def run(config_path: Path, address: str, asked: Asked | None = None) -> int:
+    """Run one engine.  asked: what transformers was asked about its model.
 
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
     was asked for, 1 anything else.
     """
-    _die_with_parent()
     mailbox = Mailbox(address)
     try:
-        _serve(_in_dtype(load_worker_config(config_path), dtype), mailbox)
+        dtype = _dtype(mailbox)
+        if dtype is not None:
+            _serve(_in_dtype(load_worker_config(config_path), dtype), mailbox, asked)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -107,12 +106,18 @@ def run(config_path: Path, address: str, dtype: DType) -> int:
     return 0
 
 
-def _serve(config: WorkerConfig, mailbox: Mailbox) -> None:
+def _dtype(mailbox: Mailbox) -> DType | None:
+    """What the first message says to compute in; None where it says to stop."""
+    first = next(iter(mailbox.receive(None)))
+    return first.dtype if isinstance(first, Begin) else None
+
+
+def _serve(config: WorkerConfig, mailbox: Mailbox, asked: Asked | None) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
         logger.warning("computes on %s: %s", device.name, device.note)
-    runner, memory, info = open_runner(config.model, config.engine, device.kind)
+    runner, memory, info = open_runner(config.model, config.engine, device.kind, asked)
     check_computes_on(device, memory.tensor.device)
     engine_id = uuid.uuid4().hex
     transport = TcpTransport(
@@ -185,13 +190,3 @@ def _ready(engine_id: str, kv_port: int, runner: Runner, num_blocks: int, device
         transport=TcpTransport.kind,
         longest_step_seconds=runner.longest_warm_up_seconds,
     )
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, and leave Ctrl-C to the parent."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        sys.exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -44,10 +44,10 @@ class EngineChild:
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self, dtype: str) -> None:
-        """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
+    async def start(self) -> None:
+        """Start the process, which waits for `client.begin` before it loads; `client.ready()` says when it serves."""
         self._socket.bind()
-        arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype)
+        arguments = ("--engine-config", str(self._config_path), "--engine", self._address)
         command = (sys.executable, "-m", "pdcluster_worker", *arguments)
         self._process = await asyncio.create_subprocess_exec(*command, env=self._environment)
         self._tasks = [asyncio.create_task(part) for part in (self._talk(), self._watch(), self._unlink_when_connected())]
@@ -62,10 +62,13 @@ class EngineChild:
             self.killed.set_result(None)
 
     async def stop(self) -> None:
-        """End the process: ask, then kill.  One that hangs in the kernel is left to it."""
+        """End the process: ask, then kill; one that still loads is not asked.  One that hangs in the kernel is left to it."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(Exception):
-                self.client.send(Stop())
+                if self.client.is_loading:
+                    self._process.kill()
+                else:
+                    self.client.send(Stop())
             try:
                 await asyncio.wait_for(self._process.wait(), END_SECONDS)
             except TimeoutError:

@@ -26,6 +26,7 @@ from pdcluster_worker.engine.messages import (
     Tokens,
 )
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.peers.parts import run_until_first_ends
 
 logger = logging.getLogger(__name__)
@@ -134,6 +135,15 @@ class EngineClient:
             raise EngineDiedError(self.died)
         self._num_sent += 1
         self._outgoing.put_nowait(message)
+
+    def begin(self, dtype: DType) -> None:
+        """Have the engine load its model, to compute in `dtype`; no message that statistics know of."""
+        self._outgoing.put_nowait(messages.Begin(dtype))
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it has neither said that it serves nor that it cannot."""
+        return not self._ready.done()
 
     def ping(self) -> None:
         """Ask the engine's loop for a Pong; no message that statistics know of."""

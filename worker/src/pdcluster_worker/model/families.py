@@ -1,47 +1,24 @@
-"""The model types that our decoder runs, and the way from transformers' module to its weights.
+"""The way from a model's module to our decoder's weights.
 
-A family is a handful of traits; biases, sizes, the rotary embedding's kind and
+Its family gives a handful of traits; biases, sizes, the rotary embedding's kind and
 tied heads are read from the module itself.  A module that does not have the
 expected parts is left to transformers' own code.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pdcluster_worker.model.decoder import DecoderWeights, Layer
+from pdcluster_worker.model.family import FAMILIES, Family
 from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed
 
 
 class NotOursError(Exception):
     """Our decoder does not run this model; the message says why."""
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Traits of a model type.
-
-    offset_norms:   norms store their weight less 1 and round once (gemma).
-    head_norms:     each query and key head is normed (qwen3).
-    may_not_rotate: some layers have no positions (smollm3).
-    """
-
-    offset_norms: bool = False
-    head_norms: bool = False
-    may_not_rotate: bool = False
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(head_norms=True),
-    "smollm3": Family(may_not_rotate=True),
-    "gemma": Family(offset_norms=True),
-}
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -50,17 +27,9 @@ LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
 
 def read_weights(module: Any, max_model_len: int, operations: Operations) -> DecoderWeights:
     """Pack the module's weights.  Raises NotOursError for a type or form that our decoder does not have."""
-    config = module.config
-    family = FAMILIES.get(config.model_type)
-    if family is None:
-        raise NotOursError(f"model type {config.model_type} is not one of {', '.join(FAMILIES)}")
-    activation = ACTIVATIONS.get(str(getattr(config, "hidden_act", "")))
-    if activation is None:
-        raise NotOursError(f"hidden_act {getattr(config, 'hidden_act', None)} is not one of {', '.join(ACTIVATIONS)}")
+    family, activation = check(module)
     model = module.model
-    for layer in model.layers:
-        _check_parts(layer, family)
-    cosine, sine = _rotary(model, max_model_len)
+    cosine, sine = rotary_table(model, max_model_len)
     scale = getattr(model.embed_tokens, "scalar_embed_scale", None)
     dtype = model.embed_tokens.weight.dtype
     return DecoderWeights(
@@ -73,6 +42,20 @@ def read_weights(module: Any, max_model_len: int, operations: Operations) -> Dec
         head=operations.pack(module.lm_head.weight.detach(), _bias([module.lm_head]), wide=True),
         activation=activation,
     )
+
+
+def check(module: Any) -> tuple[Family, Activation]:
+    """Traits and activation of a module that our decoder can run.  Raises NotOursError."""
+    config = module.config
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise NotOursError(f"model type {config.model_type} is not one of {', '.join(FAMILIES)}")
+    activation = ACTIVATIONS.get(str(getattr(config, "hidden_act", "")))
+    if activation is None:
+        raise NotOursError(f"hidden_act {getattr(config, 'hidden_act', None)} is not one of {', '.join(ACTIVATIONS)}")
+    for layer in module.model.layers:
+        _check_parts(layer, family)
+    return family, activation
 
 
 def _check_parts(layer: Any, family: Family) -> None:
@@ -127,8 +110,8 @@ def _norm(operations: Operations, norm: Any, family: Family) -> Norm:
     return Norm(weight, epsilon, rounds_first=not family.offset_norms)
 
 
-def _rotary(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, by the module's own code, so that each kind of scaling is its."""
+def rotary_table(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [max_model_len, R] of every position, by the module's own code, so that each kind of scaling is its."""
     like = model.embed_tokens.weight[:1].unsqueeze(0)
     cosine, sine = model.rotary_emb(like, torch.arange(max_model_len).unsqueeze(0))
     half = cosine.shape[-1] // 2

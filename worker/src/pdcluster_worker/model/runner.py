@@ -18,15 +18,19 @@ from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.answers import Asked, Question, forget
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
+from pdcluster_worker.model.families import NotOursError
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
+from pdcluster_worker.model.loader import LoadedModel, ModelInfo
+from pdcluster_worker.model.opening import by_transformers, open_model
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
+from pdcluster_worker.native_dtype import read_native_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +50,11 @@ class Runner:
         self._cache = cache
         self._max_tokens = limits.max_tokens
         self._planner = StepPlanner(
-            block_size=limits.block_size, max_sequences=limits.max_sequences, max_tokens=limits.max_tokens, max_blocks=limits.blocks
+            block_size=limits.block_size,
+            max_sequences=limits.max_sequences,
+            max_tokens=limits.max_tokens,
+            max_blocks=limits.blocks,
+            pads=forward.operations.pads_rows,
         )
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
 
@@ -75,12 +83,12 @@ class Runner:
         self._sampler.forget(request_id)
 
     def warm_up(self) -> None:
-        """Meet every size of the flat row, then run a prefill of a whole batch and a decode step, before any block has an owner.
+        """Meet the sizes that the flat row is padded to, then run a prefill of a whole batch and a decode, before any block has an owner.
 
         The first steps of a process take seconds: code is made for the shapes that they meet, weights are paged in.
         """
         with torch.inference_mode():
-            for num_rows in row_sizes(self._max_tokens):
+            for num_rows in row_sizes(self._max_tokens) if self.forward.operations.pads_rows else ():
                 self.forward.warm_up(num_rows)
         size = self._cache.geometry.block_size
         num_blocks = min(self._cache.num_blocks, self._max_tokens // size + 1)
@@ -104,15 +112,16 @@ def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: Eng
     return Runner(loaded.info, forward, cache, limits)
 
 
-def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
-    """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does at start.  Raises ModelError."""
-    loaded = load_model(
-        Path(model.path).expanduser(),
-        model.dtype,
-        block_size=engine.block_size,
-        max_model_len=engine.max_model_len,
-        threads=engine.threads,
-    )
+def open_runner(
+    model: ModelConfig, engine: EngineConfig, device: str = "cpu", asked: Asked | None = None
+) -> tuple[Runner, KVCache | DeviceKVCache, ModelInfo]:
+    """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does at start.  Raises ModelError.
+
+    asked: what transformers was asked about the model before torch was imported.
+    """
+    dtype = read_native_dtype() if model.dtype == "auto" else model.dtype
+    question = Question(Path(model.path).expanduser(), dtype, engine.max_model_len, engine.threads)
+    loaded = open_model(question, engine.block_size, asked)
     info = loaded.info
     cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
     if cache.num_blocks * engine.block_size < info.max_model_len:
@@ -123,7 +132,13 @@ def open_runner(model: ModelConfig, engine: EngineConfig, device: str = "cpu") -
             -(-info.max_model_len // engine.block_size) * cache.block_bytes,
         )
     try:
-        runner = make_runner(loaded, cache, engine)
+        try:
+            runner = make_runner(loaded, cache, engine)
+        except NotOursError as e:
+            logger.warning("transformers' kept answer does not fit the model, which is loaded by its code: %s", e)
+            forget(question)
+            loaded = by_transformers(question, engine.block_size)
+            runner = make_runner(loaded, cache, engine)
     except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes
         if not isinstance(e, MemoryError) and "memory" not in str(e):
             raise

@@ -56,6 +56,8 @@ class PackedWeights:
 class CpuOperations:
     """See `Operations`.  cache: contiguous `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32."""
 
+    pads_rows = False
+
     def __init__(self, cache: Tensor, shape: AttentionShape, kernels: Kernels) -> None:
         if not cache.is_contiguous():
             raise ValueError("the KV cache is not contiguous")
