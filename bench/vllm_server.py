@@ -73,7 +73,7 @@ def check_installed() -> None:
 
 def version() -> str:
     """The installed one."""
-    return (FOLDER / ".ready").read_text().strip()
+    return (FOLDER / ".ready").read_text().split(maxsplit=1)[0]
 
 
 @asynccontextmanager

@@ -5,9 +5,11 @@ cluster of worker processes go to one process too, for it is slow to start.
 What takes long begins first.
 """
 
+import atexit
 import functools
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several processes would wait for one another
+
+if "PDCLUSTER_ANSWERS" not in os.environ:
+    # What transformers said of a model is asked once for all tests, and forgotten with them.
+    answers = tempfile.TemporaryDirectory(prefix="pdcluster-answers-")
+    atexit.register(answers.cleanup)
+    os.environ["PDCLUSTER_ANSWERS"] = answers.name
 
 # On a machine that does other work too, an example's time says nothing of the code.
 settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,7 +9,9 @@ folder=${1:?"install_vllm.sh: give the folder of the virtual environment, e.g. ~
 version=0.32.0
 torch=2.13.0
 
-[ "$(cat "$folder/.ready" 2>/dev/null)" != "$version" ] || exit 0
+# Another installation is made for any change of this script but of its comments.
+stamp=$(echo "$version" && sed '/^#/d' "$root/bench/peers/install_vllm.sh" | sha256sum)
+[ "$(cat "$folder/.ready" 2>/dev/null)" != "$stamp" ] || exit 0
 uv=$root/.venv/bin/uv
 [ -x "$uv" ] || { echo "install_vllm: no $uv: run \`make setup\` first" >&2; exit 1; }
 
@@ -30,4 +32,4 @@ cp -r "$source" "$packages/vllm-$version.dist-info"
 sed -i 's/^Name: .*/Name: vllm/' "$packages/vllm-$version.dist-info/METADATA"
 "$folder/bin/python" -m compileall -q -j 0 -x '/(tests?|testing/_internal)/' "$packages/vllm" || true
 VLLM_TARGET_DEVICE=cpu "$folder/bin/vllm" --version
-echo "$version" >"$folder/.ready"
+echo "$stamp" >"$folder/.ready"

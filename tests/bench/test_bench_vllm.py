@@ -1,6 +1,7 @@
 """vLLM beside ours: how it is started, what its client is asked and what is read back of it."""
 
 import doctest
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -78,10 +79,22 @@ async def test_client_that_ends_is_an_error_with_its_last_words() -> None:
 
 
 def test_installation_that_is_there_is_left_alone(installation: Path) -> None:
-    (installation / ".ready").write_text("0.32.0\n")
+    lines = INSTALL.read_bytes().splitlines(keepends=True)
+    digest = hashlib.sha256(b"".join(line for line in lines if not line.startswith(b"#"))).hexdigest()
+    (installation / ".ready").write_text(f"0.32.0\n{digest}  -\n")
     done = subprocess.run([INSTALL, installation], capture_output=True, text=True, check=True)
 
+    assert vllm_server.version() == "0.32.0"
     assert (done.stdout, done.stderr) == ("", "")
+    assert (installation / "bin" / "vllm").exists()
+
+
+def test_installation_by_another_script_is_made_again(installation: Path) -> None:
+    """This folder is no virtual environment, which is where making one anew ends before it removes anything."""
+    done = subprocess.run([INSTALL, installation], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr == f"install_vllm: {installation} is there and is no virtual environment\n"
     assert (installation / "bin" / "vllm").exists()
 
 

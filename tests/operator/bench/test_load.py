@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from pdcluster_operator.bench import load
 from pdcluster_operator.bench.load import Ask, Counted, OnChunk, Pace, poisson_arrivals, run_load
 
 
@@ -80,10 +79,8 @@ async def test_answer_that_may_end_early_is_complete() -> None:
     assert (run.failures, run.answers[0].num_tokens) == ([], 2)
 
 
-async def test_answer_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "REQUEST_LIMIT_SECONDS", 0.01)
-
-    run = await run_load(Silent(), [ASK], Pace(max_concurrency=1))
+async def test_answer_that_never_comes_is_a_failure() -> None:
+    run = await run_load(Silent(), [ASK], Pace(max_concurrency=1, limit_seconds=0.01))
 
     assert run.failures == ["no complete answer in 0.01 s"]
 

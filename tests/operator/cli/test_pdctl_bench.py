@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -99,9 +100,26 @@ def test_serve_with_a_failure_ends_with_1_and_says_why() -> None:
     assert "error: the first request failed: error event: the engine died" in first.output
 
 
+def test_serve_gives_up_an_answer_after_the_time_that_it_was_given() -> None:
+    asked_out = threading.Event()
+
+    def never(body: dict[str, Any]) -> bytes:
+        asked_out.wait(60)
+        return b""
+
+    with serving_aside(never) as server:
+        options = ("--num-warmups", "0", "--num-prompts", "1", "--request-timeout", "0.2")
+        result = bench(*SERVE, "--base-url", server.base_url, *options)
+        asked_out.set()
+
+    assert result.exit_code == 1
+    assert "failed: no complete answer in 0.2 s" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--request-timeout", "0"), "--request-timeout"),
         (("--request-rate", "0"), "--request-rate: is 0; give requests a second above 0, or inf"),
         (("--endpoint", "/v2"), "--endpoint: is /v2; give /v1/completions or /v1/chat/completions"),
         (("--endpoint", "/v1/chat/completions"), "takes no token ids, which random prompts are; use --dataset-name"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker import asked_device as module
-from pdcluster_worker import server_process
+from pdcluster_worker import worker_start
 from pdcluster_worker.asked_device import asked_device, check_gpu
 from pdcluster_worker.config import load_worker_config
 from pdcluster_worker.errors import DeviceError
@@ -50,4 +50,4 @@ def test_worker_without_its_device_says_so_whatever_else_is_missing(tmp_path: Pa
     """It has no say in the dtype of its revision, and no etcd that is away hides the reason."""
     monkeypatch.setattr(module, "count_gpus", lambda: 0)
     with pytest.raises(DeviceError, match="no CUDA device is visible"):
-        server_process.run(with_device(tmp_path, "auto"), None)
+        worker_start.run(with_device(tmp_path, "auto"), None)

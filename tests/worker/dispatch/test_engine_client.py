@@ -20,6 +20,7 @@ from pdcluster_worker.engine.messages import (
     Tokens,
 )
 from pdcluster_worker.errors import RequestError
+from tests.worker.dispatch.doubles import stats
 
 SPEC = RequestSpec("r1", [1, 2], Sampling(max_tokens=1, seed=0))
 
@@ -120,3 +121,17 @@ async def test_client_death_of_the_engine_fails_open_and_later_requests(client: 
         client.send(Submit(SPEC))
     with pytest.raises(EngineDiedError, match="out of memory"):
         await client.ready()
+
+
+async def test_begin_is_sent_first_and_is_no_message_that_statistics_know_of(client: EngineClient, wire: Wire) -> None:
+    client.begin("bfloat16")
+    client.send(Submit(SPEC))
+    assert (await wire.heard()) == [messages.Begin("bfloat16"), Submit(SPEC)]
+    client.stats = stats(free_blocks=0, num_inputs=1)
+    assert client.is_reported
+
+
+async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client: EngineClient) -> None:
+    assert client.is_loading
+    client.fail("it is gone")
+    assert not client.is_loading

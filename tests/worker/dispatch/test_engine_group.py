@@ -10,6 +10,7 @@ from pdcluster_worker.dispatch import engine_group
 from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
 from pdcluster_worker.dispatch.engine_group import EngineGroup
 from pdcluster_worker.dispatch.engines import Engine
+from pdcluster_worker.engine.messages import Begin
 from pdcluster_worker.errors import ModelError
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 
@@ -26,7 +27,7 @@ class PlayedChild:
         self.is_stopped = False
         self._talking: asyncio.Task[None] | None = None
 
-    async def start(self, dtype: str) -> None:
+    async def start(self) -> None:
         self._talking = asyncio.create_task(self.client.run())
 
     async def gone(self) -> None:
@@ -66,7 +67,8 @@ class Scene:
         return self.children[-1]
 
     async def load(self) -> None:
-        await self.group.start("float32")
+        await self.group.start()
+        self.group.begin("float32")
         for child in self.children:
             child.load()
         await self.group.ready()
@@ -129,13 +131,37 @@ async def test_death_of_the_last_engine_ends_the_worker(scene: Scene) -> None:
 
 
 async def test_death_of_any_engine_while_they_load_ends_the_worker(scene: Scene) -> None:
-    await scene.group.start("float32")
+    await scene.group.start()
+    scene.group.begin("float32")
     scene.children[0].load()
     scene.children[1].end(status=2)
 
     with pytest.raises(EngineDiedError, match="status 2"):
         await scene.group.ready()
     assert scene.group.failed is scene.children[1]
+
+
+async def test_death_of_an_engine_before_it_is_told_to_load_ends_the_worker(scene: Scene) -> None:
+    await scene.group.start()
+    scene.children[0].end(status=2)
+
+    assert await scene.group.ended is scene.children[0]
+    scene.group.begin("float32")  # the other one is still there
+    with pytest.raises(EngineDiedError, match="status 2"):
+        await scene.group.ready()
+
+
+async def test_every_process_is_told_of_and_told_to_load_those_that_come_again_too(scene: Scene) -> None:
+    told: list[int] = []
+    scene.group.tell_of_children(lambda child: told.append(child.rank))
+    await scene.load()
+    scene.children[0].end()
+    again = await scene.child(2)
+    again.load()
+    await until(lambda: scene.serving == [0, 1])
+
+    assert told == [0, 1, 0]
+    assert all(child.script.inputs[0] == Begin("float32") for child in scene.children)
 
 
 async def test_engine_that_is_killed_is_started_again(scene: Scene) -> None:
@@ -168,7 +194,8 @@ async def test_engine_that_comes_back_with_another_model_does_not_serve(scene: S
 
 
 async def test_engines_with_different_models_do_not_begin(scene: Scene) -> None:
-    await scene.group.start("float32")
+    await scene.group.start()
+    scene.group.begin("float32")
     scene.children[0].load()
     scene.children[1].load(weights="other")
 

@@ -118,6 +118,7 @@ def test_the_answer_of_a_step_comes_in_the_order_of_events(engine, spec):
 
 def test_stop_changes_nothing(engine):
     rig = engine()
+    rig.handle(m.Begin("float32"))
     rig.handle(m.Stop())
     assert not rig.core.has_work
 

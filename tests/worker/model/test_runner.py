@@ -9,6 +9,7 @@ from pdcluster_worker.config import EngineConfig, ModelConfig
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.step_plan import row_sizes
 from tests.equality import assert_same_tokens
 
 SAMPLED = {"temperature": 0.9, "seed": 11, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": 2}
@@ -74,8 +75,9 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(tiny_folder, m
         assert_same_tokens(gaps, expected, driver.output(request))
 
 
-def test_open_runner_describes_the_model_it_loaded(tiny_folder):
+def test_open_runner_describes_the_model_it_loaded(tiny_folder, keep_answer):
     folder = tiny_folder("mistral")
+    keep_answer(folder, "float32", 100)
     engine = EngineConfig(block_size=8, max_model_len=100, kv_cache_memory=1 << 20, threads=1)
     runner, cache, info = open_runner(ModelConfig(name="tiny", path=str(folder), dtype="float32"), engine)
     assert info is runner.info
@@ -88,7 +90,8 @@ def test_open_runner_describes_the_model_it_loaded(tiny_folder):
     assert runner.longest_warm_up_seconds > 0  # what a step may take, before any has been made
 
 
-def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
+def test_open_runner_takes_a_given_number_of_blocks(tiny_folder, keep_answer):
+    keep_answer(tiny_folder("llama"), "bfloat16")
     engine = EngineConfig(num_blocks=5, threads=1)
     _, cache, info = open_runner(ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="bfloat16"), engine)
     assert (cache.num_blocks, info.dtype, info.geometry.dtype) == (5, "bfloat16", "bfloat16")
@@ -121,6 +124,21 @@ def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_fo
 def test_open_runner_refuses_a_missing_folder():
     with pytest.raises(ModelError, match="does not exist"):
         open_runner(ModelConfig(name="x", path="/nowhere/at/all"), EngineConfig())
+
+
+@pytest.mark.parametrize(("kernels", "sizes"), [("", []), ("off", row_sizes(2048))])
+def test_rows_are_padded_and_their_sizes_warmed_only_where_code_is_made_for_each(kernels, sizes, tiny_folder, make_driver, monkeypatch):
+    monkeypatch.setenv("PDCLUSTER_KERNELS", kernels)
+    driver = make_driver(tiny_folder("llama"))
+    forward, met, rows = driver.runner.forward, [], []
+    computed = forward.logits
+    monkeypatch.setattr(forward, "warm_up", met.append)
+    monkeypatch.setattr(forward, "logits", lambda plan: rows.append(len(plan.token_ids)) or computed(plan))
+    driver.runner.warm_up()
+    assert met == sizes
+    rows.clear()
+    driver.finish([driver.request("a", random_prompt(1, 19))], 1)
+    assert rows == [32 if sizes else 19]
 
 
 def test_warm_up_leaves_answers_as_they_were(tiny_folder, make_driver, reference):

@@ -3,10 +3,7 @@
 import ctypes
 import itertools
 import math
-import shutil
-import subprocess
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,16 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_worker.model.logprobs import rank_tokens
+from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, cpu_flags, load_kernels
 from pdcluster_worker.model.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
 from pdcluster_worker.model.sample_kernel import RankArguments, SampleArguments, kernel_choosing, row_function
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.sampling_rows import Rows
 from tests.worker.model.sampling_cases import make_request, random_logits, rows_for
 
-SOURCE = Path(__file__).parents[3] / "worker/src/pdcluster_worker/model/ops/kernels/sample.c"
-FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
-LEVELS = {"plain": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
-NEEDS = {"plain": "", "avx2": "avx2", "avx512": "avx512f"}
 KINDS = [
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -37,18 +31,14 @@ KINDS = [
     {"temperature": 1.0, "top_p": 0.0, "min_p": -0.0},
 ]
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 
-
-@pytest.fixture(scope="module", params=LEVELS)
-def library(request, tmp_path_factory):
-    """The kernels, compiled as worker/setup.py compiles them."""
-    if NEEDS[request.param] not in Path("/proc/cpuinfo").read_text():
-        pytest.skip(f"this CPU has no {NEEDS[request.param]}")
-    target = tmp_path_factory.mktemp("kernels") / "sample.so"
-    command = ["gcc", *FLAGS, *LEVELS[request.param], str(SOURCE), "-o", str(target), "-lm"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target))
+@pytest.fixture(scope="module", params=list(LEVELS))
+def library(request):
+    """The installed kernels of each level that this CPU has."""
+    found = load_kernels(request.param, cpu_flags())
+    if not isinstance(found, Kernels):
+        pytest.skip(found.reason)
+    return found.library
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pytest
 from pdcluster_worker.config import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.model.loader import resolve_dtype
-from pdcluster_worker.peers.dtype import CPU_INFO, DType, agreed_dtype, native_dtype, read_native_dtype, say_speed
+from pdcluster_worker.native_dtype import CPU_INFO, DType, native_dtype, read_native_dtype
+from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.etcd import Etcd
 from pdcluster_worker.peers.records import dtype_key
 

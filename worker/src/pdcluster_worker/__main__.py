@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+from pdcluster_worker.data_parallel import EnginePlace
 from pdcluster_worker.early_end import end_on_sigterm
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, ModelError
 from pdcluster_worker.logs import start_logging
@@ -30,16 +31,15 @@ def main() -> int:
             logging.shutdown()
             os._exit(status)
         if arguments.engine is not None:
-            from pdcluster_worker import engine_process  # torch is for the engine process only
+            from pdcluster_worker import engine_start  # torch is for the engine process only
 
-            place = engine_process.EnginePlace(arguments.rank, arguments.board)
-            status = engine_process.run(arguments.engine_config, arguments.engine, arguments.dtype, place)
+            status = engine_start.run(arguments.engine_config, arguments.engine, EnginePlace(arguments.rank, arguments.board))
             logging.shutdown()
             # Nothing is left to save, and the interpreter's own end would report what torch's libraries leak at exit.
             os._exit(status)
-        from pdcluster_worker import server_process
+        from pdcluster_worker import worker_start
 
-        return server_process.run(arguments.engine_config, arguments.policy)
+        return worker_start.run(arguments.engine_config, arguments.policy)
     except (ConfigError, ModelError) as e:
         sys.stderr.write(f"error: {e}\n")
         return WRONG_SETTING
@@ -55,7 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--headless", action="store_true", help="run one engine whose requests come from the worker at --head")
     parser.add_argument("--head", metavar="HOST:PORT", help="listen.head of that worker")
     parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)  # run the engine process against this ZMQ address
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=argparse.SUPPRESS)  # it computes in that
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)  # its place among the engines of its worker
     parser.add_argument("--board", type=int, help=argparse.SUPPRESS)  # descriptor of the memory that these share
     return parser

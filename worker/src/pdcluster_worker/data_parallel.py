@@ -6,10 +6,20 @@ KV port.  Weights are loaded by each.  Pure but for the number of threads that t
 machine gives.
 """
 
+from dataclasses import dataclass
+
 import msgspec
 
 from pdcluster_worker.config import EngineConfig, WorkerConfig
 from pdcluster_worker.cpu_limit import available_threads
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """An engine among those of its worker.  board: descriptor of the memory that they share; None = there is none."""
+
+    rank: int = 0
+    board: int | None = None
 
 
 def share_of(config: WorkerConfig, rank: int) -> WorkerConfig:

@@ -2,7 +2,7 @@
 
 Process 1 of a container has no default action for a signal: without a handler
 the kernel drops SIGTERM, and the pod stays until it is killed at the end of its
-grace period.
+grace period.  And a child whose parent was killed would live on.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ def end_on_sigterm() -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, and leave Ctrl-C and SIGTERM to the parent."""
+    """Ask the kernel to end this process when its parent ends, and leave signals of a terminal and of a container to the parent."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked

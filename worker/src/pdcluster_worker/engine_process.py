@@ -12,7 +12,6 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,12 +19,12 @@ import msgspec
 import zmq
 
 from pdcluster_worker.config import Identity, PrefillDelayerConfig, WorkerConfig, load_worker_config
-from pdcluster_worker.data_parallel import share_of
-from pdcluster_worker.early_end import die_with_parent
+from pdcluster_worker.data_parallel import EnginePlace, share_of
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.execution import EngineBrokenError
 from pdcluster_worker.engine.messages import (
+    Begin,
     Device,
     EngineFailed,
     EngineInput,
@@ -40,9 +39,11 @@ from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
+from pdcluster_worker.model.answers import Asked
 from pdcluster_worker.model.device import check_computes_on, find_device
-from pdcluster_worker.model.loader import DType, ModelInfo
+from pdcluster_worker.model.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.rank_board import RankBoard
 from pdcluster_worker.transfer.tcp import TcpTransport
 
@@ -50,14 +51,6 @@ logger = logging.getLogger(__name__)
 
 RANK_GRACE_SECONDS = 0.7
 """For the engine's last words when one of its ranks is gone; then the process ends, whatever it waits for."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePlace:
-    """An engine among those of its worker.  board: descriptor of the memory that they share; None = there is none."""
-
-    rank: int = 0
-    board: int | None = None
 
 
 class EngineMailbox(Protocol):
@@ -128,17 +121,18 @@ class Mailbox:
         self._context.term()
 
 
-def run(config_path: Path, address: str, dtype: DType, place: EnginePlace) -> int:
-    """Run one engine, which computes in `dtype`.
+def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None = None) -> int:
+    """Run one engine.  asked: what transformers was asked about its model.
 
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
     was asked for, 1 anything else.
     """
-    die_with_parent()
     mailbox = Mailbox(address)
     try:
-        config = _in_dtype(load_worker_config(config_path), dtype)
-        _serve(share_of(config, place.rank), mailbox, place)
+        dtype = _dtype(mailbox)
+        if dtype is not None:
+            config = _in_dtype(load_worker_config(config_path), dtype)
+            _serve(share_of(config, place.rank), mailbox, place, asked)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -191,12 +185,20 @@ def run_headless(config_path: Path, head: str | None) -> int:
     return 0
 
 
-def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace) -> None:
+def _dtype(mailbox: Mailbox) -> DType | None:
+    """What the first message says to compute in; None where it says to stop."""
+    first = next(iter(mailbox.receive(None)))
+    return first.dtype if isinstance(first, Begin) else None
+
+
+def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, asked: Asked | None = None) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
         logger.warning("computes on %s: %s", device.name, device.note)
-    runner, memory, info = open_runner(config.model, config.engine, device.kind, lambda reason: _end_soon(mailbox, reason))
+    runner, memory, info = open_runner(
+        config.model, config.engine, device.kind, asked=asked, on_rank_death=lambda reason: _end_soon(mailbox, reason)
+    )
     sizes = config.engine.tensor_parallel_size, config.engine.pipeline_parallel_size
     device = msgspec.structs.replace(device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
     check_computes_on(device, memory.tensor.device)

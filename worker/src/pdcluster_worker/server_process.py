@@ -1,8 +1,8 @@
-"""The server process: starts the engine process, wires server, dispatch and peers for its role, and ends with either.
+"""The server process beside started engine processes: wires server, dispatch and peers for its role, and ends with either.
 
 Order: HTTP first (so that a taken port is said at once and probes answer while
-weights load), then for `dtype: auto` a question to etcd, then the engine, then
-gRPC, then etcd.  It ends when told by
+weights load), then for `dtype: auto` a question to etcd, then the engines are
+told to load, then gRPC, then etcd.  It ends when told by
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
 were wrong, or 3 if it could not have the device that it was asked for).  One that
@@ -23,15 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import uvloop
-
 from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.asked_device import asked_device, check_gpu
-from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig, load_worker_config
-from pdcluster_worker.data_parallel import has_board, thread_share
-from pdcluster_worker.dispatch.address import join_address
+from pdcluster_worker.asked_device import asked_device
+from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
 from pdcluster_worker.dispatch.backend import WorkerBackend
-from pdcluster_worker.dispatch.engine_child import END_SECONDS, EngineChild
+from pdcluster_worker.dispatch.engine_child import END_SECONDS
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.engine_group import Child, EngineGroup
 from pdcluster_worker.dispatch.engines import Engine
@@ -41,17 +37,16 @@ from pdcluster_worker.dispatch.pulse import Pulse, Pulses
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.native_dtype import DType, read_native_dtype
 from pdcluster_worker.nvidia import Gpu
-from pdcluster_worker.peers.dtype import DType, agreed_dtype, read_native_dtype, say_speed
+from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.policy_file import PolicyFile
-from pdcluster_worker.rank_board import create_board
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
-from pdcluster_worker.waiting import wait_environment
 
 logger = logging.getLogger(__name__)
 
@@ -70,18 +65,18 @@ RELAYED_SECONDS = 60.0
 """At most, after an engine was killed, for the answers that peers give through this worker."""
 
 
-def run(config_path: Path, policy_path: Path | None) -> int:
-    """Run one worker until it has drained or its engine has died; returns the exit status.  Raises ConfigError, DeviceError, ModelError."""
-    config = load_worker_config(config_path)
-    check_gpu(asked_device(config))  # a worker that cannot compute has no say in the revision's dtype
+async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None, group: EngineGroup) -> int:
+    """Serve with started engines until drained or the last one has died; returns the exit status.
+
+    Raises ConfigError, DeviceError, ModelError.  The engines are their starter's to stop.
+    """
     files = Files(
         Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
     )
     if config.discovery.tls is not None:
         EtcdCredentials(config.discovery.tls)  # wrong files are said now, not when the model has been loaded
-    process = ServerProcess(config_path, config, Identity.from_env(), files)
     try:
-        return uvloop.run(process.run())
+        return await ServerProcess(config, identity, files, group).run()
     except EngineDiedError as e:
         logger.error("%s", e)  # the last line of the log: Kubernetes shows it as the container's last words
         return 1
@@ -99,18 +94,18 @@ class Files:
 class ServerProcess:
     """One run of one worker."""
 
-    def __init__(self, config_path: Path, config: WorkerConfig, identity: Identity, files: Files) -> None:
-        self._config_path = config_path
+    def __init__(self, config: WorkerConfig, identity: Identity, files: Files, group: EngineGroup) -> None:
         self._config = config
         self._identity = identity
         self._files = files
+        self._group = group
         self._metrics = Metrics()
-        self._board = create_board(config.engine.data_parallel_size) if has_board(config.engine) else None
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
+        group.tell_of_children(self._watch_stats)
 
     async def run(self) -> int:
         """Serve; see the module."""
-        group = EngineGroup(self._config.engine.data_parallel_size, self._new_child, self._address)
+        group = self._group
         backend = WorkerBackend(self._config.model.name, group.engines)
         stop, hurry = _signals()
         http = await self._serve_http(backend)
@@ -130,18 +125,10 @@ class ServerProcess:
             return 0 if stop.is_set() else 1
         finally:
             await http.close()
-            await group.stop()
 
-    def _new_child(self, rank: int) -> EngineChild:
-        engine = self._config.engine
-        environment = wait_environment(thread_share(engine), os.environ, engine.data_parallel_size)
-        child = EngineChild(self._config_path, environment, rank, self._board)
-        self._engine_metrics.forget(rank)  # a new process counts from 0
-        child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, rank))
-        return child
-
-    def _address(self, port: int) -> str:
-        return join_address(self._identity.address, port)
+    def _watch_stats(self, child: Child) -> None:
+        self._engine_metrics.forget(child.rank)  # a new process counts from 0
+        child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, child.rank))
 
     async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
         listen, files = self._config.listen, self._files
@@ -181,7 +168,7 @@ class ServerProcess:
         dtype = await _unless(stop, self._dtype(backend))
         if dtype is None:
             return
-        await group.start(dtype)
+        group.begin(dtype)
         # Engines run on every core: a server process that takes one in the middle of a step holds up all its threads.
         os.nice(SERVER_NICENESS)
         engines = await _unless(stop, group.ready())

@@ -14,7 +14,7 @@ from pdcluster_operator.api.errors import Fault, InvalidObjectError, StartError
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.bench.answers import Run, percentile
 from pdcluster_operator.bench.datasets import Lengths, Sampling, random_asks
-from pdcluster_operator.bench.load import Pace, Target, poisson_arrivals, run_load
+from pdcluster_operator.bench.load import REQUEST_LIMIT_SECONDS, Pace, Target, poisson_arrivals, run_load
 from pdcluster_operator.bench.measure import Local, warm_up
 from pdcluster_operator.bench.openai import OpenAIServer, http_session
 from pdcluster_operator.bench.started import started_cluster
@@ -44,6 +44,7 @@ class Tuning:
     max_trials: int
     vocab_size: int
     seed: str
+    request_limit_seconds: float = REQUEST_LIMIT_SECONDS
 
 
 def start_sizes(cluster: PDCluster) -> Sizes:
@@ -110,14 +111,16 @@ async def _start(tuning: Tuning, sizes: Sizes, stack: AsyncExitStack) -> Target:
     session = await stack.enter_async_context(http_session())
     target = OpenAIServer(session, cluster.base_url, cluster.model)
     seed = f"{tuning.seed} warm-up {sizes}"
-    await warm_up(target, random_asks(2, tuning.lengths, tuning.vocab_size, seed, Sampling()))
+    asks = random_asks(2, tuning.lengths, tuning.vocab_size, seed, Sampling())
+    await warm_up(target, asks, tuning.request_limit_seconds)
     return target
 
 
 async def _load(tuning: Tuning, target: Target, trial: Trial, number: int) -> Run:
     seed = f"{tuning.seed} {number}"
     asks = random_asks(tuning.num_prompts, tuning.lengths, tuning.vocab_size, seed, Sampling())
-    return await run_load(target, asks, Pace(poisson_arrivals(trial.rate, len(asks), seed)))
+    arrivals = poisson_arrivals(trial.rate, len(asks), seed)
+    return await run_load(target, asks, Pace(arrivals, limit_seconds=tuning.request_limit_seconds))
 
 
 def seen_in(run: Run) -> Seen:

@@ -18,6 +18,7 @@ from pdcluster_operator.api.errors import IncompleteAnswerError
 from pdcluster_operator.bench.answers import Answer, Run
 
 REQUEST_LIMIT_SECONDS = 180.0
+"""For one answer, where nothing else is said."""
 
 OnChunk = Callable[[], None]
 
@@ -52,10 +53,12 @@ class Pace:
 
     arrivals_seconds: of each request, from the start; None = as soon as there is room
     max_concurrency:  so many at a time; None = no limit
+    limit_seconds:    for one answer, from when the request leaves
     """
 
     arrivals_seconds: Sequence[float] | None = None
     max_concurrency: int | None = None
+    limit_seconds: float = REQUEST_LIMIT_SECONDS
 
 
 class Target(Protocol):
@@ -88,21 +91,21 @@ async def run_load(target: Target, asks: Sequence[Ask], pace: Pace) -> Run:
         if due is not None:
             await asyncio.sleep(due - time.monotonic())
         async with room:
-            return await _ask(target, ask, time.monotonic() if due is None else due)
+            return await _ask(target, ask, time.monotonic() if due is None else due, pace.limit_seconds)
 
     answers = await asyncio.gather(*(client(index, ask) for index, ask in enumerate(asks)))
     return Run(tuple(answers), time.monotonic() - start, time.process_time() - cpu_seconds)
 
 
-async def _ask(target: Target, ask: Ask, scheduled: float) -> Answer:
+async def _ask(target: Target, ask: Ask, scheduled: float, limit_seconds: float) -> Answer:
     chunk_seconds: list[float] = []
     started = time.monotonic()
     counted, failure = Counted(0), None
     try:
-        async with asyncio.timeout(REQUEST_LIMIT_SECONDS):
+        async with asyncio.timeout(limit_seconds):
             counted = await target.answer(ask, lambda: chunk_seconds.append(time.monotonic()))
     except TimeoutError:
-        failure = f"no complete answer in {REQUEST_LIMIT_SECONDS:g} s"
+        failure = f"no complete answer in {limit_seconds:g} s"
     except IncompleteAnswerError as e:
         failure = str(e)
     if failure is None:

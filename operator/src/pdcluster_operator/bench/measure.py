@@ -13,7 +13,7 @@ import aiohttp
 
 from pdcluster_operator.api.errors import StartError
 from pdcluster_operator.bench.answers import Run
-from pdcluster_operator.bench.load import Ask, Pace, Target, run_load
+from pdcluster_operator.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, Target, run_load
 from pdcluster_operator.bench.openai import COMPLETIONS, OpenAIServer, http_session
 from pdcluster_operator.bench.started import started_cluster
 
@@ -71,21 +71,21 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
         raise StartError(f"{url}: names no model; {fix}", exit_code=1) from e
 
 
-async def warm_up(target: Target, asks: Sequence[Ask]) -> None:
-    """Send these, one at a time.  Raises StartError for the first failure: a load would only repeat it."""
-    run = await run_load(target, asks, Pace(max_concurrency=1))
+async def warm_up(target: Target, asks: Sequence[Ask], limit_seconds: float = REQUEST_LIMIT_SECONDS) -> None:
+    """Send these, one at a time, each with this limit.  Raises StartError for the first failure: a load would only repeat it."""
+    run = await run_load(target, asks, Pace(max_concurrency=1, limit_seconds=limit_seconds))
     if run.failures:
         raise StartError(f"the first request failed: {run.failures[0]}", exit_code=1)
 
 
-async def batch_latencies(target: Target, batch: Batch, num_warmup: int, num_iters: int) -> list[float]:
+async def batch_latencies(target: Target, batch: Batch, num_warmup: int, num_iters: int, pace: Pace) -> list[float]:
     """Seconds of each iteration: all requests of a batch at once, to the end of the last answer.
 
     Raises StartError when an answer fails.
     """
     seconds = []
     for number in range(num_warmup + num_iters):
-        run = checked(await run_load(target, batch(number), Pace()))
+        run = checked(await run_load(target, batch(number), pace))
         if number >= num_warmup:
             seconds.append(run.duration_seconds)
     return seconds

@@ -7,7 +7,7 @@ import typer
 from pdcluster_operator.bench.answers import Run
 from pdcluster_operator.bench.autotune import Tuning, autotune, found_text, start_sizes
 from pdcluster_operator.bench.datasets import Lengths, Sampling, file_asks, random_asks
-from pdcluster_operator.bench.load import Ask, Pace, run_load
+from pdcluster_operator.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, run_load
 from pdcluster_operator.bench.measure import (
     batch_latencies,
     checked,
@@ -40,6 +40,7 @@ def latency_command(
     num_iters: Annotated[int, typer.Option(min=1, help="batches that count")] = 10,
     temperature: given.Temperature = 0.0,
     seed: given.Seed = 0,
+    request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
     output_json: given.OutputJson = None,
     plot: given.Plot = None,
     model_path: given.ModelPath = None,
@@ -53,9 +54,11 @@ def latency_command(
         def batch(number: int) -> list[Ask]:
             return random_asks(batch_size, lengths, vocab, f"{seed} {number}", sampling)
 
+        pace = Pace(limit_seconds=request_timeout)
+
         async def measure() -> list[float]:
             async with started(local) as target:
-                return await batch_latencies(target, batch, num_iters_warmup, num_iters)
+                return await batch_latencies(target, batch, num_iters_warmup, num_iters, pace)
 
         result = latency_result(run(measure()))
         typer.echo(f"Avg latency: {result['avg_latency']:.4f} seconds")
@@ -78,6 +81,7 @@ def throughput_command(
     dataset_path: given.DatasetPath = None,
     temperature: given.Temperature = 0.0,
     seed: given.Seed = 0,
+    request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
     output_json: given.OutputJson = None,
     plot: given.Plot = None,
     model_path: given.ModelPath = None,
@@ -97,8 +101,8 @@ def throughput_command(
 
         async def measure() -> Run:
             async with started(local) as target:
-                await warm_up(target, first)
-                return checked(await run_load(target, asks, Pace()))
+                await warm_up(target, first, request_timeout)
+                return checked(await run_load(target, asks, Pace(limit_seconds=request_timeout)))
 
         whole = run(measure())
         result = throughput_result(whole)
@@ -123,6 +127,7 @@ def autotune_command(
     request_rate: Annotated[float, typer.Option(min=0.05, max=10_000.0, help="of the first trial, a second")] = 1.0,
     max_trials: Annotated[int, typer.Option(min=1, max=200, help="loads, at most")] = 16,
     seed: given.Seed = 0,
+    request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
     model_path: given.ModelPath = None,
 ) -> None:
     """Find maxBatchedTokens, maxSequences and scheduler that hold the highest request rate within two limits.
@@ -142,6 +147,7 @@ def autotune_command(
             max_trials,
             vocab_size(found_file.local.model),
             str(seed),
+            request_timeout,
         )
         sizes = start_sizes(found_file.cluster)
         found: Found = run(autotune(tuning, sizes, lambda line: typer.echo(line, err=True)))

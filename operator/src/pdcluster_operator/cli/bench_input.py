@@ -26,6 +26,10 @@ Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 = greedy")
 OutputJson = Annotated[Path | None, typer.Option(metavar="FILE", help="write the result there, as JSON")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw the result there")]
 NumPrompts = Annotated[int, typer.Option(min=1, help="how many requests")]
+RequestTimeout = Annotated[
+    float,
+    typer.Option("--request-timeout", min=0.1, metavar="SECONDS", help="for one answer, then it has failed"),
+]
 DatasetName = Annotated[
     Literal["random", "custom", "sharegpt"],
     typer.Option(help="random token ids; custom: JSON lines with `prompt`; sharegpt: its JSON file"),

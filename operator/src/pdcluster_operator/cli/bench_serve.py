@@ -1,7 +1,7 @@
 """`pdctl bench serve`: load for any server with OpenAI's API, with the flags of vLLM's command of this name."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from pdcluster_operator.api.errors import StartError
 from pdcluster_operator.bench.answers import Run
 from pdcluster_operator.bench.datasets import Lengths, Name, Sampling, file_asks, random_asks
-from pdcluster_operator.bench.load import Ask, Pace, poisson_arrivals, run_load
+from pdcluster_operator.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, poisson_arrivals, run_load
 from pdcluster_operator.bench.measure import Server, connected, warm_up
 from pdcluster_operator.bench.openai import CHAT, COMPLETIONS
 from pdcluster_operator.bench.result import Reporting, serve_result, serve_text
@@ -80,6 +80,7 @@ def serve_command(
     percentile_metrics: Metrics = "ttft,tpot,itl",
     metric_percentiles: Percentiles = "99",
     num_warmups: Warmups = 1,
+    request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
     save_result: Save = False,
     save_detailed: Detailed = False,
     result_dir: Folder = Path(),
@@ -99,7 +100,7 @@ def serve_command(
         asks = requests.asks(num_warmups + num_prompts, endpoint)
         names, percents = given.metrics_of(percentile_metrics), given.percentiles_of(metric_percentiles)
         reporting = Reporting(names, percents, given.slo_of(goodput or []), save_detailed)
-        pace = _pace(request_rate, max_concurrency, num_prompts, seed)
+        pace = replace(_pace(request_rate, max_concurrency, num_prompts, seed), limit_seconds=request_timeout)
         server = Server(base_url, model, endpoint)
         measured, name = run(_measure(server, asks[:num_warmups], asks[num_warmups:], pace))
         setting = _setting(endpoint, name, num_prompts, request_rate, max_concurrency)
@@ -115,7 +116,7 @@ def serve_command(
 async def _measure(server: Server, first: list[Ask], asks: list[Ask], pace: Pace) -> tuple[Run, str]:
     """The run, and the model's name."""
     async with connected(server) as target:
-        await warm_up(target, first)
+        await warm_up(target, first, pace.limit_seconds)
         return await run_load(target, asks, pace), target.model
 
 

@@ -51,10 +51,10 @@ class EngineChild:
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self, dtype: str) -> None:
-        """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
+    async def start(self) -> None:
+        """Start the process, which waits for `client.begin` before it loads; `client.ready()` says when it serves."""
         self._socket.bind()
-        arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--dtype", dtype, "--rank", str(self.rank))
+        arguments = ("--engine-config", str(self._config_path), "--engine", self._address, "--rank", str(self.rank))
         board = () if self._board is None else (self._board,)
         command = (sys.executable, "-m", "pdcluster_worker", *arguments, *(word for each in board for word in ("--board", str(each))))
         self._process = await asyncio.create_subprocess_exec(*command, env=self._environment, pass_fds=board)
@@ -75,10 +75,13 @@ class EngineChild:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """End the process: ask, then kill.  One that hangs in the kernel is left to it."""
+        """End the process: ask, then kill; one that still loads is not asked.  One that hangs in the kernel is left to it."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(Exception):
-                self.client.send(Stop())
+                if self.client.is_loading:
+                    self._process.kill()
+                else:
+                    self.client.send(Stop())
             try:
                 await asyncio.wait_for(self._process.wait(), END_SECONDS)
             except TimeoutError:

@@ -26,6 +26,7 @@ from pdcluster_worker.engine.messages import (
     Tokens,
 )
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.peers.parts import run_until_first_ends
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,15 @@ class EngineClient:
         if isinstance(message, messages.Submit | messages.Receive | messages.Prefill):
             self._begun.append((self._num_sent, message.spec.request_id))
         self._outgoing.put_nowait(message)
+
+    def begin(self, dtype: DType) -> None:
+        """Have the engine load its model, to compute in `dtype`; no message that statistics know of."""
+        self._outgoing.put_nowait(messages.Begin(dtype))
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it has neither said that it serves nor that it cannot."""
+        return not self._ready.done()
 
     def ping(self) -> None:
         """Ask the engine's loop for a Pong; no message that statistics know of."""

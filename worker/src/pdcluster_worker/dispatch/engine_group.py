@@ -18,6 +18,7 @@ from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedErro
 from pdcluster_worker.dispatch.engines import Engine, Engines
 from pdcluster_worker.engine.messages import EngineReady
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.native_dtype import DType
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class Child(Protocol):
     exit_status: asyncio.Future[int]
     killed: asyncio.Future[None]
 
-    async def start(self, dtype: str) -> None:
-        """Start the process, to compute in `dtype`; `client.ready()` says when it serves."""
+    async def start(self) -> None:
+        """Start the process, which loads once it is told to begin; `client.ready()` says when it serves."""
         ...
 
     async def gone(self) -> None:
@@ -73,17 +74,29 @@ class EngineGroup:
         self._new_child = new_child
         self._address = address
         self._children = [new_child(rank) for rank in range(size)]
-        self._dtype = ""
+        self._dtype: DType = "float32"
+        self._on_child: Callable[[Child], None] = lambda _: None
         self._adopted: dict[int, Child] = {}  # on other hosts, by rank
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
 
-    async def start(self, dtype: str) -> None:
-        """Start all processes, to compute in `dtype`; `ready` says when they serve."""
+    async def start(self) -> None:
+        """Start all processes, which wait for `begin` before they load."""
+        for child in self._children:
+            await child.start()
+        self._tasks = [asyncio.create_task(self._keep(child), name=f"engine {child.rank}") for child in self._children]
+
+    def tell_of_children(self, on_child: Callable[[Child], None]) -> None:
+        """Call `on_child` for every process here, and for each that is started again, before it says anything."""
+        self._on_child = on_child
+        for child in self._children:
+            on_child(child)
+
+    def begin(self, dtype: DType) -> None:
+        """Have all load, to compute in `dtype`; `ready` says when they serve."""
         self._dtype = dtype
         for child in self._children:
-            await child.start(dtype)
-        self._tasks = [asyncio.create_task(self._keep(child), name=f"engine {child.rank}") for child in self._children]
+            child.client.begin(dtype)
 
     async def ready(self) -> Engines:
         """Wait until all serve.  Raises EngineDiedError if one ends before, ModelError if they do not have the same model."""
@@ -117,7 +130,7 @@ class EngineGroup:
         """Let an engine on another host serve until it is gone; it is not started again from here."""
         self._adopted[child.rank] = child
         try:
-            await child.start(self._dtype)
+            await child.start()
             facts = await child.client.ready()
             _check_same(self.engines.first.facts, facts)
             engine = Engine(child.client, facts, join_address(host, facts.kv_port), child.rank)
@@ -182,8 +195,10 @@ class EngineGroup:
     async def _start_again(self, rank: int) -> Child:
         """Return the new process, which serves or has ended."""
         child = self._children[rank] = self._new_child(rank)
+        self._on_child(child)
         logger.info("starting an engine again rank=%d", rank)
-        await child.start(self._dtype)
+        await child.start()
+        child.client.begin(self._dtype)
         try:
             facts = await child.client.ready()
             _check_same(self.engines.first.facts, facts)

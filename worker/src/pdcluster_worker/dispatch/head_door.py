@@ -61,7 +61,7 @@ class HeadlessChild:
         self._writer = line[1]
         self._talking: asyncio.Task[None] | None = None
 
-    async def start(self, dtype: str) -> None:
+    async def start(self) -> None:
         """Listen to it; what it computes in was told in the answer."""
         self._talking = asyncio.create_task(self._talk(), name=f"engine {self.rank} of {self._node}")
 

@@ -107,7 +107,7 @@ class EngineCore:
     def handle(self, message: EngineInput) -> None:
         """Take one message; what it causes to be said comes out of the next `step`.
 
-        `Ping` and `Stop` are the loop's business.
+        `Begin`, `Ping` and `Stop` are the process's business.
         """
         self._touch()
         self._num_inputs += 1
@@ -126,7 +126,7 @@ class EngineCore:
                 self._abort(request_id)
             case messages.TellBlocks():
                 self.pool.prefix_cache.tell_all()
-            case messages.Ping() | messages.Stop():
+            case messages.Begin() | messages.Ping() | messages.Stop():
                 pass
 
     def step(self) -> list[EngineOutput]:

@@ -183,11 +183,17 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     """Answered by a Pong between two steps, by the engine process's loop: it changes nothing."""
 
 
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first message: load the model, to compute in `dtype`."""
+
+    dtype: Literal["float32", "bfloat16"]
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process once this message is read."""
 
 
-EngineInput = Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | TellBlocks | Ping | Stop
+EngineInput = Begin | Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | TellBlocks | Ping | Stop
 
 
 # --- engine -> server -------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from pdcluster_worker.model.kv_cache import DTYPES, KVCache
 from pdcluster_worker.model.loader import LoadedModel
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.operations import Operations
-from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.probe import probe
 
@@ -24,12 +23,15 @@ def assemble(loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLi
     """The model's forward pass: by our decoder where it is known and passes its proof, else by transformers' code.
 
     invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that
-    cannot be had, and on a device where transformers' code is not run.
+    cannot be had, and on a device where transformers' code is not run; NotOursError where the
+    model was opened by an answer that does not fit it.
     """
     operations = make_operations(cache.tensor, loaded.attention, limits, invariant=invariant)
     try:
         forward: Forward = _proven_decoder(loaded, operations, cache.num_blocks)
     except NotOursError as e:
+        if loaded.answer is not None:
+            raise  # what it has of a module cannot compute
         reason = str(e)
     else:
         return _said(forward)
@@ -66,17 +68,9 @@ def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int
 
 
 def prove(ours: Forward, loaded: LoadedModel, num_blocks: int) -> None:
-    """Compare with transformers' module.  Raises NotOursError when ours computes something else."""
-    beside = KVCache(loaded.info.geometry, proof.num_blocks(loaded.info.geometry.block_size))
-    theirs = Generic(loaded.module, Reference(beside.tensor, loaded.attention))
-    found = proof.difference(
-        ours,
-        theirs,
-        block_size=loaded.info.geometry.block_size,
-        num_blocks=min(num_blocks, beside.num_blocks),
-        max_tokens=loaded.info.max_model_len,
-        vocab_size=loaded.info.vocab_size,
-    )
+    """Compare with transformers' module, or its answer.  Raises NotOursError when ours computes something else."""
+    theirs = proof.wanted(loaded) if loaded.answer is None else loaded.answer
+    found = proof.difference(ours, theirs, loaded.info, min(num_blocks, proof.num_blocks(loaded.info.geometry.block_size)))
     if not found <= proof.MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
         logger.warning("our decoder's logits differ from transformers' by %.3g of their size: not used", found)
         raise NotOursError("our decoder computes something else")

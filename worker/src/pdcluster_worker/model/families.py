@@ -1,18 +1,18 @@
-"""The model types that our decoder runs, and the way from transformers' module to its weights.
+"""The way from a model's module to our decoder's weights.
 
-A family is a handful of traits; biases, sizes, the rotary embedding's kind and
+Its family gives a handful of traits; biases, sizes, the rotary embedding's kind and
 tied heads are read from the module itself.  A module that does not have the
 expected parts is left to transformers' own code.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pdcluster_worker.model.decoder import DecoderWeights, Layer
+from pdcluster_worker.model.family import FAMILIES, Family
 from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed
 from pdcluster_worker.model.parallel.place import ONE_RANK, Place
 from pdcluster_worker.model.parallel.sharding import Product, split_inputs, split_outputs, split_vocabulary
@@ -21,29 +21,6 @@ from pdcluster_worker.model.parallel.sharding import Product, split_inputs, spli
 class NotOursError(Exception):
     """Our decoder does not run this model; the message says why."""
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Traits of a model type.
-
-    offset_norms:   norms store their weight less 1 and round once (gemma).
-    head_norms:     each query and key head is normed (qwen3).
-    may_not_rotate: some layers have no positions (smollm3).
-    """
-
-    offset_norms: bool = False
-    head_norms: bool = False
-    may_not_rotate: bool = False
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(head_norms=True),
-    "smollm3": Family(may_not_rotate=True),
-    "gemma": Family(offset_norms=True),
-}
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -59,7 +36,7 @@ def read_weights(
     """
     family, activation = traits_of(module)
     model = module.model
-    cosine, sine = _rotary(model, max_model_len)
+    cosine, sine = rotary_table(model, max_model_len)
     scale = getattr(model.embed_tokens, "scalar_embed_scale", None)
     embedding = model.embed_tokens.weight.detach()
     return DecoderWeights(
@@ -141,8 +118,8 @@ def _norm(operations: Operations, norm: Any, family: Family) -> Norm:
     return Norm(weight, epsilon, rounds_first=not family.offset_norms)
 
 
-def _rotary(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, by the module's own code, so that each kind of scaling is its."""
+def rotary_table(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [max_model_len, R] of every position, by the module's own code, so that each kind of scaling is its."""
     like = model.embed_tokens.weight[:1].unsqueeze(0)
     cosine, sine = model.rotary_emb(like, torch.arange(max_model_len).unsqueeze(0))
     half = cosine.shape[-1] // 2

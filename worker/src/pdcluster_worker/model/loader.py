@@ -57,11 +57,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A transformers causal language model in eval mode, the heads of its layers, and its description."""
+    """A transformers causal language model in eval mode, the heads of its layers, and its description.
+
+    answer: transformers' logits for the proof, of a module that is only the model's form (`model.skeleton`);
+            None = the module computes them itself.
+    """
 
     module: Any
     attention: AttentionShape
     info: ModelInfo
+    answer: torch.Tensor | None = None
 
     @property
     def weight_bytes(self) -> int:

@@ -19,11 +19,14 @@ from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.answers import Asked, Question, forget
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
+from pdcluster_worker.model.families import NotOursError
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import LoadedModel, ModelInfo, load_model
+from pdcluster_worker.model.loader import LoadedModel, ModelInfo
+from pdcluster_worker.model.opening import by_transformers, open_model
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
@@ -32,6 +35,7 @@ from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
 from pdcluster_worker.model.pool_length import fit_length
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
+from pdcluster_worker.native_dtype import read_native_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +59,11 @@ class Runner:
         self._logits = torch.empty(0)
         self._max_tokens = limits.max_tokens
         self._planner = StepPlanner(
-            block_size=limits.block_size, max_sequences=limits.max_sequences, max_tokens=limits.max_tokens, max_blocks=limits.blocks
+            block_size=limits.block_size,
+            max_sequences=limits.max_sequences,
+            max_tokens=limits.max_tokens,
+            max_blocks=limits.blocks,
+            pads=forward.operations.pads_rows,
         )
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
 
@@ -106,12 +114,12 @@ class Runner:
         self.forward.close()
 
     def warm_up(self) -> None:
-        """Meet every size of the flat row, then run a prefill of a whole batch and a decode step, before any block has an owner.
+        """Meet the sizes that the flat row is padded to, then run a prefill of a whole batch and a decode, before any block has an owner.
 
         The first steps of a process take seconds: code is made for the shapes that they meet, weights are paged in.
         """
         with torch.inference_mode():
-            for num_rows in row_sizes(self._max_tokens):
+            for num_rows in row_sizes(self._max_tokens) if self.forward.operations.pads_rows else ():
                 self.forward.warm_up(num_rows)
         size = self._cache.geometry.block_size
         num_blocks = min(self._cache.num_blocks, self._max_tokens // size + 1)
@@ -140,32 +148,33 @@ def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
 
 
 def open_runner(
-    model: ModelConfig, engine: EngineConfig, device: str = "cpu", on_rank_death: OnDeath = logger.error
+    model: ModelConfig, engine: EngineConfig, device: str = "cpu", *, asked: Asked | None = None, on_rank_death: OnDeath = logger.error
 ) -> tuple[Runner, Cache, ModelInfo]:
     """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does at start.  Raises ModelError.
 
+    asked: what transformers was asked about the model before torch was imported.
     on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has ended by itself.
     """
     if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
-        return _open(model, engine, device, None)
+        return _open(model, engine, device, None, asked)
     ranks = Ranks(model, engine, device, on_rank_death)
     try:
-        return _open(model, engine, device, ranks)
+        return _open(model, engine, device, ranks, None)
     except BaseException:
         ranks.close()
         raise
 
 
-def _open(model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, Cache, ModelInfo]:
-    loaded = load_model(
-        Path(model.path).expanduser(),
-        model.dtype,
-        block_size=engine.block_size,
-        max_model_len=engine.max_model_len,
-        threads=engine.threads if ranks is None else rank_threads(engine),
-    )
+def _open(
+    model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | None, asked: Asked | None
+) -> tuple[Runner, Cache, ModelInfo]:
+    """Ranks divide a module of transformers' own: an answer is for an engine of one process."""
+    dtype = read_native_dtype() if model.dtype == "auto" else model.dtype
+    threads = engine.threads if ranks is None else rank_threads(engine)
+    question = Question(Path(model.path).expanduser(), dtype, engine.max_model_len, threads)
+    loaded = open_model(question, engine.block_size, asked) if ranks is None else by_transformers(question, engine.block_size)
     try:
-        runner, cache = _make(loaded, engine, device, ranks)
+        runner, cache = _make(loaded, question, engine, device) if ranks is None else _make_over(ranks, loaded, engine, device)
     except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes
         if not isinstance(e, MemoryError) and "memory" not in str(e):
             raise
@@ -179,11 +188,22 @@ def _open(model: ModelConfig, engine: EngineConfig, device: str, ranks: Ranks | 
     return runner, cache, runner.info
 
 
-def _make(loaded: LoadedModel, engine: EngineConfig, device: str, ranks: Ranks | None) -> tuple[Runner, Cache]:
+def _make(loaded: LoadedModel, question: Question, engine: EngineConfig, device: str) -> tuple[Runner, Cache]:
+    """A runner in this process.  An answer that does not fit the model is forgotten, and transformers' code loads it."""
     info = loaded.info
-    if ranks is None:
-        cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
-        return make_runner(replace(loaded, info=fit_length(info, cache, engine)), cache, engine), cache
+    cache = open_cache(info.geometry, engine, torch.device(device), vocab_size=info.vocab_size, weight_bytes=loaded.weight_bytes)
+    info = fit_length(info, cache, engine)
+    try:
+        return make_runner(replace(loaded, info=info), cache, engine), cache
+    except NotOursError as e:
+        logger.warning("transformers' kept answer does not fit the model, which is loaded by its code: %s", e)
+    forget(question)
+    loaded = by_transformers(question, engine.block_size)
+    return make_runner(replace(loaded, info=info), cache, engine), cache
+
+
+def _make_over(ranks: Ranks, loaded: LoadedModel, engine: EngineConfig, device: str) -> tuple[Runner, Cache]:
+    """A runner over several ranks."""
     limits = _limits(loaded, engine)
     shared, forward = open_ranks(loaded, engine, limits, ranks, device)
-    return Runner(fit_length(info, shared, engine), forward, shared, limits), shared
+    return Runner(fit_length(loaded.info, shared, engine), forward, shared, limits), shared

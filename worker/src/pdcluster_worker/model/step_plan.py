@@ -1,4 +1,4 @@
-"""From a batch to the plan of one step: all scheduled tokens of all requests in one flat row, padded to a warmed size.
+"""From a batch to the plan of one step: all scheduled tokens of all requests in one flat row, padded where a device wants that.
 
 A request with one scheduled token is a decode, whatever the token is; others are
 prefill chunks.  The plan is made once and read by every layer.  Its arrays are
@@ -53,8 +53,8 @@ class StepPlan:
 def padded_rows(num_tokens: int) -> int:
     """Rows of the flat row for that many tokens.
 
-    A product's code is made for its number of rows when that is first met, which
-    takes milliseconds; these few sizes are warmed at start.
+    Where a product's code is made for its number of rows when that is first met, which
+    takes milliseconds, these few sizes are warmed at start.
     """
     if num_tokens <= 16:
         return 1 << (num_tokens - 1).bit_length()
@@ -79,9 +79,10 @@ class _Seat:
 class StepPlanner:
     """Makes plans; keeps their arrays and the block tables of the requests that it has seen last."""
 
-    def __init__(self, *, block_size: int, max_sequences: int, max_tokens: int, max_blocks: int) -> None:
-        """max_sequences, max_tokens: of one batch.  max_blocks: of one request."""
+    def __init__(self, *, block_size: int, max_sequences: int, max_tokens: int, max_blocks: int, pads: bool = True) -> None:
+        """max_sequences, max_tokens: of one batch.  max_blocks: of one request.  pads: whether rows are padded to a few sizes."""
         self._size = block_size
+        self._pads = pads
         rows = padded_rows(max_tokens)
         self._rows = np.zeros((3, rows), np.int64)
         self._sequences = np.zeros((4, max_sequences), np.int32)
@@ -109,7 +110,7 @@ class StepPlanner:
                 places = positions[row:last]
                 slots[row:last] = self._tables[seat, places // self._size].astype(np.int64) * self._size + places % self._size
             row = last
-        padded = padded_rows(row)
+        padded = padded_rows(row) if self._pads else row
         token_ids[row:padded], positions[row:padded], slots[row:padded] = 0, 0, NO_SLOT
         return self._finish(items, seats, firsts, row, padded)
 

@@ -9,41 +9,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from itertools import cycle
-from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from pdcluster_worker.config import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.peers.discovery import CALL_SECONDS, FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
 from pdcluster_worker.peers.tls import EtcdCredentials
 
 logger = logging.getLogger(__name__)
-
-CPU_INFO = Path("/proc/cpuinfo")
-
-DType = Literal["float32", "bfloat16"]
-
-_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_tile"})
-"""CPU flags; `model.loader` asks torch for the same."""
-
-
-def native_dtype(cpu_info: str) -> DType:
-    """bfloat16 where the CPU multiplies it natively, else float32.  cpu_info: the text of /proc/cpuinfo
-
-    >>> native_dtype("flags : fpu avx512f avx512_bf16"), native_dtype("flags : fpu avx2")
-    ('bfloat16', 'float32')
-    """
-    lines = (line for line in cpu_info.splitlines() if line.startswith("flags"))
-    return "bfloat16" if _NATIVE_BFLOAT16.intersection(next(lines, "").split()) else "float32"
-
-
-def read_native_dtype(path: Path = CPU_INFO) -> DType:
-    """`native_dtype` of this machine; float32 where it does not say."""
-    try:
-        return native_dtype(path.read_text(errors="replace"))
-    except OSError:
-        return "float32"
 
 
 async def agreed_dtype(config: DiscoveryConfig, key: str, proposal: DType, report: Callable[[str], None]) -> DType:

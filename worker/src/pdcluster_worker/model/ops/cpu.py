@@ -56,6 +56,8 @@ class PackedWeights:
 class CpuOperations:
     """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32, contiguous from the layers on."""
 
+    pads_rows = False
+
     def __init__(self, cache: Tensor, shape: AttentionShape, kernels: Kernels, group: Group = ALONE) -> None:
         if not cache[0, 0].is_contiguous():
             raise ValueError("the KV cache is not contiguous within a head")

@@ -45,6 +45,8 @@ class CudaOperations:
     Plans must be where the device reads them: see `prepare`.
     """
 
+    pads_rows = True
+
     def __init__(self, cache: Tensor, shape: AttentionShape, limits: StepLimits, group: Group = ALONE) -> None:
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")

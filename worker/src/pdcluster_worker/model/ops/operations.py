@@ -105,6 +105,9 @@ class Operations(Protocol):
     name: str
     """For the log and /version, such as "cpu avx512_bf16"."""
 
+    pads_rows: bool
+    """Whether steps are padded to a few numbers of rows, each of which is warmed at start: where code is made for each number."""
+
     choosing: Choosing
     """How tokens are chosen from logits in host memory; every implementation gives the same bits."""
 

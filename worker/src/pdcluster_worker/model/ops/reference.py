@@ -25,6 +25,7 @@ class Reference:
     """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`."""
 
     name = "reference"
+    pads_rows = True
     choosing = PLAIN_TENSORS
 
     def __init__(self, cache: Tensor, shape: AttentionShape, group: Group = ALONE) -> None:
