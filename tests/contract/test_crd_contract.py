@@ -14,9 +14,10 @@ from pydantic.fields import FieldInfo
 
 from pdcluster_operator.api import conditions
 from pdcluster_operator.api.accelerators import accelerators
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.pdcluster import PDClusterSpec
-from pdcluster_operator.api.sections import MAX_POOLS, EngineSpec, PoolSpec
+from pdcluster_operator.api.sections import MAX_POOLS, PoolSpec
 from pdcluster_operator.api.values import MAX_WORKERS
 
 ROOT = Path(__file__).parents[2]

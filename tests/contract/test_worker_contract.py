@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import yaml
 
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.load import load, parse
-from pdcluster_operator.api.sections import EngineSpec, ModelSpec
+from pdcluster_operator.api.sections import ModelSpec
 from pdcluster_operator.discovery import etcd, keys
 from pdcluster_operator.discovery.disaggregation import read_disaggregation
 from pdcluster_operator.local.certificates import WORKER_NAME

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.sections import EngineSpec
 from tests.operator.object_cases import CPU, HUB, Change, at, both, minimal, without
 
 ENDPOINTS = at("spec.discovery.etcd.endpoints", ["etcd:2379"])

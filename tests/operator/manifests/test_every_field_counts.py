@@ -11,8 +11,9 @@ from pydantic import BaseModel
 
 import pdcluster_operator
 from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.pdcluster import PDClusterSpec
-from pdcluster_operator.api.sections import EngineSpec, RoleSpec
+from pdcluster_operator.api.sections import RoleSpec
 from pdcluster_operator.manifests.render import render_record, render_shared
 from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, workload_of
 from tests.operator.object_cases import Change, at, both

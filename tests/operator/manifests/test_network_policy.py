@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.api.sections import MAX_ENGINES
+from pdcluster_operator.api.engine import MAX_ENGINES
 from pdcluster_operator.manifests.render import Manifest
 from tests.operator.manifests.rendering import SITE, matches, pod_of, shared_of
 from tests.operator.object_cases import at

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from pdcluster_operator.api.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.ranks import misfit
 from pdcluster_operator.api.rules import rule, spelled
@@ -19,7 +20,6 @@ from pdcluster_operator.api.sections import (
     MAX_ACCELERATORS,
     AcceleratorSpec,
     DiscoverySpec,
-    EngineSpec,
     ImageSpec,
     ModelSpec,
     MonitoringSpec,

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from pdcluster_operator.api.accelerators import NO_ACCELERATOR
-from pdcluster_operator.api.sections import EngineSpec, PoolSpec
+from pdcluster_operator.api.engine import EngineSpec
+from pdcluster_operator.api.sections import PoolSpec
 
 MAX_RANKS = 8
 """Of one worker: the accelerators of one machine."""

@@ -13,7 +13,7 @@ from pdcluster_operator.api.section import Section
 from pdcluster_operator.api.values import Positive
 
 if TYPE_CHECKING:
-    from pdcluster_operator.api.sections import EngineSpec
+    from pdcluster_operator.api.engine import EngineSpec
 
 SchedulerName = Literal[
     "continuous",

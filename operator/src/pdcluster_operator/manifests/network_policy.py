@@ -1,7 +1,7 @@
 """NetworkPolicies: who may connect to what.  Ingress only: where pods connect to is left open."""
 
+from pdcluster_operator.api.engine import MAX_ENGINES
 from pdcluster_operator.api.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
-from pdcluster_operator.api.sections import MAX_ENGINES
 from pdcluster_operator.manifests.child_names import etcd_policy_name, policy_name
 from pdcluster_operator.manifests.objects import (
     ETCD_CLIENT_PORT,

@@ -10,10 +10,11 @@ contract with the worker (`tests/contract`).
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.section import Section
-from pdcluster_operator.api.sections import EngineSpec, PoolSpec
+from pdcluster_operator.api.sections import PoolSpec
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ the same spec elsewhere.
 
 from dataclasses import dataclass
 
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.errors import Fault, InvalidObjectError
 from pdcluster_operator.api.names import process_name
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.sections import EngineSpec, PoolSpec
+from pdcluster_operator.api.sections import PoolSpec
 
 MAX_PROCESSES = 64  # each loads the model anew; more is a slip of the pen rather than a machine
 

@@ -28,6 +28,7 @@ class WorkerBackend:
         facts = min((engine.facts for engine in self._engines), key=lambda facts: facts.max_model_len)
         self.max_model_len = facts.max_model_len
         self.length_note = facts.length_note
+        self.vocab_size = facts.vocab_size
         self.device = facts.device
         self.scheduler = facts.scheduler
 
