@@ -95,7 +95,9 @@ class BuildKernels(build_ext):
         # Renamed into place: a worker that runs keeps the object that it has mapped.
         part = target.with_suffix(".part")
         ended = subprocess.run(
-            [*command, *FLAGS, *flags, f"-DKERNEL_SOURCES=0x{digest()}ULL", "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], capture_output=True, text=True
+            [*command, *FLAGS, *flags, f"-DKERNEL_SOURCES=0x{digest()}ULL", "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"],
+            capture_output=True,
+            text=True,
         )
         if ended.returncode:
             raise CompileError(f"{command[0]} ended with {ended.returncode}: {ended.stderr[-2000:]}")

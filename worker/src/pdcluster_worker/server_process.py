@@ -110,7 +110,8 @@ class ServerProcess:
 
     async def run(self) -> int:
         """Serve; see the module."""
-        group = EngineGroup(self._config.engine.data_parallel_size, self._new_child, self._address)
+        engine = self._config.engine
+        group = EngineGroup(engine.data_parallel_size, self._new_child, self._address, invariant=engine.batch_invariant)
         backend = WorkerBackend(self._config.model.name, group.engines)
         stop, hurry = _signals()
         http = await self._serve_http(backend)
@@ -136,7 +137,7 @@ class ServerProcess:
         engine = self._config.engine
         environment = wait_environment(thread_share(engine), os.environ, engine.data_parallel_size)
         child = EngineChild(self._config_path, environment, rank, self._board)
-        self._engine_metrics.forget(rank)  # a new process counts from 0
+        self._engine_metrics.forget(rank, for_good=False)  # a new process counts from 0
         child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, rank))
         return child
 
@@ -183,7 +184,8 @@ class ServerProcess:
             return
         await group.start(dtype)
         # Engines run on every core: a server process that takes one in the middle of a step holds up all its threads.
-        os.nice(SERVER_NICENESS)
+        if self._config.engine.data_parallel_size == 1:  # an engine that is started again would inherit it
+            os.nice(SERVER_NICENESS)
         engines = await _unless(stop, group.ready())
         if engines is None:
             return
@@ -229,7 +231,7 @@ class ServerProcess:
             worker.engines_changed()
 
         def on_end(engine: Engine) -> None:
-            self._engine_metrics.forget(engine.rank)
+            self._engine_metrics.forget(engine.rank, for_good=engine.rank >= self._config.engine.data_parallel_size)
             pulses.end(engine)
             worker.engines_changed()
 
