@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.chat_model import FOLDER  # noqa: E402 - the harness of the tests is this bench's too
-from tests.worker.equality.engines import Cluster  # noqa: E402 - found by the path above, too
+from tests.worker.equality.engines import CONTINUOUS, Cluster  # noqa: E402 - found by the path above, too
 
 LOG = ROOT / "docs" / "bench" / "LOG.md"
 GROUP = 18
@@ -131,7 +131,7 @@ def _turn(pairs: Sequence[tuple[str, str]], index: int) -> tuple[str, str]:
 def path_answers(path: str, folder: Path, dtype: Any, work: Work) -> list[Tokens]:
     """Our engine's answers on one path.  Raises RuntimeError when the path was not taken."""
     remote, settings = PATHS[path]
-    cluster = Cluster(folder, dtype=dtype, **settings)
+    cluster = Cluster(folder, dtype=dtype, scheduler=CONTINUOUS, **settings)
     sampling = Sampling(max_tokens=work.num_tokens, seed=0, temperature=0.0, eos_token_ids=[work.end])
     specs = [RequestSpec(f"r{index}", prompt, sampling) for index, prompt in enumerate(work.prompts)]
     found: list[Tokens] = []

@@ -23,7 +23,7 @@ from pdcluster_worker.engine.messages import RequestSpec, Sampling, Submit, Toke
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import load_model, resolve_dtype
+from pdcluster_worker.model.loader import load_model
 from pdcluster_worker.model.runner import Runner, make_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
@@ -106,7 +106,7 @@ def engine(runner: Runner, cache: KVCache, max_model_len: int, delayer: PrefillD
 
 def main(options: argparse.Namespace) -> None:
     """Print a table of both, all rounds together."""
-    loaded = load_model(options.model.expanduser(), resolve_dtype("auto"), block_size=BLOCK_SIZE, threads=available_threads())
+    loaded = load_model(options.model.expanduser(), block_size=BLOCK_SIZE, threads=available_threads())
     cache = KVCache(loaded.info.geometry, NUM_BLOCKS)
     runner = make_runner(loaded, cache, EngineConfig(max_batched_tokens=BUDGET, max_sequences=MAX_SEQUENCES))
     settings = DelayerSettings(options.passes, options.milliseconds / 1e3, options.watermark, options.ratio)

@@ -104,7 +104,8 @@ DEVICE = Device("cpu", "played")
 class Backend:
     """A decode worker without peers."""
 
-    model_name, max_model_len, vocab_size, context_note = "m", 4096, VOCABULARY, ""
+    model_name, max_model_len, vocab_size, length_note = "m", 4096, VOCABULARY, ""
+    scheduler: str | None = "continuous"
     device: Device | None = DEVICE
 
     def __init__(self, ingress: Ingress) -> None:

@@ -6,6 +6,7 @@ the worker computes with plain torch operations.  Levels are those of
 pdcluster_worker/model/ops/kernel_object.py.
 """
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -37,6 +38,12 @@ def levels() -> dict[str, list[str]]:
     if platform.machine() in ("x86_64", "AMD64"):
         return {level: flags.split() for level, flags in X86_64_LEVELS.items()}
     return {"plain": []}
+
+
+def digest() -> str:
+    """Of all sources, as ops/kernel_object.py computes it: an object knows what it was compiled from."""
+    content = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]")))
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def compiler() -> list[str] | None:
@@ -88,7 +95,9 @@ class BuildKernels(build_ext):
         # Renamed into place: a worker that runs keeps the object that it has mapped.
         part = target.with_suffix(".part")
         ended = subprocess.run(
-            [*command, *FLAGS, *flags, "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], capture_output=True, text=True
+            [*command, *FLAGS, *flags, f"-DKERNEL_SOURCES=0x{digest()}ULL", "-o", str(part), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"],
+            capture_output=True,
+            text=True,
         )
         if ended.returncode:
             raise CompileError(f"{command[0]} ended with {ended.returncode}: {ended.stderr[-2000:]}")

@@ -84,6 +84,13 @@ def pool_rules(role: str) -> list[Rule]:
             before=only(role),
         ),
         Rule(
+            f"{pools}[].gpusPerReplica",
+            "gpusPerReplica of a pool cannot change: add a pool under another name, and remove this one",
+            at(f"{first}.replicas", 2),
+            at(f"{first}.gpusPerReplica", 4),
+            before=both(only(role), at(f"{first}.gpu", "H100"), at(f"{first}.gpusPerReplica", 2)),
+        ),
+        Rule(
             pools,
             GPU,
             both(only(role), at("spec.accelerators", {"A1": {}}), at(f"{first}.gpu", "A1")),
@@ -406,7 +413,7 @@ RULES = [
         "gpusPerReplica must be at least engine.tensorParallelSize times engine.pipelineParallelSize, on pools with an accelerator:"
         " raise it, or leave it out",
         both(at("spec.roles.decode.pools.0.gpu", "H100"), at("spec.roles.decode.pools.0.gpusPerReplica", 8)),
-        at("spec.roles.decode.pools.0.gpusPerReplica", 1),
+        at("spec.roles.decode.pools.0.gpusPerReplica", 2),
     ),
     Rule(
         "spec.roles",
@@ -432,4 +439,13 @@ RULES = [
     ),
     Rule("spec.engine.kvCacheMemory", MEMORY, at("spec.engine.kvCacheMemory", "1k"), at("spec.engine.kvCacheMemory", -1)),
     name_rule("spec.service.apiKeySecret"),
+    *(
+        Rule(
+            f"spec.roles.{role}",
+            "engine.numBlocks must be at least engine.dataParallelSize, whose engines share them: raise the one or lower the other",
+            both(only(role), at(f"spec.roles.{role}.engine", {"numBlocks": 4, "dataParallelSize": 4})),
+            both(only(role), at(f"spec.roles.{role}.engine", {"numBlocks": 4, "dataParallelSize": 5})),
+        )
+        for role in ("prefill", "decode", "mixed")
+    ),
 ]

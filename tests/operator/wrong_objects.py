@@ -180,7 +180,12 @@ BAD = [
         )
     ),
     Wrong(
-        at(f"{POOL}.gpusPerReplica", 1),
+        at("spec.engine", {"numBlocks": 4, "dataParallelSize": 5}),
+        "spec.roles.prefill.engine.numBlocks: must be at least dataParallelSize (5), whose engines share them, not 4; raise numBlocks",
+        "spec.roles.prefill",
+    ),
+    Wrong(
+        at(f"{POOL}.gpusPerReplica", 2),
         "spec.roles.decode.pools[0].gpusPerReplica: means nothing on a pool with gpu: cpu; leave it out",
         "spec.roles",
     ),

@@ -51,7 +51,7 @@ def test_worker_says_what_it_computes_on(pair: Pair) -> None:
     for worker in (pair.prefill, pair.decode):
         told = worker.record["device"]
         assert (told["kind"], bool(told["name"])) == ("cpu", True)
-        assert worker.client.http.get("/version").json()["device"] == told
+        assert worker.client.http.get("/version").json()["device"] == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **told}
         series = f'pdcluster_engine_device_info{{device="cpu",name="{told["name"]}"}} 1.0'
         assert series in worker.client.http.get("/metrics").text
         assert f"computes on device=cpu name={told['name']}" in worker.log.read_text()

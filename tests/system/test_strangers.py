@@ -100,7 +100,8 @@ def test_mismatched_prefill_workers_are_refused_as_pairs(
         worker.wait_ready()
     decode.wait_for(lambda: decode.metrics().value("peers", role="prefill", state="refused") == 2, "both pairs are refused")
 
-    assert decode.metrics().by_label("peer_refused_total", "reason") == {"kv_geometry": 1, "weights": 1, "revision": 0, "operations": 0}
+    refused = decode.metrics().by_label("peer_refused_total", "reason")
+    assert {reason: count for reason, count in refused.items() if count} == {"kv_geometry": 1, "weights": 1}
     assert "dtype is float32 here and bfloat16 at the peer; set model.dtype" in decode.log_tail()
     assert "weights fingerprint" in decode.log_tail()
     prompt = prompts(300)

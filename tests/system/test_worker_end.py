@@ -81,7 +81,7 @@ def test_sigterm_again_changes_nothing(pair: Pair, prompts: Prompts, reference: 
 
 
 def test_interrupt_in_a_drain_does_not_wait(slow: Pair, prompts: Prompts) -> None:
-    with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
+    with slow.decode.client.stream(prompts(20), "local", max_tokens=2000) as stream:
         stream.read_tokens(1)
         slow.decode.terminate()
         slow.decode.wait_for(lambda: slow.decode.client.http.get("/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE, "it drains")

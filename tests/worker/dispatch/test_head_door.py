@@ -12,6 +12,7 @@ from pdcluster_worker.config import DiscoveryConfig, EngineConfig, ListenConfig,
 from pdcluster_worker.dispatch import head_door
 from pdcluster_worker.dispatch.engine_group import EngineGroup
 from pdcluster_worker.dispatch.head_door import HeadDoor
+from pdcluster_worker.engine.messages import Ping, decode_inputs
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.head_line.wire import (
     HELLO_BYTES,
@@ -87,6 +88,17 @@ async def test_engine_of_the_cluster_hears_what_to_compute_in(door: HeadDoor, tl
     line = await Line.open(door, client_context(tls))
 
     assert await line.ask(HELLO) == Answer(dtype="float32")
+    line.writer.close()
+
+
+async def test_engine_that_loads_hears_of_its_head(door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a head that says nothing for one that is gone, and a large model loads for minutes."""
+    monkeypatch.setattr(head_door, "CALL_SECONDS", 0.01)
+    line = await Line.open(door, client_context(tls))
+    await line.ask(HELLO)
+
+    for _ in range(3):
+        assert decode_inputs(await asyncio.wait_for(read_frame(line.reader), 5)) == [Ping()]
     line.writer.close()
 
 

@@ -93,11 +93,16 @@ def test_own_prefix_hits_are_written_too_before_anything_is_computed(pair, spec)
     assert both.prefill.of(m.PrefillDone)[0].num_bytes == 3 * both.prefill.runner.block_bytes
 
 
-@pytest.mark.parametrize("sizes", [{}, {"max_model_len": 11}])
-def test_a_request_known_to_end_at_its_first_token_writes_nothing(pair, spec, sizes):
-    """max_tokens 1, or a context that is full then."""
-    both = pair(prefill=sizes)
-    both.start(spec("a", PROMPT, max_tokens=9 if sizes else 1))
+def test_a_prefill_for_a_peer_does_not_end_by_the_length_of_this_worker(pair, spec):
+    """The peer goes on with it, by its own length."""
+    both = pair(prefill={"max_model_len": 11})
+    both.start(spec("a", PROMPT, max_tokens=9))
+    assert both.prefill.tokens("a")[0].finish_reason is None
+
+
+def test_a_request_known_to_end_at_its_first_token_writes_nothing(pair, spec):
+    both = pair()
+    both.start(spec("a", PROMPT, max_tokens=1))
     assert both.prefill.tokens("a")[0].finish_reason == "length"
     assert both.prefill.transport.queued_blocks() == []
     assert both.prefill.blocks == {"free": 14, "cached": 2}

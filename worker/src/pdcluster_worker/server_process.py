@@ -127,7 +127,7 @@ class ServerProcess:
             await http.close()
 
     def _watch_stats(self, child: Child) -> None:
-        self._engine_metrics.forget(child.rank)  # a new process counts from 0
+        self._engine_metrics.forget(child.rank, for_good=False)  # a new process counts from 0
         child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, child.rank))
 
     async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
@@ -170,7 +170,8 @@ class ServerProcess:
             return
         group.begin(dtype)
         # Engines run on every core: a server process that takes one in the middle of a step holds up all its threads.
-        os.nice(SERVER_NICENESS)
+        if self._config.engine.data_parallel_size == 1:  # an engine that is started again would inherit it
+            os.nice(SERVER_NICENESS)
         engines = await _unless(stop, group.ready())
         if engines is None:
             return
@@ -216,7 +217,7 @@ class ServerProcess:
             worker.engines_changed()
 
         def on_end(engine: Engine) -> None:
-            self._engine_metrics.forget(engine.rank)
+            self._engine_metrics.forget(engine.rank, for_good=engine.rank >= self._config.engine.data_parallel_size)
             pulses.end(engine)
             worker.engines_changed()
 

@@ -50,4 +50,6 @@ def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> Eng
         environment = wait_environment(thread_share(engine), os.environ, engine.data_parallel_size)
         return EngineChild(config_path, environment, rank, board)
 
-    return EngineGroup(engine.data_parallel_size, new_child, lambda port: join_address(identity.address, port))
+    return EngineGroup(
+        engine.data_parallel_size, new_child, lambda port: join_address(identity.address, port), invariant=engine.batch_invariant
+    )

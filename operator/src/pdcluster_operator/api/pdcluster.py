@@ -182,6 +182,17 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _engines_can_be_many(self) -> Self:
+        for name in self.roles.present():
+            engine, path = self.engine_of(name), f"roles.{name}.engine"
+            if engine.num_blocks is not None and engine.num_blocks < engine.data_parallel_size:
+                reason = (
+                    f"must be at least dataParallelSize ({engine.data_parallel_size}), whose engines share them, not {engine.num_blocks}"
+                )
+                raise rule(reason, "raise numBlocks or lower dataParallelSize", at=f"{path}.numBlocks")
+        return self
+
+    @model_validator(mode="after")
     def _delayer_has_prompts_to_delay(self) -> Self:
         if self.roles.decode is None or (delayer := self.engine_of("decode").prefill_delayer) is None or not delayer.enabled:
             return self

@@ -30,6 +30,8 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
         if pool.gpus_per_replica is None:
             continue
         if pool.gpu == NO_ACCELERATOR:
+            if pool.gpus_per_replica == 1:  # a default of before, which stored objects still have
+                continue
             return (
                 field,
                 "means nothing on a pool with gpu: cpu",

@@ -94,3 +94,17 @@ def test_freed_memory_is_kept_where_malloc_can(monkeypatch):
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not keep_freed_memory()
+
+
+def test_an_object_that_was_compiled_from_other_sources_is_refused(tmp_path):
+    if not (FOLDER / "plain.so").exists():
+        pytest.skip("the worker was installed without kernels")
+    shutil.copy(FOLDER / "plain.so", tmp_path)
+    for path in FOLDER.glob("*.[ch]"):
+        shutil.copy(path, tmp_path)
+    assert isinstance(load_kernels.__wrapped__("plain", cpu_flags(), tmp_path), Kernels)
+
+    with (tmp_path / "kernels.c").open("a") as file:
+        file.write("/* a change */\n")
+    found = load_kernels.__wrapped__("plain", cpu_flags(), tmp_path)
+    assert found == NoKernels("kernels plain.so are of another version of the worker: install it again")

@@ -62,11 +62,13 @@ class EngineGroup:
     new_child: makes the process of a rank, which is not started yet.
     address:   host and port of its KV, as peers reach it.
     ended:     the child that took the worker with it: any while they load, later the last.
+    invariant: requests give the same bits on each (`engine.batchInvariant`).
     on_start:  told of an engine that begins to serve, and whether it was started again here; must not block.
     on_end:    told of an engine that has died while others serve.
     """
 
-    def __init__(self, size: int, new_child: Callable[[int], Child], address: Callable[[int], str]) -> None:
+    def __init__(self, size: int, new_child: Callable[[int], Child], address: Callable[[int], str], *, invariant: bool = False) -> None:
+        self._invariant = invariant
         self.engines = Engines()
         self.ended: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self.on_start: Callable[[Engine, bool], None] = lambda _, __: None
@@ -102,7 +104,7 @@ class EngineGroup:
         """Wait until all serve.  Raises EngineDiedError if one ends before, ModelError if they do not have the same model."""
         facts = [await child.client.ready() for child in self._children]
         for child, its_facts in zip(self._children, facts, strict=True):
-            _check_same(facts[0], its_facts)
+            _check_same(facts[0], its_facts, invariant=self._invariant)
             self.engines.add(self._engine(child, its_facts))
         return self.engines
 
@@ -132,7 +134,7 @@ class EngineGroup:
         try:
             await child.start()
             facts = await child.client.ready()
-            _check_same(self.engines.first.facts, facts)
+            _check_same(self.engines.first.facts, facts, invariant=self._invariant)
             engine = Engine(child.client, facts, join_address(host, facts.kv_port), child.rank)
             self.engines.add(engine)
             self.on_start(engine, False)
@@ -174,7 +176,20 @@ class EngineGroup:
             await asyncio.sleep(pause)
             if self._is_ending:
                 return
-            child = await self._start_again(child.rank)
+            while (again := await self._try_again(child.rank)) is None:
+                pause = min(2 * pause, LAST_PAUSE_SECONDS)
+                await asyncio.sleep(pause)
+                if self._is_ending:
+                    return
+            child = again
+
+    async def _try_again(self, rank: int) -> Child | None:
+        """Return the new process, None where the machine gives none now."""
+        try:
+            return await self._start_again(rank)
+        except OSError as e:
+            logger.warning("an engine cannot be started rank=%d reason=%s", rank, e)
+            return None
 
     def _lives_without(self, child: Child) -> bool:
         """Take a dead engine out; False when no other one is left."""
@@ -201,7 +216,7 @@ class EngineGroup:
         child.client.begin(self._dtype)
         try:
             facts = await child.client.ready()
-            _check_same(self.engines.first.facts, facts)
+            _check_same(self.engines.first.facts, facts, invariant=self._invariant)
         except EngineDiedError:
             return child
         except ModelError as e:
@@ -217,11 +232,20 @@ class EngineGroup:
         return Engine(child.client, facts, self._address(facts.kv_port), child.rank)
 
 
-def _check_same(first: EngineReady, other: EngineReady) -> None:
-    """Raise ModelError unless requests may run on either engine with the same tokens, and their KV goes to the same peers."""
+def _check_same(first: EngineReady, other: EngineReady, *, invariant: bool) -> None:
+    """Raise ModelError unless requests may run on either engine with the same tokens, and their KV goes to the same peers.
+
+    Lengths may differ, by each engine's own blocks: the shortest is the worker's (`dispatch.backend`).
+    invariant: the same bits are promised, too.
+    """
 
     def compared(facts: EngineReady) -> tuple[object, ...]:
-        return facts.geometry, facts.weights, facts.dtype, facts.max_model_len, facts.vocab_size
+        return facts.geometry, facts.weights, facts.dtype, facts.vocab_size
 
     if compared(first) != compared(other):
         raise ModelError("the engines of this worker have loaded different models: was the model's folder changed between two starts?")
+    if invariant and first.device.operations != other.device.operations:
+        raise ModelError(
+            f"operations are {first.device.operations} and {other.device.operations}, which give other bits: under engine.batchInvariant "
+            "set PDCLUSTER_KERNELS to a level that all hosts have, or leave engine.batchInvariant out"
+        )

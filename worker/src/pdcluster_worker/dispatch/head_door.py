@@ -33,6 +33,10 @@ from pdcluster_worker.head_line.wire import (
 logger = logging.getLogger(__name__)
 
 
+CALL_SECONDS = 1.0
+"""Between two pings of an engine that loads."""
+
+
 class LineSocket:
     """Implements `engine_client.FrameSocket` over one connection."""
 
@@ -85,11 +89,24 @@ class HeadlessChild:
             await asyncio.gather(self._talking, return_exceptions=True)
 
     async def _talk(self) -> None:
+        calling = asyncio.create_task(self._call_while_it_loads())
         try:
             await self.client.run()
         except (LineError, OSError, msgspec.DecodeError) as e:
             self.client.fail(f"its node {self._node} is gone: {e}")
             self.exit_status.set_result(1)
+        finally:
+            calling.cancel()
+
+    async def _call_while_it_loads(self) -> None:
+        """Let it hear of the head: one that says nothing is taken for gone, and the pulse begins when it has loaded."""
+        loading = asyncio.ensure_future(self.client.ready())
+        try:
+            while not loading.done():
+                self.client.ping()
+                await asyncio.wait({loading}, timeout=CALL_SECONDS)
+        finally:
+            loading.cancel()
 
 
 class HeadDoor:

@@ -209,6 +209,10 @@ class Node:
     def _on_engines(self) -> None:
         """State in etcd which engines serve, and promise as much as they take."""
         self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
+        if self.worker.takes_new:
+            self._service.desk.push(self._ledger.resume())
+        else:
+            self._ledger.stop()
         self._record = msgspec.structs.replace(self._record, engines=self.worker.engines.records())
         self._discovery.update(self._record)
 

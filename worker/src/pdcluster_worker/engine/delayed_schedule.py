@@ -2,11 +2,15 @@
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer, Pressure
+from pdcluster_worker.engine.request import Status
 from pdcluster_worker.engine.scheduler import Schedule, Scheduler
 
 
 def delayed_schedule(scheduler: Scheduler, delayer: PrefillDelayer | None, pool: BlockPool, max_running: int, now: float) -> Schedule:
-    """Plan the next step [S6]; without a delayer the scheduler alone decides."""
+    """Plan the next step [S6]; without a delayer the scheduler alone decides.
+
+    A preempted request has begun: it is not held back, nor what fits into its step.
+    """
     if delayer is None:
         return scheduler.schedule()
     pressure = Pressure(
@@ -16,4 +20,6 @@ def delayed_schedule(scheduler: Scheduler, delayer: PrefillDelayer | None, pool:
         is_continuing=scheduler.is_prefilling,
         usage=1 - pool.num_available / pool.num_blocks,
     )
-    return scheduler.schedule(admit=delayer.begin(pressure, now))
+    allows = delayer.begin(pressure, now)
+    has_begun = bool(scheduler.waiting) and scheduler.waiting[0].status is Status.PREEMPTED
+    return scheduler.schedule(admit=allows or has_begun)

@@ -84,8 +84,9 @@ class Receiver:
         reservation = self._tables.reservation(request, num_tokens, received=True)
         needed = reservation.num_needed + num_reserved_blocks
         if needed > self._pool.num_available:
-            # An empty pool fits every request that was accepted, whatever is reserved now: never ask for more than that.
-            return ReceiveRefused(request.request_id, min(needed, self._pool.num_blocks))
+            # Reserves change: it is tried again when there is more room than now, not when the whole pool is free.
+            more = self._pool.num_available + reservation.num_new
+            return ReceiveRefused(request.request_id, min(needed, more, self._pool.num_blocks))
         self._tables.take(request, reservation)
         request.num_cached_tokens = reservation.num_hit_tokens
         request.status = Status.RECEIVING

@@ -29,4 +29,6 @@ def check_stop(request: Request, max_model_len: int) -> Finish | None:
 def ends_by_length(request: Request, max_model_len: int, num_more: int) -> bool:
     """Whether the request is at its length limit once it has `num_more` further tokens, whatever they are."""
     num_tokens = len(request.tokens) + num_more
-    return num_tokens >= max_model_len or num_tokens - request.num_prompt_tokens >= request.sampling.max_tokens
+    # What a peer goes on with ends by the peer's length, which its max_tokens keeps to.
+    is_full = request.target is None and num_tokens >= max_model_len
+    return is_full or num_tokens - request.num_prompt_tokens >= request.sampling.max_tokens

@@ -15,6 +15,10 @@ from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 logger = logging.getLogger(__name__)
 
 
+LEAST_TOKENS = 2
+"""Of a request: one of its prompt and one of its answer."""
+
+
 def fit_length(info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCache, engine: EngineConfig) -> ModelInfo:
     """The model's facts with a length that the pool holds; its note says so where that is lower.
 
@@ -39,6 +43,8 @@ def fit_length(info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCach
         f"{cache.num_blocks} ({cache.num_blocks * cache.block_bytes} bytes, room for {held} tokens)"
     )
     raised = _raised(engine, needed, cache.block_bytes)
+    if held < LEAST_TOKENS:
+        raise ModelError(f"the KV blocks hold no request: {room}: {raised}")
     if engine.max_model_len is not None:
         raise ModelError(f"engine.maxModelLen={engine.max_model_len} does not fit: {room}: {raised}, or lower maxModelLen to {held}")
     note = f"the model's length of {wanted} tokens is lowered to {held}: {room}; for longer ones {raised}"
@@ -48,8 +54,10 @@ def fit_length(info: ModelInfo, cache: KVCache | DeviceKVCache | RanksDeviceCach
 
 def _raised(engine: EngineConfig, num_blocks: int, block_bytes: int) -> str:
     """The fix, in the field that decides on the pool's size."""
+    size = engine.data_parallel_size
+    of_all = f", which {size} engines share" if size > 1 else ""
     if engine.num_blocks is not None:
-        return f"raise engine.numBlocks to {num_blocks}"
+        return f"raise engine.numBlocks to {size * num_blocks}{of_all}"
     if engine.device_memory_share is not None:
         return f"raise engine.deviceMemoryShare, to leave KV blocks {num_blocks * block_bytes} bytes"
-    return f"raise engine.kvCacheMemory to {num_blocks * block_bytes}"
+    return f"raise engine.kvCacheMemory to {size * num_blocks * block_bytes}{of_all}"

@@ -50,11 +50,14 @@ class EngineMetrics:
         self._busy.setdefault(rank, BusyTime(self._clock)).add(stats.busy_seconds)
         self._set_gauges()
 
-    def forget(self, rank: int) -> None:
-        """Its engine has ended: the next one of that rank counts from 0."""
+    def forget(self, rank: int, *, for_good: bool) -> None:
+        """Its engine has ended: the next one of that rank counts from 0; for_good: there is none to come."""
         if self._last.pop(rank, None) is not None:
             self._set_gauges()
-        self._busy[rank] = BusyTime(self._clock)
+        if for_good:
+            self._busy.pop(rank, None)
+        else:
+            self._busy[rank] = BusyTime(self._clock)
 
     def busy_ratio(self) -> float:
         """Share of the last `WINDOW_SECONDS` (or since the start) that was spent in steps, 0 to 1; of several engines the mean."""

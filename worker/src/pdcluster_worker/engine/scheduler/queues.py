@@ -7,6 +7,7 @@ from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler.order import is_decode, num_uncomputed, order_of
 from pdcluster_worker.engine.scheduler.rooms import KnownRoom, Room
 from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.window import most_blocks
 
 
 class Queues:
@@ -59,7 +60,7 @@ class Queues:
         growing = self.room.num_growing_blocks(len(self.running) + len(self.ready))
         if not self.waiting:
             return growing
-        return growing + self.tables.num_blocks(self.room.num_tokens(self.waiting[0]))
+        return growing + most_blocks(self.room.num_tokens(self.waiting[0]), self.settings)
 
     @property
     def has_free_seat(self) -> bool:

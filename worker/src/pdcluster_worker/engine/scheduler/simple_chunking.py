@@ -43,6 +43,6 @@ class SimpleChunking(Queues):
             self._decodes_next = bool(step.items)
         else:
             self._decodes_next = False
-        if not step.items and not step.preempted:
+        if not step.progressed:
             decode_or_preempt(self, decodes, step)
         return step

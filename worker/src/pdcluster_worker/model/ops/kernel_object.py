@@ -6,6 +6,7 @@ there is a reason instead, and the plain torch operations are used.
 
 import ctypes
 import functools
+import hashlib
 import os
 import platform
 from collections.abc import Set
@@ -30,7 +31,7 @@ LEVELS: dict[str, frozenset[str]] = {
 
 _FUNCTIONS = (
     *("start", "pack", "packed_bytes", "product", "add_rms_norm", "gate_mul", "rope_store", "attend"),
-    *("sample_rows", "rank_rows", "share_rows"),
+    *("sample_rows", "rank_rows", "share_rows", "sources"),
 )
 
 _FOLDER = Path(__file__).parent / "kernels"
@@ -92,7 +93,7 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
         library = ctypes.CDLL(str(path))
     except OSError as e:
         return NoKernels(f"kernels {path.name} cannot be loaded: {e}")
-    if not all(hasattr(library, name) for name in _FUNCTIONS):
+    if not all(hasattr(library, name) for name in _FUNCTIONS) or not _is_of_sources_beside(library, path.parent):
         return NoKernels(f"kernels {path.name} are of another version of the worker: install it again")
     functions = _thread_functions()
     if functions is None:
@@ -101,6 +102,16 @@ def _load(path: Path, level: str) -> Kernels | NoKernels:
     if error:
         return NoKernels(f"kernels {path.name} do not run here: the kernel refuses the tiles of AMX (error {error})")
     return Kernels(level, library)
+
+
+def _is_of_sources_beside(library: ctypes.CDLL, folder: Path) -> bool:
+    """Whether the object was compiled from the sources in its folder; True where none are, as in a wheel."""
+    paths = sorted(folder.glob("*.[ch]"))
+    if not paths:
+        return True
+    library.sources.restype = ctypes.c_uint64
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+    return bool(library.sources() == int(digest, 16))
 
 
 def _thread_functions() -> list[ctypes.c_void_p] | None:

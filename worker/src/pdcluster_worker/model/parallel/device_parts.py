@@ -43,7 +43,8 @@ def blocks_on_devices(geometry: KVGeometry, engine: EngineConfig, place: Place, 
     if engine.device_memory_share is None:
         return blocks_that_fit(geometry, engine.kv_cache_memory)
     free, total = torch.cuda.mem_get_info()
-    memory = DeviceMemory(total, total - free + weight_bytes // place.num_ranks)
+    taken = 0 if engine.data_parallel_size > 1 else total - free
+    memory = DeviceMemory(total, taken + weight_bytes // place.num_ranks)
     return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
 
 

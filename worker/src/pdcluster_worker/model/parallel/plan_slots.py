@@ -119,4 +119,5 @@ class PlanSlots:
 def slot_bytes(limits: StepLimits) -> int:
     """Room for the largest plan, every row of it sampled."""
     rows, sequences = max(limits.rows, LEAST_ROWS), max(limits.sequences, LEAST_ROWS)
-    return 4 * 8 * rows + 4 * (4 + max(limits.blocks, LEAST_ROWS)) * sequences
+    narrow = 4 * (4 + max(limits.blocks, LEAST_ROWS)) * sequences
+    return 4 * 8 * rows + -(-narrow // 8) * 8  # the next slot begins with 8-byte integers

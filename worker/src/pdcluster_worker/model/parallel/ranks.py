@@ -106,7 +106,7 @@ class Ranks:
         """Take so many answers of each rank.  Raises EngineBrokenError."""
         for index, rank in enumerate(self._ranks, 1):
             for _ in range(num_answers):
-                answer = rank.control.recv(wire.MAX_BYTES)
+                answer = _received(rank.control)
                 if answer != wire.DONE:
                     self._fail(index, answer)
 
@@ -115,7 +115,7 @@ class Ranks:
         by_descriptor = {rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)}
         for descriptor, _ in _readable(by_descriptor, LAST_WORDS_SECONDS):
             index, rank = by_descriptor[descriptor]
-            answer = rank.control.recv(wire.MAX_BYTES)
+            answer = _received(rank.control)
             if answer.startswith(wire.FAILED):
                 return EngineBrokenError(_reason(index, answer))
         return error if isinstance(error, EngineBrokenError) else EngineBrokenError(f"a step broke off on rank 0: {error!r}")
@@ -166,7 +166,7 @@ class Ranks:
                 raise EngineBrokenError(f"rank {index} of this engine is gone: {e.strerror}") from e
 
     def _expect_loaded(self) -> list[bytes]:
-        answers = [rank.control.recv(wire.MAX_BYTES) for rank in self._ranks]
+        answers = [_received(rank.control) for rank in self._ranks]
         for index, answer in enumerate(answers, 1):
             if not answer.startswith(wire.DONE):
                 raise ModelError(_reason(index, answer))
@@ -184,6 +184,14 @@ def _readable(
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return poll.poll(None if seconds is None else seconds * 1000)
+
+
+def _received(control: socket.socket) -> bytes:
+    """One message of a rank; empty when the rank has ended, also with something unread."""
+    try:
+        return control.recv(wire.MAX_BYTES)
+    except ConnectionResetError:
+        return b""
 
 
 def _reason(index: int, answer: bytes) -> str:
