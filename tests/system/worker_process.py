@@ -103,8 +103,8 @@ class WorkerProcess:
 
     def engine_pid_of(self, rank: int) -> int:
         """One of several engine processes."""
-        is_it = lambda child: child.status() != psutil.STATUS_ZOMBIE and ["--rank", str(rank)] == child.cmdline()[-2:]  # noqa: E731
-        (pid,) = (child.pid for child in _children(self.process.pid) if is_it(child))
+        living = (child for child in _children(self.process.pid) if child.status() != psutil.STATUS_ZOMBIE)
+        (pid,) = (child.pid for child in living if ["--rank", str(rank)] == child.cmdline()[-2:])
         return pid
 
     def kill_engine(self) -> None:

@@ -193,26 +193,27 @@ class Node:
         self.worker.announce(state)
         self._record = msgspec.structs.replace(self._record, state=state)
         self._discovery.update(self._record)
-        if self.worker.takes_new:
-            self._service.desk.push(self._ledger.resume())
-        else:
-            self._ledger.stop()
+        self._promise(self.worker.takes_new)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
         """Promise nothing while no engine gets on: who waits for a credit asks another worker."""
         if is_stalled:
             if not any(other.serves for other in self.worker.engines if other is not engine):
-                self._ledger.stop()
+                self._promise(False)
         elif self.worker.state == "ready":
+            self._promise(True)
+
+    def _promise(self, takes_new: bool) -> None:
+        """Give credits, or none until this is called again."""
+        if takes_new:
             self._service.desk.push(self._ledger.resume())
+        else:
+            self._ledger.stop()
 
     def _on_engines(self) -> None:
         """State in etcd which engines serve, and promise as much as they take."""
         self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
-        if self.worker.takes_new:
-            self._service.desk.push(self._ledger.resume())
-        else:
-            self._ledger.stop()
+        self._promise(self.worker.takes_new)
         self._record = msgspec.structs.replace(self._record, engines=self.worker.engines.records())
         self._discovery.update(self._record)
 
