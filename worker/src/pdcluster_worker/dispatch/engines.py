@@ -113,11 +113,6 @@ class Engines:
         return next(iter(self))
 
     @property
-    def num_serving(self) -> int:
-        """How many live and get on."""
-        return sum(engine.serves for engine in self)
-
-    @property
     def problem(self) -> str | None:
         """Why none of them serves; None while one does."""
         if any(engine.serves for engine in self):

@@ -44,14 +44,21 @@ def open_cache(
     if device.type == "cpu":
         cache = KVCache(geometry, engine.num_blocks or blocks_that_fit(geometry, engine.kv_cache_memory))
     else:
-        free, total = torch.cuda.mem_get_info(device)
-        # Of several engines each has a share of the device, whatever the others hold at this moment.
-        taken = 0 if engine.data_parallel_size > 1 else total - free
-        memory = DeviceMemory(total, taken + weight_bytes)
+        memory = device_memory(engine, device, weight_bytes)
         cache = DeviceKVCache(geometry, engine.num_blocks or device_blocks(geometry, engine, memory, vocab_size), device)
     tokens = cache.num_blocks * geometry.block_size
     logger.info("reserved kv cache blocks=%d block_bytes=%d tokens=%d", cache.num_blocks, cache.block_bytes, tokens)
     return cache
+
+
+def device_memory(engine: EngineConfig, device: torch.device, weight_bytes: int) -> DeviceMemory:
+    """Of a GPU, as an engine finds it.
+
+    Of several engines each has a share of the device, whatever the others hold at this moment.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    taken = 0 if engine.data_parallel_size > 1 else total - free
+    return DeviceMemory(total, taken + weight_bytes)
 
 
 def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemory, vocab_size: int) -> int:

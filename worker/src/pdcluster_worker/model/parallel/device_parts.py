@@ -15,7 +15,7 @@ from torch import Tensor
 from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.device_cache import DeviceMemory, device_blocks
+from pdcluster_worker.model.device_cache import device_blocks, device_memory
 from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.parallel.place import Place
 
@@ -42,9 +42,7 @@ def blocks_on_devices(geometry: KVGeometry, engine: EngineConfig, place: Place, 
         return engine.num_blocks
     if engine.device_memory_share is None:
         return blocks_that_fit(geometry, engine.kv_cache_memory)
-    free, total = torch.cuda.mem_get_info()
-    taken = 0 if engine.data_parallel_size > 1 else total - free
-    memory = DeviceMemory(total, taken + weight_bytes // place.num_ranks)
+    memory = device_memory(engine, torch.device("cuda"), weight_bytes // place.num_ranks)
     return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
 
 
