@@ -113,6 +113,18 @@ class Scene:
         }
         return {**found, ("PDCluster", self.name, "version"): self.body["metadata"]["resourceVersion"]}
 
+    def settled_versions(self) -> dict[tuple[str, ...], str]:
+        """Versions once two looks at them are equal: a condition can come before the last write of its pass."""
+        last: dict[tuple[str, ...], str] = {}
+
+        def is_settled() -> bool:
+            nonlocal last
+            before, last = last, self.versions()
+            return before == last
+
+        wait_for(is_settled, DEADLINE_SECONDS, lambda: f"writes go on: {last}")
+        return last
+
     def workload(self, role: str, pool: str = "cpu", revision: str | None = None) -> str:
         """Name of a StatefulSet of the newest spec, or of another revision."""
         return f"{self.name}-{role}-{pool}-{revision or self.revision}"

@@ -107,7 +107,7 @@ def test_a_pool_that_came_back_with_another_gpu_while_nobody_looked_gets_it(plan
         assert now[f"{name}-0"] != pods[f"{name}-0"]
         others = {pod: uid for pod, uid in pods.items() if name not in pod}
         assert now.items() >= others.items()
-        versions = scene.versions()
+        versions = scene.settled_versions()
         after.await_resyncs(2)
         assert scene.versions() == versions
 

@@ -90,7 +90,11 @@ def test_kubectl_scale_on_the_scaler_counts_and_the_unchanged_file_does_not_undo
 def test_what_is_asked_beyond_the_bounds_is_kept_within_them_and_said(control_plane: ControlPlane, scene: Scene):
     control_plane.kubectl("scale", "--namespace", NAMESPACE, f"pdps/{scene.name}-decode-cpu", "--replicas=9")
     await_size(scene, 5)
-    assert "maxReplicas is 5" in scene.condition("DecodeReady")["message"]
+    wait_for(
+        lambda: "maxReplicas is 5" in scene.condition("DecodeReady")["message"],
+        DEADLINE_SECONDS,
+        lambda: f"{scene.condition('DecodeReady')}",
+    )
     assert scene.children("PDPoolScaler")[f"{scene.name}-decode-cpu"]["spec"]["replicas"] == 9
 
 
