@@ -27,7 +27,6 @@ from pdcluster_operator.api.values import (
     Ranks,
     Replicas,
     Text,
-    Weight,
 )
 
 MAX_POOLS = 16
@@ -179,36 +178,6 @@ class RolesSpec(Section):
         """The roles that are given, by name, in a fixed order."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
-
-
-class OffloadSpec(Section):
-    """Numbers of the offload decision [O1]: uncached prompt tokens, requests in the prefill queue, running decodes."""
-
-    prefill_length_threshold: Natural = 256
-    prefill_queue_max: Natural = 10
-    decode_load_threshold: Natural = 8
-    min_offload_length: Natural = 64
-
-
-class PrefillScoreSpec(Section):
-    """Choice among prefill workers with credit: lowest loadWeight * queued tokens - prefixWeight * matched tokens."""
-
-    prefix_weight: Weight = 1.0
-    load_weight: Weight = 1.0
-
-
-class CreditsSpec(Section):
-    """How far ahead of its engine a prefill worker accepts work: batchesAhead * maxBatchedTokens tokens."""
-
-    batches_ahead: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
-
-
-class RoutingSpec(Section):
-    """Policy: where a request's prefill runs; takes effect without a restart."""
-
-    offload: OffloadSpec = OffloadSpec()
-    prefill_score: PrefillScoreSpec = PrefillScoreSpec()
-    credits: CreditsSpec = CreditsSpec()
 
 
 class AdmissionSpec(Section):
