@@ -30,7 +30,7 @@ from pdcluster_worker.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["prefill", "decode", "mixed"]
+Role = Literal["prefill", "decode", "mixed", "router"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -227,8 +227,12 @@ class WorkerConfig(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         delayer = self.engine.prefill_delayer
-        if self.role == "decode" and delayer is not None and delayer.enabled:
-            raise ValueError("engine.prefillDelayer is for prefill and mixed workers, not for decode: remove it or set enabled: false")
+        if self.role in ("decode", "router") and delayer is not None and delayer.enabled:
+            raise ValueError(
+                f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: remove it or set enabled: false"
+            )
+        if self.role == "router" and self.gpu != NO_ACCELERATOR:
+            raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
 
 
 class OffloadPolicy(_PolicySection, frozen=True):
@@ -251,6 +255,12 @@ class CreditPolicy(_PolicySection, frozen=True):
     """How far ahead of its engine a prefill worker accepts work: tokens = batches_ahead * maxBatchedTokens."""
 
     batches_ahead: Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)] = 2.0
+
+
+class RouterPolicy(_PolicySection, frozen=True):
+    """What a router does while no decode worker takes requests: they wait so long at most, 0 = are refused at once."""
+
+    wait_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=600.0)] = 0.0
 
 
 class AdmissionPolicy(_PolicySection, frozen=True):
@@ -278,6 +288,7 @@ class PolicyConfig(_PolicySection, frozen=True):
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
+    router: RouterPolicy = RouterPolicy()
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
     allow_client_priority: bool = False
