@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 from starlette.types import ASGIApp, Message
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig, PrefillScorePolicy
+from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.engine_client import EngineClient
@@ -33,6 +33,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.messages import Device, EngineReady, KVGeometry, Submit, Token, Tokens
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.routing_config import PrefillScorePolicy
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.run import serve
 from pdcluster_worker.server.tokenizer import Tokenizer

@@ -65,7 +65,7 @@ def test_router_keeps_models_listed_and_says_why_without_decode_workers(router: 
         assert router.client.http.get("/v1/models").json()["data"][0]["max_model_len"] > 0
         assert router.metrics().value("request_rejected_total", reason="no_decode_worker") == 1
 
-        router.take_policy({"router": {"waitSeconds": 60}})
+        router.take_policy({"admission": {"workerWaitSeconds": 60}})
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(router.client.post, body(prompts(8)))
             pair.cluster.command(pair.decode.name, drain=False)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import PolicyConfig, PrefillScorePolicy
+from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.backend import WorkerBackend
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
@@ -20,6 +20,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import BlockEvents, EngineStats, RequestSpec, Sampling, Submit, Target, Token, Tokens
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats
 
 SPEC = RequestSpec("r", list(range(9)), Sampling(max_tokens=2, seed=1))

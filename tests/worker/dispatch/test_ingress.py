@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import pytest
 
-from pdcluster_worker.config import PrefillScorePolicy
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.ingress import Ingress
@@ -16,6 +15,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.types import Generated, Load, PrefillMode
+from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import ScriptedEngine
 
 

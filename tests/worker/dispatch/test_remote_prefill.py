@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from pdcluster_worker.config import AdmissionPolicy, OffloadPolicy, PolicyConfig, PrefillScorePolicy, Role
+from pdcluster_worker.config import AdmissionPolicy, PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.remote import RemotePrefill
@@ -29,6 +29,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing_config import OffloadPolicy, PrefillScorePolicy
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, stats
 
 EPOCH = b"e" * 16

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig, RouterPolicy
+from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.dispatch.engines import Engines
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.router_backend import RouterBackend
@@ -48,7 +48,7 @@ class PlayedNode:
 
 
 def make(wait_seconds: float = 0.0, max_queued_requests: int = 1024) -> tuple[PlayedNode, RouterBackend]:
-    policy = PolicyConfig(router=RouterPolicy(wait_seconds), admission=AdmissionPolicy(max_queued_requests=max_queued_requests))
+    policy = PolicyConfig(admission=AdmissionPolicy(worker_wait_seconds=wait_seconds, max_queued_requests=max_queued_requests))
     node, backend = PlayedNode(policy), RouterBackend("chat", 2048, 100)
     backend.serve(cast(Node, node))
     return node, backend

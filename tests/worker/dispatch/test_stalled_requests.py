@@ -6,7 +6,6 @@ from contextlib import aclosing
 
 import pytest
 
-from pdcluster_worker.config import PrefillScorePolicy
 from pdcluster_worker.dispatch import patience, remote
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
@@ -32,6 +31,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of
 from tests.worker.dispatch.test_ingress import DecodePeer
 

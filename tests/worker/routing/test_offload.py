@@ -4,9 +4,9 @@ import doctest
 
 import pytest
 
-from pdcluster_worker.config import OffloadPolicy
 from pdcluster_worker.routing import offload
 from pdcluster_worker.routing.offload import should_offload
+from pdcluster_worker.routing_config import OffloadPolicy
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import yaml
 
+from pdcluster_worker.config_section import Natural, PolicySection, Port, Positive, Section, Share
 from pdcluster_worker.engine.settings import (
     ChunkSchedule,
     SchedulerName,
@@ -27,18 +28,14 @@ from pdcluster_worker.engine.settings import (
     wrong_sizes,
 )
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
 Role = Literal["prefill", "decode", "mixed", "router"]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Weight = Annotated[float, msgspec.Meta(ge=0.0)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 MAX_RANKS = 8
 """Of one engine: the accelerators of one machine."""
-Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 MAX_ENGINES = 8
 """Engine processes of one worker at most: each has a KV port of its own, from `listen.kv` on."""
@@ -47,18 +44,10 @@ ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
 NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
 
 
-class _Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections: frozen, camelCase, no unknown field."""
+SectionT = TypeVar("SectionT", bound=Section)
 
 
-class _PolicySection(_Section, frozen=True, forbid_unknown_fields=False):
-    """Base of the policy's sections."""
-
-
-SectionT = TypeVar("SectionT", bound=_Section)
-
-
-class ModelConfig(_Section, frozen=True):
+class ModelConfig(Section, frozen=True):
     """Which model.  dtype: auto = one for all workers of the revision (`peers.dtype`)."""
 
     name: str
@@ -66,7 +55,7 @@ class ModelConfig(_Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
-class ChunkScheduleConfig(_Section, frozen=True):
+class ChunkScheduleConfig(Section, frozen=True):
     """Chunk sizes of a prompt, see `engine.settings.ChunkSchedule`."""
 
     low: Positive
@@ -79,7 +68,7 @@ class ChunkScheduleConfig(_Section, frozen=True):
             raise ValueError(f"chunkSchedule: low ({self.low}) must be at most high ({self.high})")
 
 
-class PrefillDelayerConfig(_Section, frozen=True):
+class PrefillDelayerConfig(Section, frozen=True):
     """How long new prompts are held back so that they are prefilled together; see `engine.prefill_delayer`.
 
     token_usage_low_watermark: below that share of used KV blocks none is held back; None = off.
@@ -93,7 +82,7 @@ class PrefillDelayerConfig(_Section, frozen=True):
     queue_min_ratio: Share | None = None
 
 
-class EngineConfig(_Section, frozen=True):
+class EngineConfig(Section, frozen=True):
     """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
 
     device:              what it computes on; auto = cuda where the pool has an accelerator, else cpu.
@@ -172,7 +161,7 @@ class EngineConfig(_Section, frozen=True):
         )
 
 
-class ListenConfig(_Section, frozen=True):
+class ListenConfig(Section, frozen=True):
     """Where to listen; port 0 = any free port, announced in etcd.
 
     head:     where headless engines on other hosts join (docs/parallel.md); None = none may
@@ -187,7 +176,7 @@ class ListenConfig(_Section, frozen=True):
     api_keys: str | None = None
 
 
-class EtcdTLSConfig(_Section, frozen=True):
+class EtcdTLSConfig(Section, frozen=True):
     """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for one."""
 
     ca: str
@@ -195,7 +184,7 @@ class EtcdTLSConfig(_Section, frozen=True):
     key: str | None = None
 
 
-class DiscoveryConfig(_Section, frozen=True):
+class DiscoveryConfig(Section, frozen=True):
     """etcd endpoints as host:port, TLS to them (None = plain), and the lease of this worker's record."""
 
     endpoints: Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -203,7 +192,7 @@ class DiscoveryConfig(_Section, frozen=True):
     lease_seconds: Positive = 10
 
 
-class TLSConfig(_Section, frozen=True):
+class TLSConfig(Section, frozen=True):
     """PEM files: the cluster's CA, this worker's certificate and key."""
 
     ca: str
@@ -211,7 +200,7 @@ class TLSConfig(_Section, frozen=True):
     key: str
 
 
-class WorkerConfig(_Section, frozen=True):
+class WorkerConfig(Section, frozen=True):
     """The engine file."""
 
     cluster: str
@@ -235,48 +224,22 @@ class WorkerConfig(_Section, frozen=True):
             raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
 
 
-class OffloadPolicy(_PolicySection, frozen=True):
-    """Numbers of the offload decision [O1]."""
-
-    prefill_length_threshold: Natural = 256
-    prefill_queue_max: Natural = 10
-    decode_load_threshold: Natural = 8
-    min_offload_length: Natural = 64
-
-
-class PrefillScorePolicy(_PolicySection, frozen=True):
-    """Choice among prefill workers with credit: lowest load_weight * queued tokens - prefix_weight * matched tokens."""
-
-    prefix_weight: Weight = 1.0
-    load_weight: Weight = 1.0
-
-
-class CreditPolicy(_PolicySection, frozen=True):
-    """How far ahead of its engine a prefill worker accepts work: tokens = batches_ahead * maxBatchedTokens."""
-
-    batches_ahead: Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)] = 2.0
-
-
-class RouterPolicy(_PolicySection, frozen=True):
-    """What a router does while no decode worker takes requests: they wait so long at most, 0 = are refused at once."""
-
-    wait_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=600.0)] = 0.0
-
-
-class AdmissionPolicy(_PolicySection, frozen=True):
+class AdmissionPolicy(PolicySection, frozen=True):
     """Bounds of the ingress; beyond them a request is answered 503 (queue, [V8]) or 413 (body).
 
     max_queued_requests: that wait for their first token.
         One request has at most as many generations (prompts times n).
     max_queued_tokens:   of their prompts, in all; 0 = no bound.
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once.
     """
 
     max_queued_requests: Positive = 1024
     max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
+    worker_wait_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=600.0)] = 0.0
 
 
-class PolicyConfig(_PolicySection, frozen=True):
+class PolicyConfig(PolicySection, frozen=True):
     """The policy file.
 
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
@@ -288,7 +251,6 @@ class PolicyConfig(_PolicySection, frozen=True):
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
-    router: RouterPolicy = RouterPolicy()
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
     allow_client_priority: bool = False
@@ -368,7 +330,7 @@ def _convert(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
         raise ConfigError(f"{path}: {e}") from e
 
 
-def _unknown_fields(document: Mapping[str, Any], kind: type[_Section], prefix: str = "") -> Iterator[str]:
+def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: str = "") -> Iterator[str]:
     """Paths of the fields that a section of `kind` does not have, in a document that was converted to it."""
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in document.items():

@@ -13,6 +13,7 @@ from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.ranks import misfit
+from pdcluster_operator.api.routing import RoutingSpec
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.scheduling import scheduling_fault
 from pdcluster_operator.api.section import Section
@@ -29,7 +30,6 @@ from pdcluster_operator.api.sections import (
     QosSpec,
     RolesSpec,
     RolloutSpec,
-    RoutingSpec,
     ServiceSpec,
 )
 from pdcluster_operator.api.values import Name, PodTemplate

@@ -27,7 +27,6 @@ from pdcluster_operator.api.values import (
     Ranks,
     Replicas,
     Text,
-    Weight,
 )
 
 MAX_POOLS = 16
@@ -181,47 +180,19 @@ class RolesSpec(Section):
         return {name: role for name, role in roles.items() if role is not None}
 
 
-class OffloadSpec(Section):
-    """Numbers of the offload decision [O1]: uncached prompt tokens, requests in the prefill queue, running decodes."""
-
-    prefill_length_threshold: Natural = 256
-    prefill_queue_max: Natural = 10
-    decode_load_threshold: Natural = 8
-    min_offload_length: Natural = 64
-
-
-class PrefillScoreSpec(Section):
-    """Choice among prefill workers with credit: lowest loadWeight * queued tokens - prefixWeight * matched tokens."""
-
-    prefix_weight: Weight = 1.0
-    load_weight: Weight = 1.0
-
-
-class CreditsSpec(Section):
-    """How far ahead of its engine a prefill worker accepts work: batchesAhead * maxBatchedTokens tokens."""
-
-    batches_ahead: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
-
-
-class RoutingSpec(Section):
-    """Policy: where a request's prefill runs; takes effect without a restart."""
-
-    offload: OffloadSpec = OffloadSpec()
-    prefill_score: PrefillScoreSpec = PrefillScoreSpec()
-    credits: CreditsSpec = CreditsSpec()
-
-
 class AdmissionSpec(Section):
     """Bounds of an ingress worker; beyond them a request is answered 503 (queue) or 413 (body).
 
     max_queued_requests: that wait for their first token
     max_queued_tokens:   of their prompts, in all; 0 = no bound
     max_body_bytes:      of a request's body
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once
     """
 
     max_queued_requests: Positive = 1024
     max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
+    worker_wait_seconds: Annotated[float, Field(ge=0.0, le=600.0)] = 0.0
 
 
 class QosSpec(Section):

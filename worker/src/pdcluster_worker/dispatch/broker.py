@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_worker.config import PrefillScorePolicy
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
 from pdcluster_worker.routing.waiting import CreditQueue
+from pdcluster_worker.routing_config import PrefillScorePolicy
 
 ASKING_HEADS = 8
 """Requests at the head of the queue that ask for credit at the same time; more would only lengthen the queues of the prefill workers."""

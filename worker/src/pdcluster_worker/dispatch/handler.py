@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from pdcluster_worker.config import CreditPolicy
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.worker import Worker
@@ -11,6 +10,7 @@ from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, T
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, Hello, PrefillMode, Report
 from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.routing_config import CreditPolicy
 
 
 def credit_limit(policy: CreditPolicy, max_batched_tokens: int) -> int:

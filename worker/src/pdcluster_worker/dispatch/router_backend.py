@@ -96,7 +96,7 @@ class RouterBackend:
 
     async def _wait(self, node: Node, num_tokens: int) -> None:
         worker = node.worker
-        seconds = worker.policy.router.wait_seconds
+        seconds = worker.policy.admission.worker_wait_seconds
         if not seconds:
             raise worker.refusal()
         if reason := full(worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens):

@@ -5,7 +5,7 @@ prefill workers exist or have credit (`credits`), nor what the client forced:
 the caller asks only for requests that may go either way.
 """
 
-from pdcluster_worker.config import OffloadPolicy
+from pdcluster_worker.routing_config import OffloadPolicy
 
 
 def should_offload(policy: OffloadPolicy, *, prompt_tokens: int, cached_tokens: int, prefill_queue: int, decode_active: int) -> bool:
