@@ -194,7 +194,11 @@ class ServerProcess:
             pulses.end(engine)
             worker.engines_changed()
 
-        group.on_start, group.on_end = on_start, on_end
+        def on_forget(engine: Engine) -> None:
+            self._metrics.engine_up.remove(str(engine.rank))
+            worker.engines_changed()
+
+        group.on_start, group.on_end, group.on_forget = on_start, on_end, on_forget
         for engine in group.engines:
             pulses.start(engine)
 
