@@ -337,5 +337,5 @@ def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: st
         section = known.get(name)
         if section is None:
             yield f"{prefix}{name}"
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and isinstance(section, type) and issubclass(section, Section):
             yield from _unknown_fields(value, section, f"{prefix}{name}.")

@@ -6,9 +6,7 @@ import msgspec
 
 from pdcluster_worker.config_section import Natural, PolicySection, Positive, Share, Weight
 
-OffloadPolicyName = Literal[
-    "rule", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"
-]
+OffloadPolicyName = Literal["rule", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
 Batches = Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=600_000.0)]
 SloMilliseconds = Annotated[float, msgspec.Meta(gt=0.0, le=600_000.0)]
@@ -88,7 +86,7 @@ class OffloadPolicy(PolicySection, frozen=True):
     isl_bounding: IslBoundingPolicy = IslBoundingPolicy()
     prefill_load: PrefillLoadPolicy = PrefillLoadPolicy()
     slo_feedback: SloFeedbackPolicy = SloFeedbackPolicy()
-    length_thresholds: dict[str, Natural] = {}
+    length_thresholds: dict[str, Natural] = msgspec.field(default_factory=dict)
 
 
 class PrefillScorePolicy(PolicySection, frozen=True):

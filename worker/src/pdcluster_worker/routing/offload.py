@@ -40,10 +40,8 @@ class OffloadFacts:
 
     @property
     def when_idle(self) -> "OffloadFacts":
-        """The same prompt with both pools idle."""
-        return replace(
-            self, prefill_queue=0, decode_active=0, prefill_batches=0.0, decode_ratio=0.0
-        )
+        """The same prompt with both pools idle; no bound of the queue, not even 0, keeps it."""
+        return replace(self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,11 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
         case "islOrLoad":
             stays = _is_bounded(policy, facts) or _is_prefill_busy(policy, facts)
             return _remote_unless(stays, "isl_or_load")
+
+
+def takes_length(max_model_len: int, num_tokens: int) -> bool:
+    """A worker of that limit computes so many tokens and one more; 0 = it does not tell its limit."""
+    return max_model_len == 0 or num_tokens < max_model_len
 
 
 def length_threshold(policy: OffloadPolicy, gpu: str) -> int:

@@ -46,8 +46,6 @@ class _Line:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, tokens: float, seconds: float, now: float) -> None:
-        if now - self.seen_at > STALE_SECONDS:
-            self.__init__()  # type: ignore[misc]
         self.num_samples += 1
         self.seen_at = now
         kept = _KEPT
@@ -82,6 +80,8 @@ class SloFeedback:
 
     def first_token(self, side: Side, uncached_tokens: int, seconds: float, now: float) -> None:
         """A prompt was computed there; seconds: from its arrival here to its first token."""
+        if now - self._lines[side].seen_at > STALE_SECONDS:
+            self._lines[side] = _Line()
         self._lines[side].add(uncached_tokens, seconds, now)
 
     def finished(self, seconds_per_token: float, now: float) -> None:
