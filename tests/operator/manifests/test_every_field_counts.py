@@ -127,6 +127,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
     "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
+    "qos.admission.workerWaitSeconds": (NOTHING, at("spec.qos.admission.workerWaitSeconds", 1.0)),
     "qos.slo.ttftMilliseconds": (NOTHING, at("spec.qos.slo.ttftMilliseconds", 300)),
     "qos.slo.tpotMilliseconds": (NOTHING, at("spec.qos.slo.tpotMilliseconds", 50)),
     "qos.earlyRejection.enabled": (NOTHING, at("spec.qos.earlyRejection.enabled", True)),
