@@ -56,7 +56,7 @@ def test_policy_file_is_complete(document: dict[str, Any]) -> None:
         "offload": {"prefillLengthThreshold": 256, "prefillQueueMax": 10, "decodeLoadThreshold": 8, "minOffloadLength": 1},
         "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
         "credits": {"batchesAhead": 2.0},
-        "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304},
+        "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304, "workerWaitSeconds": 0.0},
         "stallSeconds": 20,
         "allowClientPriority": False,
         "sharedPrefixCache": False,

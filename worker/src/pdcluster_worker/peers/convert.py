@@ -69,6 +69,9 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         revision=hello.revision,
         tensor_parallel_size=hello.tensor_parallel_size,
         operations=hello.operations,
+        model=hello.model,
+        max_model_len=hello.max_model_len,
+        vocab_size=hello.vocab_size,
     )
 
 
@@ -77,8 +80,14 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     _require(bool(message.engine_id), "engine_id is empty")
     _require(message.tensor_parallel_size >= 0, "tensor_parallel_size is negative")
     geometry = geometry_from_proto(message.geometry)
-    size = message.tensor_parallel_size or 1
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision, size, message.operations)
+    return Hello(
+        *(message.engine_id, message.role, geometry, message.weights, message.revision),
+        tensor_parallel_size=message.tensor_parallel_size or 1,
+        operations=message.operations,
+        model=message.model,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+    )
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
