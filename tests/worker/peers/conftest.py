@@ -292,6 +292,7 @@ class Handler:
         self.reports: list[Report] = [Report(Load(num_running=1), snapshot=True)]
         self.report_added = asyncio.Event()
         self.error: Exception | None = None
+        self.degraded: tuple[str, ...] = ()
         self.hold = False  # stop after the first token until closed
         self.calls: list[tuple[Any, ...]] = []
         self.closed: list[str] = []
@@ -304,7 +305,7 @@ class Handler:
     async def generate(self, spec: RequestSpec, prefill: str) -> AsyncIterator[Generated]:
         self.calls.append(("generate", spec, prefill))
         try:
-            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote")
+            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote", degraded=self.degraded)
             await self._maybe_stop()
             yield Generated(Token(spec.request_id, spec.prompt[-1], finish_reason="length"))
         finally:

@@ -46,7 +46,7 @@ class Handler:
         if not isinstance(self._work, DecodeDispatcher) or self._worker.engineless is not None:
             raise RequestError(f"this is a {self._hello.role} worker: it decodes nothing")
         with self._worker.request():
-            self._work.admit(len(spec.prompt) + len(spec.output))
+            self._work.admit([spec])
             async with aclosing(self._work.run(spec, prefill)) as tokens:
                 async for generated in tokens:
                     yield generated

@@ -156,7 +156,7 @@ class Peer:
                 async for reply in answers:
                     token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                     finished = token.finish_reason is not None
-                    yield Generated(token, _PLACES.get(reply.prefill))
+                    yield Generated(token, _PLACES.get(reply.prefill), degraded=tuple(reply.degraded))
         if not finished:
             raise PeerError("the answer broke off")
 

@@ -88,7 +88,8 @@ class WorkerService(WorkerServicer):
                 raise RequestError(f"prefill is {request.prefill!r}: must be one of {', '.join(_MODES)}")
             async with aclosing(self._handler.generate(spec, mode)) as tokens:
                 async for generated in tokens:
-                    await context.write(pb.GenerateReply(token=convert.token_to_proto(generated.token), prefill=generated.prefill or ""))
+                    token = convert.token_to_proto(generated.token)
+                    await context.write(pb.GenerateReply(token=token, prefill=generated.prefill or "", degraded=generated.degraded))
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream the first token and the end of a remote prefill."""

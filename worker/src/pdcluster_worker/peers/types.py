@@ -16,11 +16,12 @@ PrefillPlace = Literal["local", "remote"]
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """One token of one choice; `prefill` is set on a choice's first token."""
+    """One token of one choice; `prefill` is set on a choice's first token, and so is what it lost under load (`degraded`)."""
 
     token: Token
     prefill: PrefillPlace | None = None
     index: int = 0
+    degraded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
