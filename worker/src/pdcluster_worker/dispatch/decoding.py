@@ -11,6 +11,8 @@ from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import Mailbox
 from pdcluster_worker.dispatch.engines import Place
+from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.dispatch.lifetime import note_first_token, note_last_token
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
@@ -60,12 +62,17 @@ class DecodeDispatcher:
                 async for generated in firsts:
                     if not started:
                         started = True
+                        note_first_token(generated)
                         self._queue(-1, -num_tokens)
                         self._num_decoding += 1
                     token = generated.token
+                    if token.finish_reason is not None:
+                        note_last_token(token)
                     yield generated
             while token is None or token.finish_reason is None:
                 token = await place.mailbox.token()
+                if token.finish_reason is not None:
+                    note_last_token(token)
                 yield Generated(token)
         finally:
             if started:
@@ -102,6 +109,7 @@ class DecodeDispatcher:
         start = clock()
         token = await mailbox.token()
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
+        note("first_step", seconds=clock() - start)
         return token
 
     def _offloads(self, place: Place, spec: RequestSpec, hashes: list[bytes]) -> bool:

@@ -12,6 +12,7 @@ from pdcluster_worker.config import PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, RequestSpec
 from pdcluster_worker.errors import RequestError
@@ -51,6 +52,7 @@ class Worker:
     engines:       those that have loaded; a router has none.
     engine_id:     of this worker for its peers: that of its first engine at its start.
     engineless:    of a router.
+    journeys:      of the last requests, at its HTTP side too.
     policy:        the one in force now.
     blocks:        prefix caches of the peers that we watch.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
@@ -76,6 +78,7 @@ class Worker:
     share: PrefillShare = field(default_factory=PrefillShare)
     sent_bytes_per_second: float = 0.0
     engineless: Engineless | None = None
+    journeys: Journeys = field(default_factory=Journeys)
     engine_id: str = field(init=False)
     _facts: EngineReady | None = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
