@@ -71,7 +71,7 @@ async def test_journey_that_is_not_known_is_a_404_with_a_fix(http: httpx.AsyncCl
 
 async def test_journeys_are_closed_to_strangers_where_keys_are_asked_for(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret")
-    app = rig.make_app(accepts_key=ApiKeys(tmp_path).accepts)
+    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
     async def ask(address: str, **headers: str) -> int:
         transport = httpx.ASGITransport(app, client=(address, 1))

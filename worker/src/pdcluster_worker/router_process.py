@@ -37,7 +37,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         return files.policy.current
 
     stop, hurry = signals()
-    app = create_app(backend, Tokenizer.load(folder), metrics, policy, accepts_key=files.accepts_key, journeys=journeys)
+    app = create_app(backend, Tokenizer.load(folder), metrics, policy, tenant_of=files.tenant_of, journeys=journeys)
     http = await serve(app, config.listen.host, config.listen.http)
     engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, lambda: node.absence())
     worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)

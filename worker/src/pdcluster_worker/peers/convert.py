@@ -126,12 +126,14 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         sampling=sampling_to_proto(spec.sampling),
         priority=spec.priority,
         cache_salt=spec.cache_salt,
+        ttft_slo_seconds=spec.ttft_slo_seconds,
+        tpot_slo_seconds=spec.tpot_slo_seconds,
     )
 
 
 def request_from_proto(message: pb.Request) -> RequestSpec:
     """One request.  Raises ValueError for an empty id or prompt, negative token ids, impossible
-    sampling and a salt of another length."""
+    sampling, a salt of another length and an objective that is no time."""
     _require(bool(message.request_id), "request_id is empty")
     _require(len(message.prompt) > 0, "prompt is empty")
     _require_natural("prompt", message.prompt)
@@ -145,7 +147,14 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
         output=list(message.output),
         priority=message.priority,
         cache_salt=message.cache_salt,
+        ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds) if message.HasField("ttft_slo_seconds") else None,
+        tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds) if message.HasField("tpot_slo_seconds") else None,
     )
+
+
+def _time(name: str, seconds: float) -> float:
+    _require(isfinite(seconds) and seconds > 0, f"{name} is not a time")
+    return seconds
 
 
 def target_to_proto(target: Target) -> pb.Target:

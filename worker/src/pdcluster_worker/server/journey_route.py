@@ -11,17 +11,17 @@ from fastapi import FastAPI, Request
 
 from pdcluster_worker.dispatch.journeys import Journeys, as_json
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.authorization import AcceptsKey, presented_key
+from pdcluster_worker.server.authorization import TenantOfKey, presented_key
 
 PATH = "/debug/requests"
 
 
-def add_journeys(app: FastAPI, journeys: Journeys, accepts_key: AcceptsKey) -> None:
+def add_journeys(app: FastAPI, journeys: Journeys, tenant_of: TenantOfKey) -> None:
     """Serve what `journeys` keeps."""
 
     @app.get(f"{PATH}/{{request_id}}", include_in_schema=False)
     async def journey(request_id: str, request: Request) -> dict[str, Any]:
-        if not _is_allowed(request, accepts_key):
+        if not _is_allowed(request, tenant_of):
             message = "an API key is asked for: send the header Authorization: Bearer KEY, or ask from the worker's own machine or pod"
             raise RequestError(message, status=401, code="invalid_api_key")
         found = journeys.find(request_id)
@@ -31,11 +31,11 @@ def add_journeys(app: FastAPI, journeys: Journeys, accepts_key: AcceptsKey) -> N
         return {"journeys": [as_json(each) for each in found]}
 
 
-def _is_allowed(request: Request, accepts_key: AcceptsKey) -> bool:
-    if accepts_key is None or _is_local(request):
+def _is_allowed(request: Request, tenant_of: TenantOfKey) -> bool:
+    if tenant_of is None or _is_local(request):
         return True
     key = presented_key(request.scope)
-    return key is not None and accepts_key(key)
+    return key is not None and tenant_of(key) is not None
 
 
 def _is_local(request: Request) -> bool:
