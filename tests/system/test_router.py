@@ -54,7 +54,7 @@ def test_router_says_why_a_request_went_where_it_went(router: WorkerProcess, pai
     reply = router.client.post(body(prompts(70), "remote"), headers={"x-pdcluster-route": "1"})
     route = reply.headers["x-pdcluster-route"]
 
-    assert f"credit at={pair.decode.name} worker={pair.prefill.name} waited_seconds=" in route
+    assert f"credit at={pair.decode.name} peer={pair.prefill.name} waited_seconds=" in route
     assert route.endswith("; prefill=remote")
     for url in (str(router.client.http.base_url), str(pair.decode.client.http.base_url), str(pair.prefill.client.http.base_url)):
         shown = CliRunner().invoke(app, ["why", "--request", reply.json()["id"], "--url", url])

@@ -95,7 +95,7 @@ class RemotePrefill:
         except (PeerError, RequestError) as e:
             outcome = "stalled" if _is_stall(e) else "failed"
             logger.warning("remote prefill failed request=%s peer=%s reason=%s", spec.request_id, reserved.peer.key, e)
-            note("prefill_failed", worker=reserved.peer.key, outcome=outcome)
+            note("prefill_failed", peer=reserved.peer.key, outcome=outcome)
             if forced and first is None:
                 message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
                 raise RequestError(message, status=503, code="prefill_failed") from e
@@ -134,6 +134,7 @@ class RemotePrefill:
         if first is None:
             raise PeerError("the KV came without a first token")
         metrics = self._worker.metrics
+        self._worker.pair_rates.add(reserved.peer.key, done.num_bytes, done.busy_seconds)
         metrics.kv_transfer_seconds.observe(done.seconds)
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
         note_migration(done)
@@ -150,11 +151,13 @@ class RemotePrefill:
                 while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
                     blocks = await self._receive(place, spec, peer)
                     if isinstance(blocks, ReceiveReady):
-                        note("credit", worker=peer.key, waited_seconds=clock() - start)
-                        return _Reserved(peer, blocks, clock() - start)
+                        waited = clock() - start
+                        note("credit", peer=peer.key, waited_seconds=waited)
+                        self._worker.metrics.credit_wait_seconds.observe(waited)
+                        return _Reserved(peer, blocks, waited)
                     note("no_blocks", needed=blocks.needed_blocks)
                     await self._worker.room(place.engine, spec.request_id, blocks.needed_blocks)
-            note("credit", worker="none", waited_seconds=clock() - start)
+            note("credit", peer="", waited_seconds=clock() - start)
             return None
         finally:
             self._worker.credit_queue.discard(spec.request_id)
