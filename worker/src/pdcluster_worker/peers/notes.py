@@ -12,7 +12,7 @@ MAX_NOTES = 64
 def notes_to_proto(notes: Iterable[Note]) -> list[pb.Note]:
     """Notes whose seconds count from the arrival of the call."""
     return [
-        pb.Note(name=note.name, seconds=note.seconds, facts={name: _to_proto(fact) for name, fact in note.facts.items()}) for note in notes
+        pb.Note(name=note.name, seconds=note.seconds, facts=[_to_proto(name, fact) for name, fact in note.facts.items()]) for note in notes
     ]
 
 
@@ -23,23 +23,23 @@ def notes_from_proto(messages: Iterable[pb.Note], began_seconds: float, worker: 
         Note(
             message.name,
             began_seconds + max(0.0, message.seconds),
-            {name: fact for name, said in message.facts.items() if (fact := _from_proto(said)) is not None},
+            {said.name: fact for said in message.facts if (fact := _from_proto(said)) is not None},
             worker,
         )
         for message in taken
     )
 
 
-def _to_proto(fact: Fact) -> pb.Fact:
+def _to_proto(name: str, fact: Fact) -> pb.Fact:
     match fact:
         case bool():
-            return pb.Fact(truth=fact)
+            return pb.Fact(name=name, truth=fact)
         case int():
-            return pb.Fact(integer=fact)
+            return pb.Fact(name=name, integer=fact)
         case float():
-            return pb.Fact(real=fact)
+            return pb.Fact(name=name, real=fact)
         case str():
-            return pb.Fact(text=fact)
+            return pb.Fact(name=name, text=fact)
 
 
 def _from_proto(message: pb.Fact) -> Fact | None:
