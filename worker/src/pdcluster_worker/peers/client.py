@@ -74,6 +74,7 @@ class Peer:
     key:   its pod.
     state: see the module; `ready` says whether it takes new work.
     load:  of its last report.
+    hello: of the last handshake; None before the first.
     """
 
     def __init__(self, record: WorkerRecord, here: Here, events: PeerEvents) -> None:
@@ -81,6 +82,7 @@ class Peer:
         self.record = record
         self.state: PeerState = "connecting"
         self.load = Load()
+        self.hello: Hello | None = None
         self._here = here
         self._events = events
         self._line = self._open()
@@ -91,6 +93,16 @@ class Peer:
     def ready(self) -> bool:
         """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its reports."""
         return self.state == "ready" and self.record.state == self.load.state == "ready"
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request there; 0 = it has not told."""
+        return 0 if self.hello is None else self.hello.max_model_len
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Of one step of all its engines; 0 = it has not told."""
+        return 0 if self.hello is None else self.hello.max_batched_tokens
 
     async def leave(self) -> None:
         """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
@@ -212,6 +224,7 @@ class Peer:
         theirs = _parsed(lambda _, hello: convert.hello_from_proto(hello), "", message)
         if theirs.engine_id != self.record.engine_id:
             raise PeerError(f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is registered")
+        self.hello = theirs
         return self._here.refusals.check(mine, theirs) is None
 
     async def _serve(self) -> None:

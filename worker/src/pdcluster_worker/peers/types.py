@@ -1,6 +1,6 @@
 """Types that cross between peers, dispatch and server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -30,6 +30,7 @@ class Load:
     state:                that of its record, or stalled.
     progress:             grows with each step of its engine and each byte of KV that it has sent.
     longest_step_seconds: of its engine of late.
+    credit_tokens:        of a prefill worker: promised, or in hand.
     """
 
     num_running: int = 0
@@ -42,6 +43,7 @@ class Load:
     state: str = "ready"
     progress: int = 0
     longest_step_seconds: float = 0.0
+    credit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Hello:
     """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what is compared.
 
     operations: see `PeerFacts`.
+    max_model_len, vocab_size: limits of a request; 0 of a router.
+    max_batched_tokens: of one step of all its engines together; 0 = not told.
     """
 
     engine_id: str
@@ -68,8 +72,14 @@ class Hello:
     revision: str
     tensor_parallel_size: int = 1
     operations: str = ""
+    model: str = ""
+    max_model_len: int = 0
+    vocab_size: int = 0
+    max_batched_tokens: int = 0
 
     @property
     def facts(self) -> PeerFacts:
         """The part that two workers compare."""
-        return PeerFacts(self.geometry, self.weights, self.revision, self.tensor_parallel_size, self.operations)
+        has_engine = self.role != "router"
+        facts = PeerFacts(self.geometry, self.weights, self.revision, self.tensor_parallel_size, self.operations)
+        return replace(facts, model=self.model, has_engine=has_engine)
