@@ -27,6 +27,9 @@ class Request:
 
     tokens:               prompt and output together; `num_prompt_tokens` divides them.
     num_computed_tokens:  tokens whose KV is in `block_table`.
+    num_in_flight_tokens: those after them that steps under way compute.
+    num_placeholders:     tokens after the known ones that steps under way sample [V1].
+    is_ending:            the last of these ends the request, whatever it is, or makes it leave.
     num_lost_tokens:      most tokens whose KV was here and was given up, to be computed again.
     num_null_blocks:      entries at the head of `block_table` that are the null block.
     num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
@@ -47,6 +50,9 @@ class Request:
     target: Target | None = None
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    num_placeholders: int = 0
+    is_ending: bool = False
     num_lost_tokens: int = 0
     num_null_blocks: int = 0
     num_cached_tokens: int = 0
@@ -77,6 +83,16 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
         return len(self.tokens)
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens known when the steps under way have ended, whatever they are."""
+        return len(self.tokens) + self.num_placeholders
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens whose KV is computed when the steps under way have ended."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
     def num_output_tokens(self) -> int:

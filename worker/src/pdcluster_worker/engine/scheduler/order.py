@@ -8,14 +8,13 @@ from pdcluster_worker.engine.settings import SchedulingPolicy
 
 
 def num_uncomputed(request: Request) -> int:
-    """Known tokens whose KV is still to be computed."""
-    return len(request.tokens) - request.num_computed_tokens
+    """Tokens that the next step can compute: those known by then, less those computed by then."""
+    return request.num_planned_tokens - request.num_scheduled_tokens
 
 
 def is_decode(request: Request) -> bool:
     """Whether the request is past its prefill: only its newest output token is uncomputed."""
-    num_tokens = len(request.tokens)
-    return num_tokens > request.num_prompt_tokens and num_tokens - request.num_computed_tokens == 1
+    return request.num_planned_tokens > request.num_prompt_tokens and num_uncomputed(request) == 1
 
 
 def by_kind(requests: list[Request]) -> tuple[list[Request], list[Request]]:
