@@ -52,6 +52,13 @@ class DecodeDispatcher:
 
     async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
+        with self._worker.estimation.following(spec) as followed:
+            async with aclosing(self._run(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    followed.token(generated.token)
+                    yield generated
+
+    async def _run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
         num_tokens = len(spec.prompt) + len(spec.output)
         self._queue(1, num_tokens)
