@@ -571,6 +571,31 @@ BAD = [
         "spec.qos",
     ),
     Wrong(
+        at("spec.qos.estimation.estimator", "oracle"),
+        "spec.qos.estimation.estimator: must be 'ema', 'rwt' or 'loadAware', not 'oracle'; change it to that",
+        "spec.qos.estimation.estimator",
+    ),
+    Wrong(
+        at("spec.qos.estimation.rejectUnmeetable", True),
+        "spec.qos.estimation.rejectUnmeetable: needs an estimate of the completion, and estimator ema has none; set estimator to rwt or",
+        "spec.qos.estimation.rejectUnmeetable",
+    ),
+    Wrong(
+        at("spec.qos.estimation.sloGranularitySeconds", 0),
+        "spec.qos.estimation.sloGranularitySeconds: must be more than 0, not 0; raise it",
+        "spec.qos.estimation.sloGranularitySeconds",
+    ),
+    Wrong(
+        at("spec.qos.estimation.presetTokenMilliseconds", 0),
+        "spec.qos.estimation.presetTokenMilliseconds: must be more than 0, not 0; raise it",
+        "spec.qos.estimation.presetTokenMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.estimation.presetOutputTokens", 0),
+        "spec.qos.estimation.presetOutputTokens: must be at least 1, not 0; raise it",
+        "spec.qos.estimation.presetOutputTokens",
+    ),
+    Wrong(
         at("spec.qos.stallSeconds", 0),
         "spec.qos.stallSeconds: must be at least 1, not 0; raise it",
         "spec.qos.stallSeconds",

@@ -246,7 +246,7 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(
     quality = dispatcher._quality
 
     assert (quality.num_waiting, quality.waiting_tokens, dispatcher.num_requests) == (0, 0, 0)
-    assert not quality._flights
+    assert not worker.estimation.line.flights
     assert await collect(dispatcher, spec("c"))
 
 

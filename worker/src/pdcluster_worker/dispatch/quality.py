@@ -11,8 +11,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
-from sys import maxsize
 
 from msgspec.structs import replace
 
@@ -23,7 +21,6 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.qos_config import Tier
 from pdcluster_worker.routing.admission import full, seconds_until_room
-from pdcluster_worker.routing.estimator import Completion, Estimator, Flight, Line
 from pdcluster_worker.routing.offload import length_threshold
 from pdcluster_worker.routing.qos import verdict
 from pdcluster_worker.routing.qos.averages import Averages
@@ -50,10 +47,17 @@ class _DemotedError(Exception):
 class _Wait:
     """A request without a first token.  given_up: why it is not waited for any longer."""
 
-    flight: Flight
+    tier: Tier
+    num_tokens: int
     timeout: asyncio.Timeout
     given_up: Refusal | None = None
-    is_demoted: bool = False
+
+    alarm: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """It is over: nothing looks at it again."""
+        if self.alarm is not None:
+            self.alarm.cancel()
 
     def end(self) -> None:
         """Wake the request up."""
@@ -75,16 +79,14 @@ class _Terms:
 
 
 class Quality:
-    """One per decode worker.  estimator: of first tokens; a better one takes the place of the averages."""
+    """One per decode worker."""
 
     def __init__(self, worker: Worker, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
         self._clock = clock
         self._meter = Meter(clock)
         self._averages = Averages()
-        self.estimator: Estimator = self._averages
-        self._flights: dict[Flight, None] = {}  # by arrival
-        self._waits: dict[Flight, _Wait] = {}
+        self._waits: dict[_Wait, None] = {}  # by arrival
         worker.metrics.qos_estimated_ttft_seconds.set_function(lambda: self._estimated(lambda outlook: outlook.ttft_seconds))
         worker.metrics.qos_estimated_tpot_seconds.set_function(lambda: self._estimated(lambda outlook: outlook.tpot_seconds))
 
@@ -96,7 +98,7 @@ class Quality:
     @property
     def waiting_tokens(self) -> int:
         """Of their prompts."""
-        return sum(wait.flight.prompt_tokens for wait in self._waits.values())
+        return sum(wait.num_tokens for wait in self._waits)
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
         """Take all choices of a prompt, or raise RequestError: 429 for low priority over its objectives, 503 where there is no room [V8].
@@ -133,43 +135,29 @@ class Quality:
                     yield generated
 
     async def _run(self, run: Run, terms: _Terms) -> Stream:
-        flight = _flight(terms.spec)
-        self._flights[flight] = None
+        num_tokens = len(terms.spec.prompt) + len(terms.spec.output)
+        has_started = False
         self._meter.joined()
-        first: Generated | None = None
-        started = batch = 0.0
-        ended = False
         try:
             async with aclosing(run(terms.spec, terms.prefill)) as tokens:
-                first = await self._first(tokens, flight, terms.tier)
-                started, batch = self._clock(), self._meter.num_streams + 1.0
-                self._meter.started(flight.prompt_tokens)
-                flight.num_tokens = 1
-                ended = first.token.finish_reason is not None
+                first = await self._first(tokens, num_tokens, terms.tier)
+                has_started = True
+                self._meter.started(num_tokens)
                 yield replace(first, degraded=terms.lost) if terms.lost else first
                 async for generated in tokens:
-                    flight.num_tokens += 1
                     self._meter.token()
-                    ended = generated.token.finish_reason is not None
                     yield generated
         finally:
-            del self._flights[flight]
-            self._meter.left(has_started=first is not None)
-            if ended and first is not None:
-                streams = (batch + self._meter.num_streams + 1) / 2
-                self.estimator.observe(_completion(flight, first, self._clock() - started, streams))
+            self._meter.left(has_started=has_started)
 
-    async def _first(self, tokens: Stream, flight: Flight, tier: Tier) -> Generated:
+    async def _first(self, tokens: Stream, num_tokens: int, tier: Tier) -> Generated:
         """The first token; raises RequestError or _DemotedError for a request that is given up meanwhile."""
-        loop = asyncio.get_running_loop()
-        threshold = self._threshold_seconds(tier)
-        watch: list[asyncio.TimerHandle] = []
         wait: _Wait | None = None
         try:
             async with asyncio.timeout(None) as timeout:
-                wait = self._waits[flight] = _Wait(flight, timeout)
-                if threshold is not None:
-                    watch.append(loop.call_later(threshold, partial(self._too_long, wait, tier, threshold, watch)))
+                wait = _Wait(tier, num_tokens, timeout)
+                self._waits[wait] = None
+                self._watch(wait)
                 return await anext(tokens)
         except TimeoutError:
             if wait is None or not wait.timeout.expired():
@@ -178,25 +166,26 @@ class Quality:
                 raise _DemotedError from None
             raise self._refused(wait.given_up, tier) from None
         finally:
-            self._waits.pop(flight, None)
-            for handle in watch:
-                handle.cancel()
+            if wait is not None:
+                del self._waits[wait]
+                wait.cancel()
 
-    def _threshold_seconds(self, tier: Tier) -> float | None:
+    def _watch(self, wait: _Wait) -> None:
+        """Look at a wait again when it has become too long for its tier."""
         low = self._worker.policy.low_priority
         late: Tier = "low" if low.past_threshold == "Shed" else "normal"
-        return None if low.threshold_milliseconds is None or tier != late else low.threshold_milliseconds / 1000.0
+        if low.threshold_milliseconds is not None and wait.tier == late:
+            wait.alarm = asyncio.get_running_loop().call_later(low.threshold_milliseconds / 1000.0, self._too_long, wait)
 
-    def _too_long(self, wait: _Wait, tier: Tier, threshold: float, watch: list[asyncio.TimerHandle]) -> None:
+    def _too_long(self, wait: _Wait) -> None:
         """A request has waited too long: unless it waits alone, it makes room for the others."""
         if len(self._waits) == 1:
-            again = partial(self._too_long, wait, tier, threshold, watch)
-            watch.append(asyncio.get_running_loop().call_later(threshold, again))
+            self._watch(wait)
             return
-        if tier == "low":
-            message = f"low priority: no first token in {threshold * 1000:g} ms (qos.lowPriority.thresholdMilliseconds): retry later"
-            seconds = self._seconds_of(self.waiting_tokens)
-            wait.given_up = Refusal("waited_too_long", message, verdict.retry_after(seconds))
+        if wait.tier == "low":
+            milliseconds = self._worker.policy.low_priority.threshold_milliseconds or 0.0
+            message = f"low priority: no first token in {milliseconds:g} ms (qos.lowPriority.thresholdMilliseconds): retry later"
+            wait.given_up = Refusal("waited_too_long", message, verdict.retry_after(self._seconds_of(self.waiting_tokens)))
         wait.end()
 
     def _check_room(self, num_tokens: int, tier: Tier) -> None:
@@ -205,7 +194,7 @@ class Quality:
         reason = full(admission, self.num_waiting, waiting_tokens, num_tokens)
         if reason is None:
             return
-        low = [wait for wait in self._waits.values() if tier_of(wait.flight.priority) == "low" and wait.given_up is None]
+        low = [wait for wait in self._waits if wait.tier == "low" and wait.given_up is None]
         if tier == "high" and low and self._worker.policy.early_rejection.enabled:
             message = "low priority: the queue is full, and a request of high priority takes this place: retry later"
             low[-1].given_up = Refusal("displaced", message, verdict.retry_after(self._seconds_of(waiting_tokens)))
@@ -259,10 +248,11 @@ class Quality:
         measured = self._meter.take()
         if measured is not None:
             self._averages.refresh(measured)
-        line = Line(self._flights, seats=maxsize)
+        estimation = self._worker.estimation
+        estimator = estimation.estimator or self._averages
         ends = self._averages.ends_per_second
         return Outlook(
-            ttft_seconds=self.estimator.estimated_ttft_seconds(_flight(spec), line),
+            ttft_seconds=estimator.estimated_ttft_seconds(estimation.flight_of(spec), estimation.line),
             tpot_seconds=self._averages.estimated_tpot_seconds(self._meter.num_streams + self._meter.num_waiting + 1),
             turn_seconds=1 / ends if ends else None,
         )
@@ -276,15 +266,6 @@ class Quality:
         """For the metrics: of a request of normal priority that came now; NaN while nothing is known."""
         value = figure(self._outlook(_NORMAL))
         return math.nan if value is None else value
-
-
-def _flight(spec: RequestSpec) -> Flight:
-    return Flight(tier_of(spec.priority), len(spec.prompt) + len(spec.output), max_tokens=spec.sampling.max_tokens, priority=spec.priority)
-
-
-def _completion(flight: Flight, first: Generated, decode_seconds: float, batch: float) -> Completion:
-    prefilled = max(0, flight.prompt_tokens - first.token.cached_tokens)
-    return Completion(flight.group, prefilled, flight.num_tokens, first.token.prefill_seconds, decode_seconds, batch)
 
 
 def _known(outlook: Outlook) -> dict[str, float]:
