@@ -289,7 +289,8 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.decode", {"kvUsageUp": 0.2}),
-        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not 0.3; lower it, or raise the scale-up threshold",
+        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not 0.3; "
+        "lower it, or raise the scale-up threshold",
         "spec.autoscale.decode.kvUsageDown",
     ),
     Wrong(

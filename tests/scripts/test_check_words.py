@@ -10,9 +10,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "check_words.py"
 
 
 def check(*folders: Path | str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, *folders], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([sys.executable, SCRIPT, *folders], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
@@ -62,8 +60,6 @@ def test_each_breach_is_named(tmp_path: Path, source: str, problem: str) -> None
 
 def test_the_tree_itself_passes() -> None:
     root = Path(__file__).parents[2]
-    result = subprocess.run(
-        [sys.executable, SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=root
-    )
+    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=root)
 
     assert result.returncode == 0, result.stdout

@@ -160,9 +160,8 @@ class AutoscaleSpec(Section):
             ("decode.kvUsageDown", decode.kv_usage_down, decode.kv_usage_up),
         ):
             if low >= high:
-                raise rule(
-                    f"must be less than its scale-up threshold ({high}), not {low}", "lower it, or raise the scale-up threshold", at=at
-                )
+                reason = f"must be less than its scale-up threshold ({high}), not {low}"
+                raise rule(reason, "lower it, or raise the scale-up threshold", at=at)
         names = [schedule.name for schedule in self.schedules]
         for index, name in enumerate(names):
             if name in names[:index]:  # what decisions call it
