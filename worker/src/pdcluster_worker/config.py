@@ -28,7 +28,7 @@ from pdcluster_worker.engine.settings import (
     wrong_sizes,
 )
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -244,6 +244,7 @@ class PolicyConfig(PolicySection, frozen=True):
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
+    decode_score: DecodeScorePolicy = DecodeScorePolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
