@@ -84,7 +84,7 @@ def test_policy_file_is_complete(document: dict[str, Any]) -> None:
                 "recentPrefixWeight": 1.0,
             },
         },
-        "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304},
+        "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304, "workerWaitSeconds": 0.0},
         "stallSeconds": 20,
         "allowClientPriority": False,
         "sharedPrefixCache": False,

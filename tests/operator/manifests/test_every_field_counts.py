@@ -150,6 +150,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
     "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
+    "qos.admission.workerWaitSeconds": (NOTHING, at("spec.qos.admission.workerWaitSeconds", 1.0)),
     "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
     "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),
     "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),

@@ -145,3 +145,18 @@ def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("POD_IP", raising=False)
     with pytest.raises(ConfigError, match="environment variable POD_IP is not set"):
         Identity.from_env()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("gpu: h100", "gpu: h100 is not for a router, which has no engine: remove it"),
+        ("engine: {prefillDelayer: {}}", "engine.prefillDelayer is for prefill and mixed workers, not for router: remove it"),
+    ],
+)
+def test_worker_config_refuses_what_a_router_has_no_engine_for(tmp_path: Path, line: str, reason: str) -> None:
+    router = MINIMUM.replace("role: decode", "role: router")
+    assert load_worker_config(write(tmp_path, router)).role == "router"
+
+    with pytest.raises(ConfigError, match=reason):
+        load_worker_config(write(tmp_path, f"{router}{line}\n"))

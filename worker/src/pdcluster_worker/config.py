@@ -32,7 +32,7 @@ from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, Off
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["prefill", "decode", "mixed"]
+Role = Literal["prefill", "decode", "mixed", "router"]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 MAX_RANKS = 8
 """Of one engine: the accelerators of one machine."""
@@ -216,8 +216,12 @@ class WorkerConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         delayer = self.engine.prefill_delayer
-        if self.role == "decode" and delayer is not None and delayer.enabled:
-            raise ValueError("engine.prefillDelayer is for prefill and mixed workers, not for decode: remove it or set enabled: false")
+        if self.role in ("decode", "router") and delayer is not None and delayer.enabled:
+            raise ValueError(
+                f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: remove it or set enabled: false"
+            )
+        if self.role == "router" and self.gpu != NO_ACCELERATOR:
+            raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
 
 
 class AdmissionPolicy(PolicySection, frozen=True):
@@ -226,11 +230,13 @@ class AdmissionPolicy(PolicySection, frozen=True):
     max_queued_requests: that wait for their first token.
         One request has at most as many generations (prompts times n).
     max_queued_tokens:   of their prompts, in all; 0 = no bound.
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once.
     """
 
     max_queued_requests: Positive = 1024
     max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
+    worker_wait_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=600.0)] = 0.0
 
 
 class PolicyConfig(PolicySection, frozen=True):

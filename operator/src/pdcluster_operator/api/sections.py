@@ -186,11 +186,13 @@ class AdmissionSpec(Section):
     max_queued_requests: that wait for their first token
     max_queued_tokens:   of their prompts, in all; 0 = no bound
     max_body_bytes:      of a request's body
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once
     """
 
     max_queued_requests: Positive = 1024
     max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
+    worker_wait_seconds: Annotated[float, Field(ge=0.0, le=600.0)] = 0.0
 
 
 class QosSpec(Section):

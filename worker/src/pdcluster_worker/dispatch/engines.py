@@ -87,7 +87,7 @@ class Engines:
 
     on_stats, on_blocks: told of what any of them says.
     on_open:             told of the engine of each request that begins.
-    lost:                by rank, those that died and are being started again, and why.
+    lost:                by rank, those that died and are to come again, and why.
     """
 
     def __init__(self, *engines: Engine) -> None:
@@ -151,6 +151,13 @@ class Engines:
         self._blocks.drop(_key(engine))
         self._say_changes(engine, BlockEvents([], gone, sequence=0))
 
+    def forget(self, engine: Engine) -> bool:
+        """Say no more that this one is lost; False where it was forgotten or another has its rank."""
+        if self.lost.get(engine.rank, (None, ""))[0] is not engine:
+            return False
+        del self.lost[engine.rank]
+        return True
+
     def records(self) -> list[EngineRecord]:
         """What our record in etcd says of several; nothing of a lone one, which the record itself is of."""
         states: dict[Engine, EngineState] = {engine: "ready" if engine.serves else "stalled" for engine in self}
@@ -177,6 +184,10 @@ class Engines:
         """Prefix hit at an engine: whole blocks, and at least one token is always left to compute [V15]."""
         block_size = engine.facts.geometry.block_size
         return min(self._blocks.match(_key(engine), hashes), (num_tokens - 1) // block_size) * block_size
+
+    def matched_blocks(self, hashes: Sequence[bytes]) -> int:
+        """Leading blocks of `hashes` in the prefix cache that has most of them."""
+        return max(self._blocks.match_all(hashes).values(), default=0)
 
     def hashes(self) -> set[bytes]:
         """Of all blocks in any of their prefix caches."""

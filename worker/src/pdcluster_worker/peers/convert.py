@@ -39,7 +39,10 @@ _LOAD_FIELDS = (
     "total_blocks",
     "progress",
     "longest_step_seconds",
+    "busy_ratio",
+    "memory_bandwidth_ratio",
 )
+_LOAD_REALS = ("longest_step_seconds", "busy_ratio", "memory_bandwidth_ratio")
 
 
 def geometry_to_proto(geometry: KVGeometry) -> pb.KVGeometry:
@@ -69,6 +72,9 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         revision=hello.revision,
         tensor_parallel_size=hello.tensor_parallel_size,
         operations=hello.operations,
+        model=hello.model,
+        max_model_len=hello.max_model_len,
+        vocab_size=hello.vocab_size,
     )
 
 
@@ -77,8 +83,14 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     _require(bool(message.engine_id), "engine_id is empty")
     _require(message.tensor_parallel_size >= 0, "tensor_parallel_size is negative")
     geometry = geometry_from_proto(message.geometry)
-    size = message.tensor_parallel_size or 1
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision, size, message.operations)
+    return Hello(
+        *(message.engine_id, message.role, geometry, message.weights, message.revision),
+        tensor_parallel_size=message.tensor_parallel_size or 1,
+        operations=message.operations,
+        model=message.model,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+    )
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
@@ -210,8 +222,9 @@ def load_to_proto(load: Load) -> pb.Load:
 
 
 def load_from_proto(message: pb.Load) -> Load:
-    """A peer's load.  Raises ValueError for a negative number and a step without an end."""
-    _require(isfinite(message.longest_step_seconds), "longest_step_seconds is not a finite number")
+    """A peer's load.  Raises ValueError for a negative number and one without an end."""
+    for name in _LOAD_REALS:
+        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
     for name in _LOAD_FIELDS:
         _require(getattr(message, name) >= 0, f"{name} is negative")
     return Load(state=message.state, **{name: getattr(message, name) for name in _LOAD_FIELDS})
