@@ -300,6 +300,12 @@ AUTOSCALE_RULES = [
             ("ratio", "mixed workers are one role, which has no ratio to another: remove it"),
         )
     ),
+    Rule(
+        "spec.routing.offload.sloFeedback.minThreshold",
+        "minThreshold must be at most maxThreshold: lower minThreshold or raise maxThreshold",
+        at("spec.routing.offload.sloFeedback", {"minThreshold": 8, "maxThreshold": 8}),
+        at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
+    ),
     *(
         Rule(
             f"spec.routing.{part}",

@@ -486,6 +486,21 @@ BAD = [
     ),
     Wrong(at("spec.routing.offlod", {}), "spec.routing.offlod: unknown field; did you mean offload?", "spec.routing.offlod"),
     Wrong(
+        at("spec.routing.offload.policy", "random"),
+        "spec.routing.offload.policy: must be 'rule', 'score', 'islBounding', 'prefillLoad', 'islOrLoad' or 'sloFeedback', not 'random'",
+        "spec.routing.offload.policy",
+    ),
+    Wrong(
+        at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
+        "spec.routing.offload.sloFeedback.minThreshold: must be at most maxThreshold (8), not 9; lower minThreshold or raise maxThreshold",
+        "spec.routing.offload.sloFeedback.minThreshold",
+    ),
+    Wrong(
+        at("spec.routing.offload.decodeBusyRatio", 0),
+        "spec.routing.offload.decodeBusyRatio: must be more than 0, not 0; raise it",
+        "spec.routing.offload.decodeBusyRatio",
+    ),
+    Wrong(
         at("spec.routing.prefillScore.loadWeight", "1"),
         "spec.routing.prefillScore.loadWeight: must be a number, not '1'; write it without quotes",
         "spec.routing.prefillScore.loadWeight",
@@ -499,6 +514,86 @@ BAD = [
         at("spec.qos.admission.maxQueuedRequests", 0),
         "spec.qos.admission.maxQueuedRequests: must be at least 1, not 0; raise it",
         "spec.qos.admission.maxQueuedRequests",
+    ),
+    Wrong(
+        at("spec.qos.slo.ttftMilliseconds", 0),
+        "spec.qos.slo.ttftMilliseconds: must be more than 0, not 0; raise it",
+        "spec.qos.slo.ttftMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.slo.tpotMilliseconds", -1),
+        "spec.qos.slo.tpotMilliseconds: must be more than 0, not -1; raise it",
+        "spec.qos.slo.tpotMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.lowPriority.thresholdMilliseconds", 0),
+        "spec.qos.lowPriority.thresholdMilliseconds: must be more than 0, not 0; raise it",
+        "spec.qos.lowPriority.thresholdMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.degradation.maxTokens", 0),
+        "spec.qos.degradation.maxTokens: must be at least 1, not 0; raise it",
+        "spec.qos.degradation.maxTokens",
+    ),
+    Wrong(
+        at("spec.qos.degradation.maxPromptTokens", 0),
+        "spec.qos.degradation.maxPromptTokens: must be at least 1, not 0; raise it",
+        "spec.qos.degradation.maxPromptTokens",
+    ),
+    Wrong(
+        at("spec.qos.degradation.atPressure", 1.5),
+        "spec.qos.degradation.atPressure: must be at most 1, not 1.5; lower it",
+        "spec.qos.degradation.atPressure",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.requestsPerSecond", 0),
+        "spec.qos.tenantDefaults.requestsPerSecond: must be more than 0, not 0; raise it",
+        "spec.qos.tenantDefaults.requestsPerSecond",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.maxConcurrentRequests", 0),
+        "spec.qos.tenantDefaults.maxConcurrentRequests: must be at least 1, not 0; raise it",
+        "spec.qos.tenantDefaults.maxConcurrentRequests",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.tokensPerMinute", 0),
+        "spec.qos.tenantDefaults.tokensPerMinute: must be at least 1, not 0; raise it",
+        "spec.qos.tenantDefaults.tokensPerMinute",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.priority", "urgent"),
+        "spec.qos.tenantDefaults.priority: must be 'high', 'normal' or 'low', not 'urgent'; change it to that",
+        "spec.qos.tenantDefaults.priority",
+    ),
+    Wrong(
+        at("spec.qos.tenants", {"alice": {"priority": "low"}}),
+        "spec.qos.tenants: is for API keys, and no key is asked for; give service.apiKeySecret, or leave qos.tenants out",
+        "spec.qos",
+    ),
+    Wrong(
+        at("spec.qos.estimation.estimator", "oracle"),
+        "spec.qos.estimation.estimator: must be 'ema', 'rwt' or 'loadAware', not 'oracle'; change it to that",
+        "spec.qos.estimation.estimator",
+    ),
+    Wrong(
+        at("spec.qos.estimation.rejectUnmeetable", True),
+        "spec.qos.estimation.rejectUnmeetable: needs an estimate of the completion, and estimator ema has none; set estimator to rwt or",
+        "spec.qos.estimation.rejectUnmeetable",
+    ),
+    Wrong(
+        at("spec.qos.estimation.sloGranularitySeconds", 0),
+        "spec.qos.estimation.sloGranularitySeconds: must be more than 0, not 0; raise it",
+        "spec.qos.estimation.sloGranularitySeconds",
+    ),
+    Wrong(
+        at("spec.qos.estimation.presetTokenMilliseconds", 0),
+        "spec.qos.estimation.presetTokenMilliseconds: must be more than 0, not 0; raise it",
+        "spec.qos.estimation.presetTokenMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.estimation.presetOutputTokens", 0),
+        "spec.qos.estimation.presetOutputTokens: must be at least 1, not 0; raise it",
+        "spec.qos.estimation.presetOutputTokens",
     ),
     Wrong(
         at("spec.qos.stallSeconds", 0),

@@ -105,6 +105,10 @@ SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
     },
 ]
 
+SMALLER = at("spec.qos.degradation.smallerModel", {"name": "small"})
+KEYS = at("spec.service.apiKeySecret", "keys")
+TENANT: dict[str, Any] = {"priority": "low", "requestsPerSecond": 2.5, "maxConcurrentRequests": 4, "tokensPerMinute": 1000}
+
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
     "model.name": (NOTHING, at("spec.model.name", "other")),
     "model.path": (NOTHING, at("spec.model.path", "/other")),
@@ -143,6 +147,29 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.offload.prefillQueueMax": (NOTHING, at("spec.routing.offload.prefillQueueMax", 1)),
     "routing.offload.decodeLoadThreshold": (NOTHING, at("spec.routing.offload.decodeLoadThreshold", 1)),
     "routing.offload.minOffloadLength": (NOTHING, at("spec.routing.offload.minOffloadLength", 1)),
+    **{
+        f"routing.offload.{name}": (NOTHING, at(f"spec.routing.offload.{name}", value))
+        for name, value in {
+            "policy": "islBounding",
+            "maxTransferMilliseconds": 20,
+            "decodeBusyRatio": 0.9,
+            "score.lengthWeight": 1,
+            "score.queueWeight": 1,
+            "score.decodeWeight": 1,
+            "score.transferWeight": 1,
+            "score.transferMilliseconds": 1,
+            "score.minScore": 1,
+            "islBounding.maxTokens": 1,
+            "islBounding.maxRatio": 1,
+            "prefillLoad.busyBatches": 2,
+            "sloFeedback.ttftSloMilliseconds": 1,
+            "sloFeedback.tpotSloMilliseconds": 1,
+            "sloFeedback.minThreshold": 1,
+            "sloFeedback.maxThreshold": 100,
+            "sloFeedback.margin": 0.5,
+        }.items()
+    },
+    "routing.prefillScore.transferWeight": (NOTHING, at("spec.routing.prefillScore.transferWeight", 2)),
     "routing.prefillScore.prefixWeight": (NOTHING, at("spec.routing.prefillScore.prefixWeight", 2)),
     "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
@@ -151,6 +178,30 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
     "qos.admission.workerWaitSeconds": (NOTHING, at("spec.qos.admission.workerWaitSeconds", 1.0)),
+    "qos.slo.ttftMilliseconds": (NOTHING, at("spec.qos.slo.ttftMilliseconds", 300)),
+    "qos.slo.tpotMilliseconds": (NOTHING, at("spec.qos.slo.tpotMilliseconds", 50)),
+    "qos.earlyRejection.enabled": (NOTHING, at("spec.qos.earlyRejection.enabled", True)),
+    "qos.earlyRejection.rejectOnSloViolation": (NOTHING, at("spec.qos.earlyRejection.rejectOnSloViolation", False)),
+    "qos.highPriority.offloadAtOnce": (NOTHING, at("spec.qos.highPriority.offloadAtOnce", True)),
+    "qos.lowPriority.thresholdMilliseconds": (NOTHING, at("spec.qos.lowPriority.thresholdMilliseconds", 500)),
+    "qos.lowPriority.pastThreshold": (NOTHING, at("spec.qos.lowPriority.pastThreshold", "Demote")),
+    "qos.lowPriority.prefillWorkers": (NOTHING, at("spec.qos.lowPriority.prefillWorkers", "Barred")),
+    "qos.degradation.atPressure": (NOTHING, at("spec.qos.degradation.atPressure", 0.5)),
+    "qos.degradation.maxTokens": (NOTHING, at("spec.qos.degradation.maxTokens", 200)),
+    "qos.degradation.maxPromptTokens": (NOTHING, at("spec.qos.degradation.maxPromptTokens", 1000)),
+    "qos.degradation.smallerModel.name": (SMALLER, at("spec.qos.degradation.smallerModel.name", "tiny")),
+    "qos.degradation.smallerModel.url": (SMALLER, at("spec.qos.degradation.smallerModel.url", "http://tiny")),
+    **{f"qos.tenantDefaults.{name}": (NOTHING, at(f"spec.qos.tenantDefaults.{name}", value)) for name, value in TENANT.items()},
+    **{f"qos.tenants.{name}": (KEYS, at("spec.qos.tenants", {"alice": {name: value}})) for name, value in TENANT.items()},
+    "qos.estimation.estimator": (NOTHING, at("spec.qos.estimation.estimator", "loadAware")),
+    "qos.estimation.allowClientDeadline": (NOTHING, at("spec.qos.estimation.allowClientDeadline", True)),
+    "qos.estimation.rejectUnmeetable": (
+        at("spec.qos.estimation.estimator", "rwt"),
+        at("spec.qos.estimation.rejectUnmeetable", True),
+    ),
+    "qos.estimation.sloGranularitySeconds": (NOTHING, at("spec.qos.estimation.sloGranularitySeconds", 5)),
+    "qos.estimation.presetTokenMilliseconds": (NOTHING, at("spec.qos.estimation.presetTokenMilliseconds", 9.5)),
+    "qos.estimation.presetOutputTokens": (NOTHING, at("spec.qos.estimation.presetOutputTokens", 100)),
     "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
     "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),
     "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),

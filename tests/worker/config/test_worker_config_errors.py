@@ -120,6 +120,32 @@ def test_policy_of_a_newer_operator_is_taken_but_for_what_is_not_known_here(tmp_
     assert (record.levelname, record.getMessage()[-55:]) == ("WARNING", f"path={path} fields=offload.newer,newest"[-55:])
 
 
+def test_policy_names_unknown_fields_of_each_tenant_and_of_a_section_that_may_be_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, "tenants: {alice: {newer: 1}}\ndegradation: {smallerModel: {name: small, newer: 1}}\n")
+
+    assert load_policy(path).tenants.keys() == {"alice"}
+    assert caplog.records[0].getMessage().endswith("fields=tenants.alice.newer,degradation.smallerModel.newer")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("slo: {ttftMilliseconds: 0}", r"> 0.0 - at `\$\.slo\.ttftMilliseconds`"),
+        ("lowPriority: {thresholdMilliseconds: -5}", "> 0.0"),
+        ("lowPriority: {prefillWorkers: never}", "Invalid enum value 'never'"),
+        ("degradation: {maxTokens: 0}", ">= 1"),
+        ("tenantDefaults: {requestsPerSecond: 0}", "> 0.0"),
+        ("tenants: {alice: {tokensPerMinute: 0}}", r">= 1 - at `\$\.tenants\[...\]\.tokensPerMinute`"),
+        ("tenants: {alice: {priority: urgent}}", "Invalid enum value 'urgent'"),
+    ],
+)
+def test_policy_refuses_limits_that_let_nothing_through(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_policy(write(tmp_path, text))
+
+
 @pytest.mark.parametrize("text", ["offload: {newer: 1, prefillQueueMax: -1}", "offload: [1]", "[1]", "offload: null"])
 def test_policy_with_a_wrong_value_is_refused_whatever_else_it_has(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="Expected"):

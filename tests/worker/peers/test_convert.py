@@ -44,6 +44,9 @@ specs = st.builds(
     output=ids,
     priority=st.integers(-(2**31), 2**31 - 1),
     cache_salt=st.just(b"") | st.binary(min_size=32, max_size=32),
+    ttft_slo_seconds=st.none() | positives.filter(bool),
+    tpot_slo_seconds=st.none() | positives.filter(bool),
+    deadline_seconds=st.none() | positives.filter(bool),
 )
 targets = st.builds(
     Target,
@@ -85,19 +88,25 @@ def test_token_survives_the_wire(token: Token) -> None:
     assert convert.token_from_proto("q", _sent(convert.token_to_proto(token))) == token
 
 
-@given(st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1)))
+@given(st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals))
 def test_prefill_done_survives_the_wire(done: PrefillDone) -> None:
     assert convert.done_from_proto("q", _sent(convert.done_to_proto(done))) == done
 
 
-@given(st.builds(Hello, names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8), st.text()))
+@given(
+    st.builds(
+        Hello, names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8), st.text(), st.text(), naturals, naturals, naturals
+    )
+)
 def test_hello_survives_the_wire(hello: Hello) -> None:
     assert convert.hello_from_proto(_sent(convert.hello_to_proto(hello))) == hello
 
 
 @given(
     st.builds(
-        Load, naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs, st.floats(min_value=0, allow_infinity=False)
+        Load,
+        *(naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs),
+        *(st.floats(min_value=0, allow_infinity=False), longs),
     )
 )
 def test_load_survives_the_wire(load: Load) -> None:
@@ -110,6 +119,7 @@ def test_load_survives_the_wire(load: Load) -> None:
         ({"longest_step_seconds": float("inf")}, "longest_step_seconds is not a finite number"),
         ({"longest_step_seconds": float("nan")}, "longest_step_seconds is not a finite number"),
         ({"longest_step_seconds": -0.5}, "longest_step_seconds is negative"),
+        ({"credit_tokens": -1}, "credit_tokens is negative"),
         ({"num_running": -1}, "num_running is negative"),
         ({"free_blocks": -1}, "free_blocks is negative"),
     ],
@@ -127,6 +137,9 @@ def test_impossible_load_is_refused(change: dict[str, Any], message: str) -> Non
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [1, -1]}, "prompt holds a negative"),
         ({"output": [-1]}, "output holds a negative"),
+        ({"ttft_slo_seconds": 0.0}, "ttft_slo_seconds is not a time"),
+        ({"deadline_seconds": float("inf")}, "deadline_seconds is not a time"),
+        ({"tpot_slo_seconds": float("inf")}, "tpot_slo_seconds is not a time"),
     ],
 )
 def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -28,6 +28,15 @@ from pdcluster_worker.engine.settings import (
     wrong_sizes,
 )
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.qos_config import (
+    DegradationPolicy,
+    EarlyRejectionPolicy,
+    EstimationPolicy,
+    HighPriorityPolicy,
+    LowPriorityPolicy,
+    SloPolicy,
+    TenantPolicy,
+)
 from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
@@ -245,6 +254,7 @@ class PolicyConfig(PolicySection, frozen=True):
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
     stall_seconds: time beyond its longest step for which an engine may stand still.
     allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
+    tenants: limits by the name of the file that holds the API key; tenant_defaults: of all others.
     """
 
     offload: OffloadPolicy = OffloadPolicy()
@@ -252,6 +262,14 @@ class PolicyConfig(PolicySection, frozen=True):
     credits: CreditPolicy = CreditPolicy()
     decode_score: DecodeScorePolicy = DecodeScorePolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
+    slo: SloPolicy = SloPolicy()
+    early_rejection: EarlyRejectionPolicy = EarlyRejectionPolicy()
+    high_priority: HighPriorityPolicy = HighPriorityPolicy()
+    low_priority: LowPriorityPolicy = LowPriorityPolicy()
+    degradation: DegradationPolicy = DegradationPolicy()
+    estimation: EstimationPolicy = EstimationPolicy()
+    tenant_defaults: TenantPolicy = TenantPolicy()
+    tenants: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
     allow_client_priority: bool = False
@@ -335,8 +353,15 @@ def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: st
     """Paths of the fields that a section of `kind` does not have, in a document that was converted to it."""
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in document.items():
-        section = known.get(name)
-        if section is None:
+        if name not in known:
             yield f"{prefix}{name}"
-        elif isinstance(value, Mapping):
-            yield from _unknown_fields(value, section, f"{prefix}{name}.")
+        elif isinstance(value, Mapping) and (section := _section_in(known[name])) is not None:
+            entries = {f"{name}.{key}": entry for key, entry in value.items()} if get_origin(known[name]) is dict else {name: value}
+            for path, entry in entries.items():
+                yield from _unknown_fields(entry, section, f"{prefix}{path}.")
+
+
+def _section_in(kind: Any) -> type[Section] | None:
+    """The section that a field is, may be, or maps names to; None of a field of plain values."""
+    kinds = (kind, *get_args(kind))
+    return next((each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None)

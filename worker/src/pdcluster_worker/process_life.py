@@ -16,7 +16,7 @@ from pdcluster_worker.config import PolicyConfig, WorkerConfig
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.policy_file import PolicyFile
-from pdcluster_worker.server.authorization import AcceptsKey
+from pdcluster_worker.server.authorization import TenantOfKey
 from pdcluster_worker.server.run import HttpServer
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,9 @@ class Files:
     api_keys: ApiKeys
 
     @property
-    def accepts_key(self) -> AcceptsKey:
-        """Whether a client's key is good; None = no key is asked for."""
-        return self.api_keys.accepts if self.api_keys.required else None
+    def tenant_of(self) -> TenantOfKey:
+        """Whose a client's key is; None = no key is asked for."""
+        return self.api_keys.tenant_of if self.api_keys.required else None
 
     def watch(self, on_policy: Callable[[PolicyConfig], None]) -> "list[asyncio.Task[None]]":
         """Start to re-read all of them; the tasks are the caller's to cancel."""

@@ -37,7 +37,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         return files.policy.current
 
     stop, hurry = signals()
-    app = create_app(backend, Tokenizer.load(folder), metrics, policy, accepts_key=files.accepts_key)
+    app = create_app(backend, Tokenizer.load(folder), metrics, policy, tenant_of=files.tenant_of)
     http = await serve(app, config.listen.host, config.listen.http)
     worker = _worker(config, metrics, files, lambda: node.absence())
     node = Node(config, identity, files.credentials, worker, http.untaken)

@@ -110,16 +110,16 @@ class ServerProcess:
 
     async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
         listen, files = self._config.listen, self._files
-        accepts_key = files.accepts_key
+        tenant_of = files.tenant_of
 
         def policy() -> PolicyConfig:
             return files.policy.current
 
         if self._config.role == "prefill":
-            app = create_prefill_app(backend, self._metrics, policy, accepts_key=accepts_key)
+            app = create_prefill_app(backend, self._metrics, policy, tenant_of=tenant_of)
         else:
             tokenizer = Tokenizer.load(Path(self._config.model.path))
-            app = create_app(backend, tokenizer, self._metrics, policy, accepts_key=accepts_key)
+            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of)
         return await serve(app, listen.host, listen.http)
 
     async def _dtype(self, backend: WorkerBackend) -> DType:

@@ -4,6 +4,7 @@ A PDCluster that exists as a value here has passed every rule; code above never
 checks again.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,8 +14,9 @@ from pdcluster_operator.api.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_operator.api.qos import QosSpec
 from pdcluster_operator.api.ranks import misfit
-from pdcluster_operator.api.routing import PREFILL_PARTS, RoutingSpec
+from pdcluster_operator.api.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.scheduling import scheduling_fault
 from pdcluster_operator.api.section import Section
@@ -28,7 +30,6 @@ from pdcluster_operator.api.sections import (
     NetworkPolicySpec,
     PlacementSpec,
     PoolSpec,
-    QosSpec,
     RolesSpec,
     RolloutSpec,
     ServiceSpec,
@@ -184,6 +185,13 @@ class PDClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _tenants_have_keys(self) -> Self:
+        if self.qos.tenants and self.service.api_key_secret is None:
+            fix = "give service.apiKeySecret, or leave qos.tenants out"
+            raise rule("is for API keys, and no key is asked for", fix, at="qos.tenants")
+        return self
+
+    @model_validator(mode="after")
     def _engines_can_be_many(self) -> Self:
         for name in self.roles.present():
             engine, path = self.engine_of(name), f"roles.{name}.engine"
@@ -237,10 +245,29 @@ class PDClusterSpec(Section):
         known = accelerators()[pool.gpu]
         return AcceleratorSpec.model_construct(resource=known.resource, node_labels=known.node_labels)
 
+    def length_thresholds(self) -> dict[str, int]:
+        """`routing.offload.prefillLengthThreshold` by accelerator of the decode pools.
+
+        As given; else the break-even length that accelerators.yaml knows, or 256.
+        """
+        given, role = self.routing.offload.prefill_length_threshold, self.roles.decode
+        gpus = {pool.gpu for pool in role.pools} if role is not None else set()
+        return {gpu: _threshold(gpu, self.accelerators) if given is None else given for gpu in sorted(gpus)}
+
+    @property
+    def prefill_length_threshold(self) -> int:
+        """The lowest of them."""
+        return min(self.length_thresholds().values(), default=DEFAULT_LENGTH_THRESHOLD)
+
     @property
     def ingress_role(self) -> Literal["decode", "mixed"]:
         """The role whose workers answer HTTP."""
         return "mixed" if self.roles.mixed is not None else "decode"
+
+
+def _threshold(gpu: str, defined: Mapping[str, AcceleratorSpec]) -> int:
+    known = None if gpu in defined else accelerators()[gpu].break_even_tokens
+    return DEFAULT_LENGTH_THRESHOLD if known is None else known
 
 
 class PDCluster(Section):

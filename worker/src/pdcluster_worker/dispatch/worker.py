@@ -8,16 +8,18 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from pdcluster_worker.config import PolicyConfig, Role
+from pdcluster_worker.config import NO_ACCELERATOR, PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.estimation import Estimation
 from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
 from pdcluster_worker.peers.types import Load, Report
+from pdcluster_worker.routing.pair_rates import PairRates, kv_bytes_per_token
 from pdcluster_worker.routing.prefill_share import PrefillShare
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import CreditQueue
@@ -61,6 +63,7 @@ class Worker:
     engineless:    of a router.
     policy:        the one in force now.
     blocks:        prefix caches of the peers that we watch.
+    estimation:    of waiting times, see `dispatch.estimation`.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     has_ended:     nothing is taken any more, for the process is about to end.
@@ -68,6 +71,9 @@ class Worker:
     on_engines:    told when an engine begins to serve or no longer does.
     share:         where long prompts of this decode worker were prefilled.
     occupancy:     how busy it is, as its load says.
+    pair_rates:    how fast KV moves to this decode worker.
+    gpu:           accelerator of its pool.
+    promised_tokens: of a prefill worker: granted, or in hand.
     sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
     """
 
@@ -84,9 +90,13 @@ class Worker:
     on_engines: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
     occupancy: Callable[[], Occupancy] = lambda: Occupancy()
+    pair_rates: PairRates = field(default_factory=PairRates)
+    gpu: str = NO_ACCELERATOR
+    promised_tokens: Callable[[], int] = lambda: 0
     sent_bytes_per_second: float = 0.0
     engineless: Engineless | None = None
     engine_id: str = field(init=False)
+    estimation: Estimation = field(init=False)
     _facts: EngineReady | None = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
@@ -98,6 +108,7 @@ class Worker:
         self.engines.on_blocks.append(self._on_blocks)
         self.engines.on_stats.append(self._on_stats)
         self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(str(engine.rank)).inc()
+        self.estimation = Estimation(self.metrics, lambda: self.policy.estimation)
         self._export_queues()
         self._export_engines()
         if self._facts is not None:
@@ -129,6 +140,11 @@ class Worker:
             self.sent_bytes_per_second = num_bytes / seconds
             gauge = self.metrics.kv_transfer_bytes_per_second
             gauge.labels(self.engine_ready.transport).set(self.sent_bytes_per_second)
+
+    def transfer_seconds(self, key: str, num_tokens: int) -> float:
+        """What their KV is expected to take from that prefill worker to here; 0 = not measured."""
+        num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
+        return self.pair_rates.seconds(key, num_bytes)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -213,6 +229,7 @@ class Worker:
             waiting_tokens=sum(stats.waiting_tokens for stats in reported) + tokens_here,
             credit_queue_requests=self.credit_queue.num_requests - requests_here,
             credit_queue_tokens=self.credit_queue.num_tokens - tokens_here,
+            credit_tokens=self.promised_tokens(),
             free_blocks=sum(stats.free_blocks for stats in reported),
             total_blocks=total_blocks,
             state=state,

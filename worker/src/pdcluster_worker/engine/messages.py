@@ -80,7 +80,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves."""
+    """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves.
+
+    ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the policy.
+    deadline_seconds: from now, until which it is to be complete; None = whenever.
+    """
 
     request_id: str
     prompt: list[int]
@@ -88,6 +92,9 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     output: list[int] = []
     priority: int = 0  # lower goes first
     cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
+    ttft_slo_seconds: float | None = None
+    tpot_slo_seconds: float | None = None
+    deadline_seconds: float | None = None
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -254,7 +261,7 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
     seconds: float  # from the first write to the last acknowledgement
     checksum: int | None = None
-    busy_seconds: float = 0.0  # part of `seconds` with a write under way; known on the prefill side only
+    busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to tell
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):

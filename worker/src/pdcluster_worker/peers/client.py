@@ -94,6 +94,16 @@ class Peer:
         """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its reports."""
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request there; 0 = it has not told."""
+        return 0 if self.hello is None else self.hello.max_model_len
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Of one step of all its engines; 0 = it has not told."""
+        return 0 if self.hello is None else self.hello.max_batched_tokens
+
     async def leave(self) -> None:
         """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
 

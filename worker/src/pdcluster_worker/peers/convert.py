@@ -35,6 +35,7 @@ _LOAD_FIELDS = (
     "waiting_tokens",
     "credit_queue_requests",
     "credit_queue_tokens",
+    "credit_tokens",
     "free_blocks",
     "total_blocks",
     "progress",
@@ -75,6 +76,7 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         model=hello.model,
         max_model_len=hello.max_model_len,
         vocab_size=hello.vocab_size,
+        max_batched_tokens=hello.max_batched_tokens,
     )
 
 
@@ -90,6 +92,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
         model=message.model,
         max_model_len=message.max_model_len,
         vocab_size=message.vocab_size,
+        max_batched_tokens=message.max_batched_tokens,
     )
 
 
@@ -129,12 +132,15 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         sampling=sampling_to_proto(spec.sampling),
         priority=spec.priority,
         cache_salt=spec.cache_salt,
+        ttft_slo_seconds=spec.ttft_slo_seconds,
+        tpot_slo_seconds=spec.tpot_slo_seconds,
+        deadline_seconds=spec.deadline_seconds,
     )
 
 
 def request_from_proto(message: pb.Request) -> RequestSpec:
     """One request.  Raises ValueError for an empty id or prompt, negative token ids, impossible
-    sampling and a salt of another length."""
+    sampling, a salt of another length and an objective that is no time."""
     _require(bool(message.request_id), "request_id is empty")
     _require(len(message.prompt) > 0, "prompt is empty")
     _require_natural("prompt", message.prompt)
@@ -148,7 +154,15 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
         output=list(message.output),
         priority=message.priority,
         cache_salt=message.cache_salt,
+        ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds) if message.HasField("ttft_slo_seconds") else None,
+        tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds) if message.HasField("tpot_slo_seconds") else None,
+        deadline_seconds=_time("deadline_seconds", message.deadline_seconds) if message.HasField("deadline_seconds") else None,
     )
+
+
+def _time(name: str, seconds: float) -> float:
+    _require(isfinite(seconds) and seconds > 0, f"{name} is not a time")
+    return seconds
 
 
 def target_to_proto(target: Target) -> pb.Target:
@@ -207,13 +221,16 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
 
 def done_to_proto(done: PrefillDone) -> pb.PrefillDone:
     """The end of a remote prefill; its request is known from the call."""
-    return pb.PrefillDone(num_bytes=done.num_bytes, seconds=done.seconds, checksum=done.checksum)
+    return pb.PrefillDone(num_bytes=done.num_bytes, seconds=done.seconds, checksum=done.checksum, busy_seconds=done.busy_seconds)
 
 
 def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
     """The end of that request's remote prefill.  Raises ValueError for negative sizes."""
     _require(message.num_bytes >= 0, "num_bytes is negative")
-    return PrefillDone(request_id, message.num_bytes, message.seconds, message.checksum if message.HasField("checksum") else None)
+    for name in ("seconds", "busy_seconds"):
+        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
+    checksum = message.checksum if message.HasField("checksum") else None
+    return PrefillDone(request_id, message.num_bytes, message.seconds, checksum, message.busy_seconds)
 
 
 def load_to_proto(load: Load) -> pb.Load:
