@@ -284,12 +284,13 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.prefill", {"queueDown": 8}),
-        "spec.autoscale.prefill.queueDown: must be less than its line up (8), not 8; lower it, or raise the line up",
+        "spec.autoscale.prefill.queueDown: must be less than its scale-up threshold (8), not 8; lower it, or raise the scale-up threshold",
         "spec.autoscale.prefill.queueDown",
     ),
     Wrong(
         at("spec.autoscale.decode", {"kvUsageUp": 0.2}),
-        "spec.autoscale.decode.kvUsageDown: must be less than its line up (0.2), not 0.3; lower it, or raise the line up",
+        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not 0.3; "
+        "lower it, or raise the scale-up threshold",
         "spec.autoscale.decode.kvUsageDown",
     ),
     Wrong(

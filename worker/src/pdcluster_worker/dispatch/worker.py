@@ -13,6 +13,7 @@ from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.engines import Engine, Engines
 from pdcluster_worker.dispatch.estimation import Estimation
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, RequestSpec
 from pdcluster_worker.errors import RequestError
@@ -61,6 +62,7 @@ class Worker:
     engines:       those that have loaded; a router has none.
     engine_id:     of this worker for its peers: that of its first engine at its start.
     engineless:    of a router.
+    journeys:      of the last requests, at its HTTP side too.
     policy:        the one in force now.
     blocks:        prefix caches of the peers that we watch.
     estimation:    of waiting times, see `dispatch.estimation`.
@@ -95,6 +97,7 @@ class Worker:
     promised_tokens: Callable[[], int] = lambda: 0
     sent_bytes_per_second: float = 0.0
     engineless: Engineless | None = None
+    journeys: Journeys = field(default_factory=Journeys)
     engine_id: str = field(init=False)
     estimation: Estimation = field(init=False)
     _facts: EngineReady | None = field(init=False)
