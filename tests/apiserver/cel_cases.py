@@ -306,6 +306,36 @@ AUTOSCALE_RULES = [
         at("spec.routing.offload.sloFeedback", {"minThreshold": 8, "maxThreshold": 8}),
         at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
     ),
+    *(
+        Rule(f"spec.routing.prefillQueue.{field}", message, at("spec.routing.prefillQueue", right), at("spec.routing.prefillQueue", wrong))
+        for field, message, right, wrong in (
+            (
+                "minWindowMilliseconds",
+                "minWindowMilliseconds must be at most maxWindowMilliseconds: lower minWindowMilliseconds or raise maxWindowMilliseconds",
+                {"minWindowMilliseconds": 10},
+                {"minWindowMilliseconds": 11},
+            ),
+            (
+                "minPrompts",
+                "minPrompts must be at most maxPrompts: lower minPrompts or raise maxPrompts",
+                {"minPrompts": 32},
+                {"minPrompts": 33},
+            ),
+            (
+                "lengthBuckets",
+                "lengthBuckets must ascend, each once: sort them",
+                {"lengthBuckets": [1, 2]},
+                {"lengthBuckets": [1, 1]},
+            ),
+            ("lengthBuckets", "lengthBuckets must ascend, each once: sort them", {"lengthBuckets": []}, {"lengthBuckets": [2, 1]}),
+            (
+                "latencyClasses",
+                "latencyClasses must ascend by priority, each once: sort them",
+                {"latencyClasses": [{"priority": 0, "windowMilliseconds": 1}, {"priority": 1, "windowMilliseconds": 1}]},
+                {"latencyClasses": [{"priority": 1, "windowMilliseconds": 1}, {"priority": 0, "windowMilliseconds": 1}]},
+            ),
+        )
+    ),
     Rule(
         "spec.routing",
         "mixed workers prefill what they decode, and nothing is routed: remove it",

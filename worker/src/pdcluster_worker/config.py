@@ -36,7 +36,7 @@ from pdcluster_worker.qos_config import (
     SloPolicy,
     TenantPolicy,
 )
-from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillQueuePolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -258,6 +258,7 @@ class PolicyConfig(PolicySection, frozen=True):
 
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
+    prefill_queue: PrefillQueuePolicy = PrefillQueuePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
     slo: SloPolicy = SloPolicy()
