@@ -53,7 +53,7 @@ class Ingress:
             raise self._worker.refusal()
         with self._worker.request():
             if peer is None:
-                self._here.admit(sum(len(spec.prompt) + len(spec.output) for spec in specs))
+                self._here.admit(specs)
             others: PrefillMode = "local" if prefill == "remote" else prefill
             run = self._run_here if peer is None else partial(self._relay, peer, may_run_here)
             streams = {spec.request_id: run(spec, others if index else prefill) for index, spec in enumerate(specs)}

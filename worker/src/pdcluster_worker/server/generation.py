@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.dispatch.journey import adopt
 from pdcluster_worker.dispatch.merging import Merged
 from pdcluster_worker.engine.messages import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
@@ -57,7 +58,7 @@ class Plan:
 
 
 class Generation:
-    """One run of a plan.  `prefill` is known once the first delta has come, `usage` counts up to the last one."""
+    """One run of a plan.  `prefill` and `degraded` are known once the first delta has come, `usage` counts up to the last one."""
 
     def __init__(self, serving: Serving, plan: Plan) -> None:
         self._serving = serving
@@ -68,6 +69,7 @@ class Generation:
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
         self.prefill: PrefillPlace | None = None
+        self.degraded: tuple[str, ...] = ()
 
     def _timer(self, spec: RequestSpec) -> ChoiceTimer:
         slo = slo_of(spec, self._serving.policy().slo)
@@ -83,12 +85,17 @@ class Generation:
         is_cut = False  # whether a stop string ended a choice that the engine would go on with
         async with aclosing(self._generated()) as stream:
             async for generated in stream:
+                if generated.notes:
+                    adopt(generated.notes)
                 choice = self._choices[generated.index]
                 if choice.finish_reason is not None:
                     continue  # made before the engine heard of the stop string
                 if generated.prefill is not None:
                     self.prefill = self.prefill or generated.prefill
                 delta = self._take(choice, generated.token)
+                if generated.degraded:
+                    self.degraded = self.degraded or generated.degraded
+                    delta = replace(delta, degraded=generated.degraded)
                 if delta.finish_reason is None:
                     yield delta
                     continue
