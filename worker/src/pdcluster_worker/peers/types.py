@@ -65,6 +65,8 @@ class Load:
     progress: int = 0
     longest_step_seconds: float = 0.0
     credit_tokens: int = 0
+    busy_ratio: float = 0.0
+    memory_bandwidth_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
