@@ -31,12 +31,13 @@ from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
     EarlyRejectionPolicy,
+    EstimationPolicy,
     HighPriorityPolicy,
     LowPriorityPolicy,
     SloPolicy,
     TenantPolicy,
 )
-from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -259,12 +260,14 @@ class PolicyConfig(PolicySection, frozen=True):
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
+    decode_score: DecodeScorePolicy = DecodeScorePolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
     slo: SloPolicy = SloPolicy()
     early_rejection: EarlyRejectionPolicy = EarlyRejectionPolicy()
     high_priority: HighPriorityPolicy = HighPriorityPolicy()
     low_priority: LowPriorityPolicy = LowPriorityPolicy()
     degradation: DegradationPolicy = DegradationPolicy()
+    estimation: EstimationPolicy = EstimationPolicy()
     tenant_defaults: TenantPolicy = TenantPolicy()
     tenants: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
     shared_prefix_cache: bool = False

@@ -6,19 +6,20 @@ kept whatever fails after it.  The remote leg is `dispatch.remote`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import Mailbox
 from pdcluster_worker.dispatch.engines import Place
+from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.dispatch.lifetime import note_first_token, note_last_token
 from pdcluster_worker.dispatch.offloading import Offloading
+from pdcluster_worker.dispatch.quality import Quality
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
-from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
-from pdcluster_worker.routing.admission import full
 
 
 class DecodeDispatcher:
@@ -30,56 +31,56 @@ class DecodeDispatcher:
         self._worker = worker
         self._remote = remote
         self._offloading = Offloading(worker, prefills, decodes)
-        self._num_queued = 0  # without a first token yet
-        self._queued_tokens = 0  # of their prompts
+        self._quality = Quality(worker)
         self._num_decoding = 0  # past their first token
 
     @property
     def num_requests(self) -> int:
         """Requests on this worker now."""
-        return self._num_queued + self._num_decoding
+        return self._quality.num_waiting + self._num_decoding
 
-    def admit(self, num_tokens: int) -> None:
-        """Raise RequestError 503 when too many requests, or tokens, wait for their first token [V8].
+    def admit(self, specs: Sequence[RequestSpec]) -> None:
+        """Raise RequestError when a prompt with all its choices is not taken now; see `quality.Quality.admit`."""
+        self._quality.admit(specs)
 
-        num_tokens: of what comes now, all its choices together.
-        """
-        reason = full(self._worker.policy.admission, self._num_queued, self._queued_tokens, num_tokens)
-        if reason is not None:
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=1)
-
-    async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
+        return self._quality.served(self._followed, spec, prefill)
+
+    async def _followed(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        with self._worker.estimation.following(spec) as followed:
+            async with aclosing(self._run(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    followed.token(generated.token)
+                    yield generated
+
+    async def _run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
-        num_tokens = len(spec.prompt) + len(spec.output)
-        self._queue(1, num_tokens)
-        pace = self._offloading.pace(num_tokens)
+        pace = self._offloading.pace(len(spec.prompt) + len(spec.output))
         started, token = False, None
         try:
             async with aclosing(self._first_tokens(place, spec, prefill)) as firsts:
                 async for generated in firsts:
                     if not started:
                         started = True
-                        self._queue(-1, -num_tokens)
+                        note_first_token(generated)
                         self._num_decoding += 1
                     token = generated.token
                     pace.token(generated)
+                    if token.finish_reason is not None:
+                        note_last_token(token)
                     yield generated
             while token is None or token.finish_reason is None:
                 token = await place.mailbox.token()
                 generated = Generated(token)
                 pace.token(generated)
+                if token.finish_reason is not None:
+                    note_last_token(token)
                 yield generated
         finally:
             if started:
                 self._num_decoding -= 1
-            else:
-                self._queue(-1, -num_tokens)
             place.close()
-
-    def _queue(self, num_requests: int, num_tokens: int) -> None:
-        self._num_queued += num_requests
-        self._queued_tokens += num_tokens
 
     async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""
@@ -105,4 +106,5 @@ class DecodeDispatcher:
         start = clock()
         token = await mailbox.token()
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
+        note("first_step", seconds=clock() - start)
         return token

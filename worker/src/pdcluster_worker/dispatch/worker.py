@@ -12,6 +12,8 @@ from pdcluster_worker.config import NO_ACCELERATOR, PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.estimation import Estimation
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, RequestSpec
 from pdcluster_worker.errors import RequestError
@@ -25,6 +27,14 @@ from pdcluster_worker.routing.waiting import CreditQueue
 
 REPORT_SECONDS = 1.0
 """How often peers hear of our load (docs/architecture.md, 'Discovery')."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Shares of time, 0 to 1: computing (its GPU's, else its engine's) and with its GPU's memory moving; 0 = not measured."""
+
+    busy_ratio: float = 0.0
+    memory_bandwidth_ratio: float = 0.0
 
 
 NO_DECODE_WORKER_SECONDS = 2
@@ -52,14 +62,17 @@ class Worker:
     engines:       those that have loaded; a router has none.
     engine_id:     of this worker for its peers: that of its first engine at its start.
     engineless:    of a router.
+    journeys:      of the last requests, at its HTTP side too.
     policy:        the one in force now.
     blocks:        prefix caches of the peers that we watch.
+    estimation:    of waiting times, see `dispatch.estimation`.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     has_ended:     nothing is taken any more, for the process is about to end.
     on_request:    told of each request that begins.
     on_engines:    told when an engine begins to serve or no longer does.
     share:         where long prompts of this decode worker were prefilled.
+    occupancy:     how busy it is, as its load says.
     pair_rates:    how fast KV moves to this decode worker.
     gpu:           accelerator of its pool.
     promised_tokens: of a prefill worker: granted, or in hand.
@@ -78,12 +91,15 @@ class Worker:
     on_request: Callable[[], None] = lambda: None
     on_engines: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
+    occupancy: Callable[[], Occupancy] = lambda: Occupancy()
     pair_rates: PairRates = field(default_factory=PairRates)
     gpu: str = NO_ACCELERATOR
     promised_tokens: Callable[[], int] = lambda: 0
     sent_bytes_per_second: float = 0.0
     engineless: Engineless | None = None
+    journeys: Journeys = field(default_factory=Journeys)
     engine_id: str = field(init=False)
+    estimation: Estimation = field(init=False)
     _facts: EngineReady | None = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
@@ -95,6 +111,7 @@ class Worker:
         self.engines.on_blocks.append(self._on_blocks)
         self.engines.on_stats.append(self._on_stats)
         self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(str(engine.rank)).inc()
+        self.estimation = Estimation(self.metrics, lambda: self.policy.estimation)
         self._export_queues()
         self._export_engines()
         if self._facts is not None:
@@ -204,6 +221,7 @@ class Worker:
         """This worker's load now, of all its engines together."""
         state = self.state if self.engines.problem is None else "stalled"
         total_blocks = sum(engine.facts.num_blocks for engine in self.engines)
+        occupancy = self.occupancy()
         reported = [engine.client.stats for engine in self.engines if engine.client.stats is not None]
         if not reported:
             return Load(state=state, total_blocks=total_blocks)
@@ -220,6 +238,8 @@ class Worker:
             state=state,
             progress=sum(stats.num_steps + stats.bytes_sent for stats in reported),
             longest_step_seconds=max(engine.stall_watch.longest_step_seconds for engine in self.engines),
+            busy_ratio=occupancy.busy_ratio,
+            memory_bandwidth_ratio=occupancy.memory_bandwidth_ratio,
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:

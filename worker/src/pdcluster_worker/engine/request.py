@@ -6,6 +6,9 @@ from enum import Enum
 from pdcluster_worker.engine.block_hash import extend_hashes
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Target
 
+UNDATED_SECONDS = 60.0
+"""Deadline of a request that has none, for the order of the waiting line alone: those with one overtake it for so long at most."""
+
 
 class Status(Enum):
     """Where a request stands.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
@@ -33,6 +36,7 @@ class Request:
     block_table:          block ids in order, grown at its end or replaced by another list;
                           slot of position p is block_table[p // block_size] * block_size + p % block_size.
     block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
+    due_seconds:          of the engine's clock: when it is to be complete; UNDATED_SECONDS after its arrival without a deadline.
     cache_salt:           where that chain starts, see `RequestSpec`.
     """
 
@@ -42,6 +46,7 @@ class Request:
     sampling: Sampling
     priority: int = 0
     arrival_seconds: float = 0.0
+    due_seconds: float = 0.0
     target: Target | None = None
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
@@ -65,6 +70,7 @@ class Request:
             sampling=spec.sampling,
             priority=spec.priority,
             arrival_seconds=now,
+            due_seconds=now + (UNDATED_SECONDS if spec.deadline_seconds is None else spec.deadline_seconds),
             target=target,
             cache_salt=spec.cache_salt,
         )

@@ -15,12 +15,33 @@ PrefillPlace = Literal["local", "remote"]
 """Where the first token was made."""
 
 
+Fact = str | int | float | bool
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a worker has decided or done about a request of a peer; seconds: of `time.monotonic` of whoever reads it.
+
+    worker: its pod; "" on the way out.
+    """
+
+    name: str
+    seconds: float
+    facts: dict[str, Fact]
+    worker: str = ""
+
+
 class Generated(msgspec.Struct, frozen=True):
-    """One token of one choice; `prefill` is set on a choice's first token."""
+    """One token of one choice.
+
+    prefill, degraded: on a choice's first token: where it was made, and what the choice lost under load.
+    notes:             of the peer that made it.
+    """
 
     token: Token
     prefill: PrefillPlace | None = None
     index: int = 0
+    degraded: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,8 @@ class Load:
     progress: int = 0
     longest_step_seconds: float = 0.0
     credit_tokens: int = 0
+    busy_ratio: float = 0.0
+    memory_bandwidth_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,12 @@ def check_servable(request: Generate, num_prompts: int, serving: Serving) -> Non
 
 
 def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
-    """Raises RequestError for more generations than may wait."""
+    """Raises RequestError for a deadline that does not count, and for more generations than may wait."""
+    if request.pdcluster and request.pdcluster.deadline_ms and not policy.estimation.allow_client_deadline:
+        raise RequestError(
+            "pdcluster.deadline_ms: is not allowed here: leave it out, or set qos.estimation.allowClientDeadline of the PDCluster",
+            param="pdcluster.deadline_ms",
+        )
     limit, n = policy.admission.max_queued_requests, request.n or 1
     if num_prompts * n > limit:
         param = "prompt" if num_prompts > 1 else "n"
@@ -94,6 +99,6 @@ def respond(
         min_tokens=request.min_tokens or 0,
     )
     prefill = request.pdcluster.prefill if request.pdcluster else "auto"
-    generation = Generation(serving, Plan(specs, prefill, rules, context.arrival_seconds))
+    generation = Generation(serving, Plan(specs, prefill, rules, context.arrival_seconds, context.tenant))
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     return GenerationResponse(generation, Form(shape, bool(request.stream), include_usage), context.request_id)

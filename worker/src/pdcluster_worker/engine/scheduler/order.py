@@ -30,7 +30,8 @@ class Order:
     """Sort keys; the least goes first.
 
     running: of requests that hold blocks; the last of them is the victim of a preemption [V5].
-    waiting: of the others; a preempted request goes to the front of its equals [V5].
+    waiting: of the others; a preempted request goes to the front of its equals [V5], and of the same priority the earliest
+             deadline goes first (EDF).
     """
 
     running: Callable[[Request], tuple[float, ...]]
@@ -53,6 +54,6 @@ _ORDERS = {
     ),
     "priority": Order(
         running=lambda request: (request.priority, request.arrival_seconds),
-        waiting=lambda request: (request.priority, _never_ran(request), request.arrival_seconds),
+        waiting=lambda request: (request.priority, _never_ran(request), request.due_seconds, request.arrival_seconds),
     ),
 }
