@@ -56,6 +56,7 @@ def test_policy_file_is_complete(document: dict[str, Any]) -> None:
         "offload": {"prefillLengthThreshold": 256, "prefillQueueMax": 10, "decodeLoadThreshold": 8, "minOffloadLength": 1},
         "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
         "credits": {"batchesAhead": 2.0},
+        "moving": {"enabled": True, "maxMoves": 2},
         "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304},
         "stallSeconds": 20,
         "allowClientPriority": False,

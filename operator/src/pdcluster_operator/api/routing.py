@@ -30,9 +30,21 @@ class CreditsSpec(Section):
     batches_ahead: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
 
 
+class MovingSpec(Section):
+    """When a request that has begun goes on at another decode worker.
+
+    enabled:   it moves when its worker is lost, stands still or drains
+    max_moves: of one choice of a request
+    """
+
+    enabled: bool = True
+    max_moves: Annotated[int, Field(ge=1, le=16)] = 2
+
+
 class RoutingSpec(Section):
     """Policy: where a request's prefill runs; takes effect without a restart."""
 
     offload: OffloadSpec = OffloadSpec()
     prefill_score: PrefillScoreSpec = PrefillScoreSpec()
     credits: CreditsSpec = CreditsSpec()
+    moving: MovingSpec = MovingSpec()

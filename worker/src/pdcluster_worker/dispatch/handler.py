@@ -46,7 +46,8 @@ class Handler:
         if not isinstance(self._work, DecodeDispatcher):
             raise RequestError("this is a prefill worker: it decodes nothing")
         with self._worker.request():
-            self._work.admit(len(spec.prompt) + len(spec.output))
+            if not spec.output:  # one that has begun was admitted where it began
+                self._work.admit(len(spec.prompt))
             async with aclosing(self._work.run(spec, prefill)) as tokens:
                 async for generated in tokens:
                     yield generated

@@ -26,7 +26,7 @@ from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import EngineReady
-from pdcluster_worker.peers.client import Here, PeerEvents
+from pdcluster_worker.peers.client import Here, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, dtype_key, workers_prefix
@@ -76,7 +76,7 @@ class Node:
         self._broker = CreditBroker(
             worker.credit_queue, lambda: self._directory.prefills(), lambda: worker.policy.prefill_score, worker.block_size
         )
-        events = PeerEvents(self._broker.on_credit, self._broker.on_lost, self._broker.on_change)
+        events = PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
         self._directory = Directory(identity.pod, here, events, worker.metrics)
         self._ledger = CreditLedger(self._credit_limit())
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
@@ -95,6 +95,11 @@ class Node:
         decoding = DecodeDispatcher(self.worker, RemotePrefill(self.worker, self._broker), directory.prefills, directory.decodes)
         self.ingress = Ingress(self.worker, decoding, directory.decodes)
         return decoding
+
+    def _on_peer(self, peer: Peer) -> None:
+        self._broker.on_change(peer)
+        if self.ingress is not None:
+            self.ingress.on_change(peer)
 
     def _make_disaggregating(self) -> Disaggregating:
         worker = self.worker

@@ -92,6 +92,11 @@ class Peer:
         """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its reports."""
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
+    @property
+    def is_draining(self) -> bool:
+        """Connected, and about to go: it serves what runs there to the end."""
+        return self.state == "ready" and "draining" in (self.record.state, self.load.state)
+
     async def leave(self) -> None:
         """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
 
