@@ -2,7 +2,7 @@
 
     bench/autoscale_decision.py [--clusters 100] [--workers 64] [--times 5]
 
-Windows hold a minute of scrapes, memories five minutes of wishes, and the
+Windows hold a minute of scrapes, memories five minutes of recommendations, and the
 clusters differ: a third rest, a third grow with both roles, a third shrink; all
 have a ratio band, a budget and prices.  Exits 1 when the slowest time over all
 clusters takes LIMIT seconds of CPU or more.
@@ -88,9 +88,11 @@ def case(spec: PDClusterSpec, workers: int, share: float) -> Case:
     holdings = (Holding(workers, workers, tuple(range(workers)), grows=True),)
     facts = [PoolFacts(role, name, gpu, workers, workers, workers, holdings=holdings) for role, name, gpu in POOLS]
     windows = {(role, name): window(role, name, workers, share) for role, name, _ in POOLS}
-    wishes = tuple((NOW - 5.0 * back, 2 * workers - 1 - back % 2) for back in reversed(range(1, 61)))
+    recommendations = tuple((NOW - 5.0 * back, 2 * workers - 1 - back % 2) for back in reversed(range(1, 61)))
     roles = ("prefill", "decode")
-    return Case(spec, facts, windows, Memory(dict.fromkeys(roles, wishes), dict.fromkeys(roles, 2 * workers), at=NOW - INTERVAL_SECONDS))
+    return Case(
+        spec, facts, windows, Memory(dict.fromkeys(roles, recommendations), dict.fromkeys(roles, 2 * workers), at=NOW - INTERVAL_SECONDS)
+    )
 
 
 def run(clusters: int, workers: int, times: int) -> Figures:

@@ -17,6 +17,7 @@ from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.scheduler import SCHEDULERS, Scheduler, make_scheduler
+from pdcluster_worker.engine.scheduler.order import is_decode
 from pdcluster_worker.engine.settings import EngineSettings, SchedulerName, SchedulerSettings
 
 CONTEXT, LONG_PROMPT, NUM_WAITING = 300, 200_000, 64
@@ -90,7 +91,7 @@ def timed(scheduler: Scheduler, tables: BlockTables) -> float:
 
 def advance(item: Scheduled, tables: BlockTables) -> None:
     """As if the step had run, but for prefills: the next step is as this one."""
-    if item.is_decode:
+    if is_decode(item.request):
         tables.advance(item.request, 1)
         item.request.tokens.append(1)
 

@@ -1,4 +1,4 @@
-"""Cases of the rules about how an engine schedules: (field, message, right, wrong)."""
+"""Cases of the rules about how an engine schedules, and for whom: (field, message, right, wrong)."""
 
 from typing import Any
 
@@ -71,5 +71,11 @@ OBJECT_CASES: list[Case] = [
         "or set schedulingPolicy: priority",
         both(at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}), at("spec.qos.allowClientPriority", True)),
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
+    ),
+    (
+        "spec.qos",
+        "qos.tenants is for API keys, and no key is asked for: give service.apiKeySecret, or leave qos.tenants out",
+        both(at("spec.service.apiKeySecret", "keys"), at("spec.qos.tenants", {"alice": {"priority": "low"}})),
+        at("spec.qos.tenants", {"alice": {"priority": "low"}}),
     ),
 ]

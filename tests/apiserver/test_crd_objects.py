@@ -68,7 +68,7 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
         },
         "qos": {
             "stallSeconds": 20,
-            "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304},
+            "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304, "workerWaitSeconds": 0.0},
             "allowClientPriority": False,
         },
     }

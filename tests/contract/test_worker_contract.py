@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import msgspec
 import pytest
@@ -31,6 +31,9 @@ from tests.operator.manifests.test_every_field_counts import ENGINE_VALUES, SCHE
 from tests.operator.object_cases import minimal
 
 ROOT = Path(__file__).parents[2]
+ENTRY = "alice"
+"""The key of the one entry of each map."""
+
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
 
 # The table of docs/architecture.md, 'Contracts'; _total is the counters' suffix.
@@ -95,6 +98,11 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
     document = minimal()
     document["spec"]["model"]["dtype"] = "float32"
     document["spec"]["engine"] = ENGINE_VALUES | scheduling
+    document["spec"]["service"] = {"apiKeySecret": "keys"}
+    document["spec"]["qos"] = {
+        "degradation": {"smallerModel": {"name": "small", "url": "http://small"}},
+        "tenants": {ENTRY: {"priority": "low"}},
+    }
     cluster = parse(document)
     tls = EtcdTls(ca="/e/ca", certificate="/e/c", key="/e/k")
     site = replace(SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys")
@@ -259,7 +267,8 @@ def is_section(kind: Any) -> bool:
 def fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(kind):
         section = next((each for each in get_args(field.type) or (field.type,) if is_section(each)), None)
+        entry = f"{ENTRY}." if get_origin(field.type) is dict else ""
         if section is not None:
-            yield from fields(section, f"{prefix}{field.encode_name}.")
+            yield from fields(section, f"{prefix}{field.encode_name}.{entry}")
         else:
             yield f"{prefix}{field.encode_name}"

@@ -37,6 +37,7 @@ STAYS: dict[str, Change] = {
     "routing": at("spec.routing.offload.prefillLengthThreshold", 1),
     "qos": at("spec.qos.admission.maxQueuedRequests", 1),
     "priority of clients": at("spec.qos.allowClientPriority", True),
+    "tenants' limits": at("spec.qos.tenantDefaults", {"requestsPerSecond": 1}),
     "port": at("spec.service.port", 9999),
     "type of the service": both(at("spec.service.type", "LoadBalancer"), at("spec.service.annotations", {"a": "b"})),
     "strategy": at("spec.rollout.strategy", "Recreate"),

@@ -57,7 +57,7 @@ def test_policy_file_is_complete(document: dict[str, Any]) -> None:
         "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
         "credits": {"batchesAhead": 2.0},
         "moving": {"enabled": True, "maxMoves": 2},
-        "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304},
+        "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304, "workerWaitSeconds": 0.0},
         "stallSeconds": 20,
         "allowClientPriority": False,
         "sharedPrefixCache": False,

@@ -501,6 +501,61 @@ BAD = [
         "spec.qos.admission.maxQueuedRequests",
     ),
     Wrong(
+        at("spec.qos.slo.ttftMilliseconds", 0),
+        "spec.qos.slo.ttftMilliseconds: must be more than 0, not 0; raise it",
+        "spec.qos.slo.ttftMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.slo.tpotMilliseconds", -1),
+        "spec.qos.slo.tpotMilliseconds: must be more than 0, not -1; raise it",
+        "spec.qos.slo.tpotMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.lowPriority.thresholdMilliseconds", 0),
+        "spec.qos.lowPriority.thresholdMilliseconds: must be more than 0, not 0; raise it",
+        "spec.qos.lowPriority.thresholdMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.degradation.maxTokens", 0),
+        "spec.qos.degradation.maxTokens: must be at least 1, not 0; raise it",
+        "spec.qos.degradation.maxTokens",
+    ),
+    Wrong(
+        at("spec.qos.degradation.maxPromptTokens", 0),
+        "spec.qos.degradation.maxPromptTokens: must be at least 1, not 0; raise it",
+        "spec.qos.degradation.maxPromptTokens",
+    ),
+    Wrong(
+        at("spec.qos.degradation.atPressure", 1.5),
+        "spec.qos.degradation.atPressure: must be at most 1, not 1.5; lower it",
+        "spec.qos.degradation.atPressure",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.requestsPerSecond", 0),
+        "spec.qos.tenantDefaults.requestsPerSecond: must be more than 0, not 0; raise it",
+        "spec.qos.tenantDefaults.requestsPerSecond",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.maxConcurrentRequests", 0),
+        "spec.qos.tenantDefaults.maxConcurrentRequests: must be at least 1, not 0; raise it",
+        "spec.qos.tenantDefaults.maxConcurrentRequests",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.tokensPerMinute", 0),
+        "spec.qos.tenantDefaults.tokensPerMinute: must be at least 1, not 0; raise it",
+        "spec.qos.tenantDefaults.tokensPerMinute",
+    ),
+    Wrong(
+        at("spec.qos.tenantDefaults.priority", "urgent"),
+        "spec.qos.tenantDefaults.priority: must be 'high', 'normal' or 'low', not 'urgent'; change it to that",
+        "spec.qos.tenantDefaults.priority",
+    ),
+    Wrong(
+        at("spec.qos.tenants", {"alice": {"priority": "low"}}),
+        "spec.qos.tenants: is for API keys, and no key is asked for; give service.apiKeySecret, or leave qos.tenants out",
+        "spec.qos",
+    ),
+    Wrong(
         at("spec.qos.stallSeconds", 0),
         "spec.qos.stallSeconds: must be at least 1, not 0; raise it",
         "spec.qos.stallSeconds",

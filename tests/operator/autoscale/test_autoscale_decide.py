@@ -36,10 +36,10 @@ def facts(role: str, name: str) -> st.SearchStrategy[PoolFacts]:
 WORKERS = st.builds(WorkerSample, st.sampled_from("abc"), *[NUMBERS] * 6, *[MAYBE] * 8)
 SAMPLES = st.builds(Sample, TIMES, st.lists(WORKERS, max_size=3).map(tuple), st.sampled_from([(), ("d",)]))
 WINDOW = st.lists(SAMPLES, max_size=4).map(lambda found: sorted(found, key=lambda sample: sample.at))
-WISHES = st.lists(st.tuples(TIMES, COUNTS), max_size=4).map(lambda found: tuple(sorted(found)))
+RECOMMENDATIONS = st.lists(st.tuples(TIMES, COUNTS), max_size=4).map(lambda found: tuple(sorted(found)))
 MEMORIES = st.builds(
     Memory,
-    wishes=st.dictionaries(st.sampled_from(["prefill", "decode", "mixed"]), WISHES),
+    recommendations=st.dictionaries(st.sampled_from(["prefill", "decode", "mixed"]), RECOMMENDATIONS),
     sizes=st.dictionaries(st.sampled_from(["prefill", "decode"]), COUNTS),
     backoff=st.dictionaries(st.sampled_from(["H100", "gone"]), TIMES),
 )

@@ -170,7 +170,7 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     @rule()
     def jump(self) -> None:
-        """The operator slept: every window is old, and so is every wish."""
+        """The operator slept: every window is old, and so is every recommendation."""
         self.there.pass_time(10_000.0)
         self.since = dict.fromkeys(ROLES, self.there.now)
 

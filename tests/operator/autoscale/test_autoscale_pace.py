@@ -105,8 +105,8 @@ def test_advice_that_nobody_follows_stays_the_same():
 
 
 @pytest.mark.parametrize(("gap", "size"), [(55.0, 3), (65.0, 4), (4000.0, 4)])
-def test_what_was_wished_before_nobody_looked_for_a_while_does_not_count(gap: float, size: int):
-    """A stalled operator, an API server that is away: two wishes far apart are no agreement."""
+def test_recommendations_from_before_a_gap_do_not_count(gap: float, size: int):
+    """A stalled operator, an API server that is away: two recommendations far apart are no agreement."""
     spec = make_spec()
     facts = facts_of(spec)
     memory = agreed(spec, decode=IDLE, seconds=295.0).memory
@@ -148,38 +148,38 @@ def test_the_most_careful_decision_of_the_window_counts():
 @pytest.mark.parametrize("window", [300, 3600])
 def test_what_is_remembered_stays_small(window: int):
     spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": window}})
-    wishes: tuple[tuple[float, int], ...] = ()
+    recommendations: tuple[tuple[float, int], ...] = ()
     for number in range(5000):
-        wishes = paced("decode", 4, 3, spec, past=wishes, now=number * 5.0).wishes
-        assert len(wishes) == 1
+        recommendations = paced("decode", 4, 3, spec, past=recommendations, now=number * 5.0).recommendations
+        assert len(recommendations) == 1
     for number in range(5000, 9000):
-        wishes = paced("decode", 4, number % 4, spec, past=wishes, now=number * 5.0).wishes
-        assert len(wishes) <= 62
+        recommendations = paced("decode", 4, number % 4, spec, past=recommendations, now=number * 5.0).recommendations
+        assert len(recommendations) <= 62
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1.0, 40.0), st.integers(0, 8)), min_size=1, max_size=60), st.sampled_from([0, 10, 100]))
-def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(given_wishes: list[tuple[float, int]], window: int):
+def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(given: list[tuple[float, int]], window: int):
     """Against the rule on the whole history: all went one way for the window, and none went less far."""
     rule = {"windowSeconds": window, "maxStep": 0}
     spec = AutoscaleSpec.model_validate({"scaleDown": rule, "scaleUp": rule})
-    asked, now, wishes, history = 4, 0.0, (), []
-    for gap, wish in given_wishes:
+    asked, now, recommendations, history = 4, 0.0, (), []
+    for gap, recommended in given:
         now += gap
-        history.append((now, wish))
-        pace = paced("decode", asked, wish, spec, past=wishes, now=now)
-        wishes = pace.wishes
+        history.append((now, recommended))
+        pace = paced("decode", asked, recommended, spec, past=recommendations, now=now)
+        recommendations = pace.recommendations
         recent = [(at, each) for at, each in history if at > now - window]
         before = [each for at, each in history if at <= now - window][-1:]
         whole = [*before, *(each for _, each in recent)]
         is_full = bool(before) or window == 0
-        same_way = all((each > asked) == (wish > asked) and each != asked for each in whole)
+        same_way = all((each > asked) == (recommended > asked) and each != asked for each in whole)
         if pace.workers != asked:
             assert is_full
             assert same_way
             assert abs(pace.workers - asked) <= min(abs(each - asked) for each in whole)
         elif is_full and same_way:
-            assert wish == asked
+            assert recommended == asked
 
 
 @pytest.mark.parametrize("window", [0, 60, 300])
@@ -210,8 +210,8 @@ def test_an_agreement_to_shrink_does_not_outlast_a_backlog_that_is_worked_off():
     down = paced("decode", 4, 4, spec, past=((0.0, 3),), now=10.0, goes_on=True)
     other = paced("decode", 4, 4, spec, past=((0.0, 6),), now=10.0)
 
-    assert (up.workers, up.wishes) == (4, ((0.0, 6),))
-    assert (down.wishes, other.wishes) == ((), ())
+    assert (up.workers, up.recommendations) == (4, ((0.0, 6),))
+    assert (down.recommendations, other.recommendations) == ((), ())
 
 
 def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():

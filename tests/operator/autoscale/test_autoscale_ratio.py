@@ -125,8 +125,8 @@ SIZES = st.integers(0, 6)
 
 @st.composite
 def sides(draw: st.DrawFn) -> tuple[Sides, Band]:
-    """Two roles of up to two pools each, with bounds and wishes within what their trails hold."""
-    found, wishes = [], []
+    """Two roles of up to two pools each, with bounds and recommendations within what their trails hold."""
+    found, recommendations = [], []
     for role in ("prefill", "decode"):
         pools = []
         for order in range(draw(st.integers(1, 2))):
@@ -137,9 +137,11 @@ def sides(draw: st.DrawFn) -> tuple[Sides, Band]:
         base = {each.key: each.facts.replicas for each in pools}
         size = sum(base.values())
         found.append(trail(pools, base, {}, down_to=max(0, size - draw(st.integers(0, 2))), up_to=size + draw(SIZES)))
-        wishes.append(draw(st.integers(found[-1].first, found[-1].last)))
+        recommendations.append(draw(st.integers(found[-1].first, found[-1].last)))
     low = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-    return Sides(found[0], found[1], (wishes[0], wishes[1])), Band(low, draw(st.sampled_from([low or 0.4, 2.0, float("inf")])))
+    return Sides(found[0], found[1], (recommendations[0], recommendations[1])), Band(
+        low, draw(st.sampled_from([low or 0.4, 2.0, float("inf")]))
+    )
 
 
 @given(sides(), st.integers(0, 16))
@@ -154,7 +156,7 @@ def test_the_search_finds_what_looking_at_every_pair_finds(drawn: tuple[Sides, B
         return band.distance(*amounts)
 
     def unmet(pair: tuple[int, int]) -> Any:
-        return max(max(0, wish - size) / max(1, wish) for wish, size in zip(both.wishes, pair, strict=True))
+        return max(max(0, recommended - size) / max(1, recommended) for recommended, size in zip(both.recommendations, pair, strict=True))
 
     every = product(range(both.prefill.first, both.prefill.last + 1), range(both.decode.first, both.decode.last + 1))
     possible = [pair for pair in every if fits(*pair)]

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.need import Signal
-from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, safe_workers, wish_of
+from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, recommend, safe_workers
 from pdcluster_operator.plan.autoscale.values import Sample
 from tests.operator.autoscale.worlds import (
     CALM,
@@ -71,9 +71,9 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
 def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():
     heard = Heard([share(0.1, 0.1)], 3)
 
-    wish = wish_of(RoleSize("decode", asked=5, ready=3), heard, headroom=0.0, tolerance=0.1)
+    recommended = recommend(RoleSize("decode", asked=5, ready=3), heard, headroom=0.0, tolerance=0.1)
 
-    assert wish.workers == 3  # of the five two are not ready: any two that go may be of the three
+    assert recommended.workers == 3  # of the five two are not ready: any two that go may be of the three
 
 
 def test_a_pod_that_no_node_takes_never_blocks_a_step_down():

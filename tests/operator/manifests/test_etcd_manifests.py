@@ -162,7 +162,7 @@ def test_operator_that_knows_one_more_field_finds_the_record_again() -> None:
     assert etcd_record_name(newer) == etcd_record_name(cluster)
 
 
-def test_another_wish_makes_another_record() -> None:
+def test_another_spec_makes_another_record() -> None:
     old = rendered(SITE)["ControllerRevision", etcd_record_name(cluster_of())]
     other = at("spec.discovery.etcd.image", "mine:3.6")
 

@@ -79,6 +79,10 @@ SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
     },
 ]
 
+SMALLER = at("spec.qos.degradation.smallerModel", {"name": "small"})
+KEYS = at("spec.service.apiKeySecret", "keys")
+TENANT: dict[str, Any] = {"priority": "low", "requestsPerSecond": 2.5, "maxConcurrentRequests": 4, "tokensPerMinute": 1000}
+
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
     "model.name": (NOTHING, at("spec.model.name", "other")),
     "model.path": (NOTHING, at("spec.model.path", "/other")),
@@ -125,6 +129,22 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
     "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
+    "qos.admission.workerWaitSeconds": (NOTHING, at("spec.qos.admission.workerWaitSeconds", 1.0)),
+    "qos.slo.ttftMilliseconds": (NOTHING, at("spec.qos.slo.ttftMilliseconds", 300)),
+    "qos.slo.tpotMilliseconds": (NOTHING, at("spec.qos.slo.tpotMilliseconds", 50)),
+    "qos.earlyRejection.enabled": (NOTHING, at("spec.qos.earlyRejection.enabled", True)),
+    "qos.earlyRejection.rejectOnSloViolation": (NOTHING, at("spec.qos.earlyRejection.rejectOnSloViolation", False)),
+    "qos.highPriority.offloadAtOnce": (NOTHING, at("spec.qos.highPriority.offloadAtOnce", True)),
+    "qos.lowPriority.thresholdMilliseconds": (NOTHING, at("spec.qos.lowPriority.thresholdMilliseconds", 500)),
+    "qos.lowPriority.pastThreshold": (NOTHING, at("spec.qos.lowPriority.pastThreshold", "Demote")),
+    "qos.lowPriority.prefillWorkers": (NOTHING, at("spec.qos.lowPriority.prefillWorkers", "Barred")),
+    "qos.degradation.atPressure": (NOTHING, at("spec.qos.degradation.atPressure", 0.5)),
+    "qos.degradation.maxTokens": (NOTHING, at("spec.qos.degradation.maxTokens", 200)),
+    "qos.degradation.maxPromptTokens": (NOTHING, at("spec.qos.degradation.maxPromptTokens", 1000)),
+    "qos.degradation.smallerModel.name": (SMALLER, at("spec.qos.degradation.smallerModel.name", "tiny")),
+    "qos.degradation.smallerModel.url": (SMALLER, at("spec.qos.degradation.smallerModel.url", "http://tiny")),
+    **{f"qos.tenantDefaults.{name}": (NOTHING, at(f"spec.qos.tenantDefaults.{name}", value)) for name, value in TENANT.items()},
+    **{f"qos.tenants.{name}": (KEYS, at("spec.qos.tenants", {"alice": {name: value}})) for name, value in TENANT.items()},
     "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
     "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),
     "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),

@@ -111,7 +111,7 @@ def test_writing_something_else_each_time_or_to_another_object_is_no_contest(con
     assert contested.sift(KEY, [action()], LIVE)[1] == []
 
 
-def test_sizes_that_go_up_and_down_are_our_own_wish_and_no_contest(contested: Contested):
+def test_sizes_that_go_up_and_down_are_our_own_plan_and_no_contest(contested: Contested):
     for number in range(3 * MAX_WRITES):
         write(contested, action(STATEFUL_SET, replicas=2 + number % 2), times=1)
     write(contested, action(STATEFUL_SET, replicas=4))

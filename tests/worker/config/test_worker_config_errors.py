@@ -120,6 +120,32 @@ def test_policy_of_a_newer_operator_is_taken_but_for_what_is_not_known_here(tmp_
     assert (record.levelname, record.getMessage()[-55:]) == ("WARNING", f"path={path} fields=offload.newer,newest"[-55:])
 
 
+def test_policy_names_unknown_fields_of_each_tenant_and_of_a_section_that_may_be_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, "tenants: {alice: {newer: 1}}\ndegradation: {smallerModel: {name: small, newer: 1}}\n")
+
+    assert load_policy(path).tenants.keys() == {"alice"}
+    assert caplog.records[0].getMessage().endswith("fields=tenants.alice.newer,degradation.smallerModel.newer")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("slo: {ttftMilliseconds: 0}", r"> 0.0 - at `\$\.slo\.ttftMilliseconds`"),
+        ("lowPriority: {thresholdMilliseconds: -5}", "> 0.0"),
+        ("lowPriority: {prefillWorkers: never}", "Invalid enum value 'never'"),
+        ("degradation: {maxTokens: 0}", ">= 1"),
+        ("tenantDefaults: {requestsPerSecond: 0}", "> 0.0"),
+        ("tenants: {alice: {tokensPerMinute: 0}}", r">= 1 - at `\$\.tenants\[...\]\.tokensPerMinute`"),
+        ("tenants: {alice: {priority: urgent}}", "Invalid enum value 'urgent'"),
+    ],
+)
+def test_policy_refuses_limits_that_let_nothing_through(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_policy(write(tmp_path, text))
+
+
 @pytest.mark.parametrize("text", ["offload: {newer: 1, prefillQueueMax: -1}", "offload: [1]", "[1]", "offload: null"])
 def test_policy_with_a_wrong_value_is_refused_whatever_else_it_has(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="Expected"):
@@ -145,3 +171,18 @@ def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("POD_IP", raising=False)
     with pytest.raises(ConfigError, match="environment variable POD_IP is not set"):
         Identity.from_env()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("gpu: h100", "gpu: h100 is not for a router, which has no engine: remove it"),
+        ("engine: {prefillDelayer: {}}", "engine.prefillDelayer is for prefill and mixed workers, not for router: remove it"),
+    ],
+)
+def test_worker_config_refuses_what_a_router_has_no_engine_for(tmp_path: Path, line: str, reason: str) -> None:
+    router = MINIMUM.replace("role: decode", "role: router")
+    assert load_worker_config(write(tmp_path, router)).role == "router"
+
+    with pytest.raises(ConfigError, match=reason):
+        load_worker_config(write(tmp_path, f"{router}{line}\n"))

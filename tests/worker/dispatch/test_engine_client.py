@@ -1,6 +1,7 @@
 """The server's end of the wall to the engine: sorting, death, duplicates."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +10,7 @@ from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedErro
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.messages import (
     Abort,
+    BlockEvents,
     EngineFailed,
     EngineInput,
     EngineOutput,
@@ -135,3 +137,31 @@ async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client: Engi
     assert client.is_loading
     client.fail("it is gone")
     assert not client.is_loading
+
+
+async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(client: EngineClient, wire: Wire) -> None:
+    """Its counters would be added a second time, for those of its rank begin anew, and its blocks are no choice any more."""
+    told: list[object] = []
+    client.on_stats.append(told.append)
+    client.on_blocks.append(told.append)
+    wire.say(stats(free_blocks=1))
+    while not told:
+        await asyncio.sleep(0)
+    client.fail("it stands still")
+    wire.say(stats(free_blocks=2), BlockEvents([b"a"], [], 1))
+    while not wire.arriving.empty():
+        await asyncio.sleep(0)
+
+    assert told == [stats(free_blocks=1)]
+    assert client.stats == stats(free_blocks=1)
+
+
+async def test_engine_that_dies_unawaited_leaves_nothing_unretrieved(wire: Wire) -> None:
+    unretrieved: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
+    client = EngineClient(wire)
+    client.fail("it is gone")
+    del client
+    gc.collect()
+
+    assert unretrieved == []

@@ -224,3 +224,41 @@ async def test_kill_of_an_engine_that_was_replaced_is_for_nothing(scene: Scene) 
     scene.group.kill(old, "it stands still")
 
     assert scene.serving == [0, 1]
+
+
+async def test_headless_engine_that_is_gone_is_lost_and_forgotten_after_a_while(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[int] = []
+    scene.group.on_forget = lambda engine: forgotten.append(engine.rank)
+    await scene.load()
+    monkeypatch.setattr(engine_group, "FORGET_SECONDS", 0.05)
+    await leave(scene, PlayedChild(2))
+    assert "engine 2 is lost" in (scene.group.engines.shortfall or "")
+    assert [record.state for record in scene.group.engines.records()] == ["ready", "ready", "lost"]
+
+    await until(lambda: forgotten == [2])
+    assert scene.group.engines.shortfall is None
+    assert [record.state for record in scene.group.engines.records()] == ["ready", "ready"]
+
+
+async def test_headless_engine_that_comes_back_is_not_forgotten(scene: Scene) -> None:
+    await scene.load()
+    await leave(scene, PlayedChild(2))
+    (gone,) = (engine for engine, _ in scene.group.engines.lost.values())
+    again = PlayedChild(2)
+    adopting = asyncio.create_task(scene.group.adopt(again, "127.0.0.1"))
+    again.load()
+    await until(lambda: scene.serving == [0, 1, 2])
+
+    assert not scene.group.engines.forget(gone)
+    assert scene.serving == [0, 1, 2]
+    again.end()
+    await adopting
+
+
+async def leave(scene: Scene, child: PlayedChild) -> None:
+    """A headless engine joins, serves, and goes."""
+    adopting = asyncio.create_task(scene.group.adopt(child, "127.0.0.1"))
+    child.load()
+    await until(lambda: child.rank in scene.serving)
+    child.end()
+    await adopting

@@ -6,7 +6,7 @@ from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
 
 
 def make_tables(num_blocks=10, **sizes):
@@ -32,6 +32,14 @@ def test_watermark_counts_only_while_another_request_holds_blocks():
 def test_watermark_is_off_by_default_and_rounds_down():
     assert make_tables()._num_kept == 0
     assert make_tables(num_blocks=7, admission_watermark=0.5)._num_kept == 3
+
+
+@pytest.mark.parametrize(("name", "kept"), [("continuous", (0, 5)), ("prefill-first", (2, 5)), ("sarathi", (2, 5)), ("orca", (0, 5))])
+def test_watermark_of_a_scheduler_is_the_least_of_the_one_that_is_set(name, kept):
+    """[A3]: one block of each hundred, rounded up."""
+    own = SchedulerSettings(name=name, policy="fcfs")
+    sizes = {"num_blocks": 101, "scheduler": own}
+    assert tuple(make_tables(**sizes, admission_watermark=share)._num_kept for share in (0.0, 0.05)) == kept
 
 
 def test_watermark_is_no_bound_of_growth():

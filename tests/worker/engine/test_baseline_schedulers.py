@@ -273,16 +273,3 @@ def test_v5_under_fcfs_the_last_arrived_is_preempted_whatever_its_priority(engin
     rig.run()
     recomputed = [name for batch in rig.runner.executed for name, count in batch if count > 8]
     assert recomputed == ["b"]
-
-
-def test_a_batch_counts_its_prefill_and_decode_tokens():
-    scheduler, tables = scheduler_of("continuous")
-    first = request_of("a")
-    scheduler.add(first)
-    batch = scheduler.schedule().batch
-    assert (batch.num_prefill_tokens, batch.num_decode_tokens) == (5, 0)
-    tables.advance(first, 5)
-    first.tokens.append(7)
-    scheduler.add(request_of("b", 6))
-    batch = scheduler.schedule().batch
-    assert (batch.num_prefill_tokens, batch.num_decode_tokens) == (6, 1)

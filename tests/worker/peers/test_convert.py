@@ -44,6 +44,8 @@ specs = st.builds(
     output=ids,
     priority=st.integers(-(2**31), 2**31 - 1),
     cache_salt=st.just(b"") | st.binary(min_size=32, max_size=32),
+    ttft_slo_seconds=st.none() | positives.filter(bool),
+    tpot_slo_seconds=st.none() | positives.filter(bool),
 )
 targets = st.builds(
     Target,
@@ -127,6 +129,8 @@ def test_impossible_load_is_refused(change: dict[str, Any], message: str) -> Non
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [1, -1]}, "prompt holds a negative"),
         ({"output": [-1]}, "output holds a negative"),
+        ({"ttft_slo_seconds": 0.0}, "ttft_slo_seconds is not a time"),
+        ({"tpot_slo_seconds": float("inf")}, "tpot_slo_seconds is not a time"),
     ],
 )
 def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> None:

@@ -45,6 +45,45 @@ async def test_prefill_worker_keeps_no_peers(worker: Any) -> None:
     assert list(p.metrics.peers.collect()[0].samples) == []
 
 
+async def test_router_keeps_what_decodes_and_nobody_keeps_a_router(worker: Any, eventually: Eventually) -> None:
+    r, d, m, p = [await worker(pod, role) for pod, role in (("r", "router"), ("d", "decode"), ("m", "mixed"), ("p", "prefill"))]
+
+    r.sees(d, m, p)
+    d.sees(r, m)
+
+    await eventually(lambda: {peer.key for peer in r.directory.decodes()} == {"d", "m"})
+    await eventually(lambda: {peer.key for peer in d.directory.decodes()} == {"m"})
+    assert r.directory.prefills() == []
+    assert [key for key in d.metrics.peers._metrics if key[0] == "router"] == []
+
+
+async def test_absence_names_each_worker_and_what_keeps_work_from_it(worker: Any, record: Any, eventually: Eventually) -> None:
+    r = await worker("r", "router")
+    assert r.directory.absence() == "none is registered"
+
+    r.directory.set_members(
+        {
+            "a": record("a", engine_id="", state="starting"),
+            "b": record("b", state="draining"),
+            "c": record("c", role="mixed"),
+            "p": record("p", role="prefill"),
+        }
+    )
+
+    await eventually(lambda: "c is lost" in r.directory.absence())
+    assert r.directory.absence() == "a is loading the model, b is draining, c is lost"
+    r.directory.set_members({f"d{number}": record(f"d{number}", state="drained") for number in range(6)})
+    assert r.directory.absence().endswith("d3 is drained, and 2 more")
+
+
+async def test_router_refuses_a_worker_of_another_model(worker: Any, eventually: Eventually) -> None:
+    r, d = await worker("r", "router", model="chat"), await worker("d", "decode", model="code")
+
+    r.sees(d)
+
+    await eventually(lambda: "refused: model is chat here and code at the peer" in r.directory.absence())
+
+
 async def test_starting_worker_is_not_a_peer_yet(worker: Any, record: Any) -> None:
     d = await worker("d", "decode")
 

@@ -102,3 +102,14 @@ def test_pair_of_tensor_parallel_sizes_that_do_not_divide_is_refused_with_both()
 def test_pair_verdict_is_the_same_on_both_sides() -> None:
     for theirs in (MINE, with_geometry(head_dim=32), PeerFacts(GEOMETRY, "bb22", "r1"), PeerFacts(GEOMETRY, "aa11", "r2")):
         assert reason_label(MINE, theirs) == reason_label(theirs, MINE)
+
+
+def test_pair_with_a_router_compares_revision_and_model_alone() -> None:
+    router = PeerFacts(KVGeometry(0, 0, 0, 0, ""), "", "r1", model="chat", has_engine=False)
+    chat = PeerFacts(GEOMETRY, "aa11", "r1", tensor_parallel_size=3, operations="cpu amx", model="chat")
+
+    assert mismatch(router, chat) is mismatch(chat, router) is None
+    assert mismatch(router, MINE) is None  # of an older worker, which does not say its model
+    assert reason_label(router, PeerFacts(GEOMETRY, "aa11", "r2", model="chat")) == "revision"
+    reason = mismatch(router, PeerFacts(GEOMETRY, "aa11", "r1", model="code"))
+    assert reason == "model is chat here and code at the peer: give both workers the same model.name"

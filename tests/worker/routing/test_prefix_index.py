@@ -87,6 +87,56 @@ def test_drop_forgets_all_blocks_of_that_worker() -> None:
     assert index.match("p1", [b"a"]) == 1
 
 
+def test_match_all_answers_for_every_worker_at_once() -> None:
+    index = PrefixIndex()
+    index.snapshot("p0", [b"a", b"b", b"c"])
+    index.snapshot("p1", [b"a", b"b"])
+    index.snapshot("p2", [b"b", b"c"])
+    index.snapshot("p3", [])
+
+    assert index.match_all([b"a", b"b", b"c"]) == {"p0": 3, "p1": 2}
+    assert index.match_all([b"a", b"x"]) == {"p0": 1, "p1": 1}
+    assert index.match_all([b"x"]) == index.match_all([]) == {}
+
+
+def test_match_all_of_an_empty_index_is_nothing() -> None:
+    assert PrefixIndex().match_all([b"a"]) == {}
+
+
+def test_a_worker_that_takes_the_place_of_another_has_none_of_its_blocks() -> None:
+    index = PrefixIndex()
+    for name in range(200):  # each one's blocks are cleared, and its bit is used again
+        index.snapshot(f"w{name}", [b"a", bytes([name])])
+        index.snapshot("stays", [b"a"])
+        index.drop(f"w{name}")
+        index.apply("stays", [], [])
+        index.apply("new", [], [])
+
+        assert index.match_all([b"a"]) == {"stays": 1}
+        assert index.match("new", [b"a"]) == 0
+    for _ in range(3):
+        index.apply("stays", [], [])
+    assert len(index) == 1
+
+
+def test_index_is_bounded_and_forgets_what_was_noted_first() -> None:
+    index = PrefixIndex(max_blocks=1000)
+    blocks = [number.to_bytes(4, "big") for number in range(5000)]
+    for start in range(0, 5000, 50):
+        index.apply("p0", blocks[start : start + 50], [])
+        assert len(index) <= 1000
+
+    assert index.match("p0", blocks[-500:]) == 500
+    assert index.match("p0", blocks[:1]) == 0
+
+
+def test_index_bounds_a_snapshot_that_is_larger() -> None:
+    index = PrefixIndex(max_blocks=10)
+    index.snapshot("p0", [number.to_bytes(4, "big") for number in range(5000)])
+
+    assert 0 < len(index) <= 10
+
+
 @given(STEPS, st.lists(HASHES, max_size=6))
 def test_index_equals_a_naive_model(steps: list[tuple[str, str, list[bytes], list[bytes]]], prompt: list[bytes]) -> None:
     index = PrefixIndex()
@@ -105,3 +155,4 @@ def test_index_equals_a_naive_model(steps: list[tuple[str, str, list[bytes], lis
         for name in ("p0", "p1"):
             expected = max(n for n in range(len(prompt) + 1) if all(block in model.get(name, []) for block in prompt[:n]))
             assert index.match(name, prompt) == expected
+            assert index.match_all(prompt).get(name, 0) == expected

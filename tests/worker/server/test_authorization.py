@@ -25,7 +25,7 @@ def keys(tmp_path: Path) -> ApiKeys:
 @pytest.fixture
 async def closed(rig, keys: ApiKeys) -> AsyncIterator[HttpServer]:
     """The application with keys, on a real socket."""
-    server = await serve(create_app(rig.backend, rig.tokenizer, rig.metrics, PolicyConfig, accepts_key=keys.accepts), "127.0.0.1", 0)
+    server = await serve(create_app(rig.backend, rig.tokenizer, rig.metrics, PolicyConfig, tenant_of=keys.tenant_of), "127.0.0.1", 0)
     yield server
     await server.close()
 
@@ -110,7 +110,7 @@ async def test_with_no_key_left_every_request_is_refused_and_probes_go_on(rig, d
 
 
 async def test_a_prefill_worker_asks_for_keys_too(rig, keys):
-    app = create_prefill_app(rig.backend, Metrics(), PolicyConfig, accepts_key=keys.accepts)
+    app = create_prefill_app(rig.backend, Metrics(), PolicyConfig, tenant_of=keys.tenant_of)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         assert (await http.get("/v1/models")).status_code == 401
         assert (await http.get("/health")).status_code == 200

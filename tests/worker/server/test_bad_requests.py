@@ -85,8 +85,8 @@ def rejections(rig) -> dict[str, float]:
         ({"stop_token_ids": [0] * 65}, "stop_token_ids", "at most 64"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream=true"),
         ({"priority": -1}, "priority", "leave it out, or set qos.allowClientPriority"),
-        ({"priority": 1001}, "priority", "less than or equal to 1000"),
-        ({"priority": -1001}, "priority", "greater than or equal to -1000"),
+        ({"priority": 1001}, "priority", "from -1000 to 1000"),
+        ({"priority": -1001}, "priority", "from -1000 to 1000"),
         ({"pdcluster": {"prefill": "there"}}, "pdcluster.prefill", "'auto', 'local' or 'remote'"),
     ],
 )

@@ -49,7 +49,7 @@ async def asked(rig, tmp_path: Path) -> AsyncIterator[Asked]:
         (tmp_path / name).write_text(f"sk-{name}")
     policies = {shared: replace(PolicyConfig(), shared_prefix_cache=shared) for shared in (False, True)}
     in_force = policies[False]
-    app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: in_force, accepts_key=ApiKeys(tmp_path).accepts)
+    app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: in_force, tenant_of=ApiKeys(tmp_path).tenant_of)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
 
         async def ask(key: str, body: dict[str, Any], *, shared: bool = False) -> list[bytes]:

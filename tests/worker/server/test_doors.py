@@ -136,7 +136,7 @@ async def test_a_prefill_worker_reads_no_body_at_all(rig, door, connect):
 @pytest.mark.parametrize("authorization", ["", "authorization: Bearer wrong\r\n"])
 async def test_without_a_key_no_body_is_read(rig, door, connect, tmp_path: Path, authorization):
     (tmp_path / "alice").write_text("sk-alice")
-    client = await connect(await door(accepts_key=ApiKeys(tmp_path).accepts))
+    client = await connect(await door(tenant_of=ApiKeys(tmp_path).tenant_of))
     client.send(f"POST {CHAT}", HUGE + authorization)
     reply = await client.reply()
 
@@ -371,7 +371,7 @@ async def test_while_every_connection_has_a_request_probes_are_served_and_the_ap
     ],
 )
 async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_the_door(door, connect, start, keys, status):
-    options = {"accepts_key": lambda key: False} if keys else {}
+    options = {"tenant_of": lambda key: None} if keys else {}
     limits = HttpLimits(max_connections=3, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
     server = await door(limits=limits, **options)
     for _ in range(3):

@@ -49,7 +49,9 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pdcluster_worker", description="One prefill, decode or mixed worker of a PDCluster.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pdcluster_worker", description="One prefill, decode, mixed or router worker of a PDCluster."
+    )
     parser.add_argument("--engine-config", type=Path, required=True, metavar="FILE", help="engine file, immutable while the worker runs")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy file, watched for changes")
     parser.add_argument("--headless", action="store_true", help="run one engine whose requests come from the worker at --head")

@@ -1,4 +1,4 @@
-"""The keys that clients may present, as the files of a mounted Secret are now: every file is one key, whatever its name.
+"""The keys that clients may present, as the files of a mounted Secret are now: every file is one key, and its name is the tenant's.
 
 Re-read by content, so that keys come and go without a restart.  At the start a
 folder without a good key is refused.  Later a key that is no longer there is
@@ -27,7 +27,7 @@ class ApiKeys:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._read: dict[str, bytes] | None = None
-        self._digests: list[bytes] = []
+        self._digests: dict[str, bytes] = {}  # by the file's name
         self._refused = ""
         if folder is not None:
             content = _content(folder)
@@ -40,9 +40,17 @@ class ApiKeys:
         return self._folder is not None
 
     def accepts(self, key: str) -> bool:
-        """Whether it is one of the keys; takes as long for a near miss as for nonsense."""
+        """Whether it is one of the keys."""
+        return self.tenant_of(key) is not None
+
+    def tenant_of(self, key: str) -> str | None:
+        """The name of the file that holds this key, the first of several; None when none does.
+
+        Takes as long for a near miss as for nonsense: every key is compared.
+        """
         presented = sha256(key.encode(errors="surrogateescape")).digest()
-        return sum(hmac.compare_digest(presented, known) for known in self._digests) > 0  # not any(): every key is compared
+        names = [name for name, known in self._digests.items() if hmac.compare_digest(presented, known)]
+        return names[0] if names else None
 
     async def watch(self) -> None:
         """Follow the folder until cancelled; returns at once when there is none."""
@@ -72,10 +80,11 @@ class ApiKeys:
 
     def _take(self, content: dict[str, bytes]) -> list[str]:
         """Put the good keys in force, and those alone; returns what is wrong with the others."""
-        good, bad = [], []
+        good: dict[str, bytes] = {}
+        bad: list[str] = []
         for name, value in content.items():
             try:
-                good.append(sha256(_key(f"{self._folder}/{name}", value)).digest())
+                good[name] = sha256(_key(f"{self._folder}/{name}", value)).digest()
             except ConfigError as e:
                 bad.append(str(e))
         self._digests, self._read, self._refused = good, content, ""

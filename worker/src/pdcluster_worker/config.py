@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -29,11 +29,19 @@ from pdcluster_worker.engine.settings import (
 )
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.moving_config import MovingPolicy
+from pdcluster_worker.qos_config import (
+    DegradationPolicy,
+    EarlyRejectionPolicy,
+    HighPriorityPolicy,
+    LowPriorityPolicy,
+    SloPolicy,
+    TenantPolicy,
+)
 from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["prefill", "decode", "mixed"]
+Role = Literal["prefill", "decode", "mixed", "router"]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 MAX_RANKS = 8
 """Of one engine: the accelerators of one machine."""
@@ -217,8 +225,12 @@ class WorkerConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         delayer = self.engine.prefill_delayer
-        if self.role == "decode" and delayer is not None and delayer.enabled:
-            raise ValueError("engine.prefillDelayer is for prefill and mixed workers, not for decode: remove it or set enabled: false")
+        if self.role in ("decode", "router") and delayer is not None and delayer.enabled:
+            raise ValueError(
+                f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: remove it or set enabled: false"
+            )
+        if self.role == "router" and self.gpu != NO_ACCELERATOR:
+            raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
 
 
 class AdmissionPolicy(PolicySection, frozen=True):
@@ -227,11 +239,13 @@ class AdmissionPolicy(PolicySection, frozen=True):
     max_queued_requests: that wait for their first token.
         One request has at most as many generations (prompts times n).
     max_queued_tokens:   of their prompts, in all; 0 = no bound.
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once.
     """
 
     max_queued_requests: Positive = 1024
     max_queued_tokens: Natural = 0
     max_body_bytes: Positive = 4 << 20
+    worker_wait_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=600.0)] = 0.0
 
 
 class PolicyConfig(PolicySection, frozen=True):
@@ -240,12 +254,20 @@ class PolicyConfig(PolicySection, frozen=True):
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
     stall_seconds: time beyond its longest step for which an engine may stand still.
     allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
+    tenants: limits by the name of the file that holds the API key; tenant_defaults: of all others.
     """
 
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
+    slo: SloPolicy = SloPolicy()
+    early_rejection: EarlyRejectionPolicy = EarlyRejectionPolicy()
+    high_priority: HighPriorityPolicy = HighPriorityPolicy()
+    low_priority: LowPriorityPolicy = LowPriorityPolicy()
+    degradation: DegradationPolicy = DegradationPolicy()
+    tenant_defaults: TenantPolicy = TenantPolicy()
+    tenants: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
     allow_client_priority: bool = False
@@ -330,8 +352,16 @@ def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: st
     """Paths of the fields that a section of `kind` does not have, in a document that was converted to it."""
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in document.items():
-        section = known.get(name)
-        if section is None:
+        if name not in known:
             yield f"{prefix}{name}"
         elif isinstance(value, Mapping):
-            yield from _unknown_fields(value, section, f"{prefix}{name}.")
+            section = _section_in(known[name])
+            entries = {f"{name}.{key}": entry for key, entry in value.items()} if get_origin(known[name]) is dict else {name: value}
+            for path, entry in entries.items():
+                yield from _unknown_fields(entry, section, f"{prefix}{path}.")
+
+
+def _section_in(kind: Any) -> type[Section]:
+    """The section that a field is, may be, or maps names to."""
+    kinds = (kind, *get_args(kind))
+    return next(each for each in kinds if isinstance(each, type) and issubclass(each, Section))

@@ -118,6 +118,7 @@ class Metrics:
         self.request_success = self._counter("request_success", "requests that ended well", "finish_reason")
         self.peer_refused = self._counter("peer_refused", "pairs refused by the handshake", "reason")
         self._add_device()
+        self._add_qos()
         self._add_engines()
         self._add_delayer()
         for name, values in _FIRST_VALUES.items():
@@ -129,6 +130,12 @@ class Metrics:
         self.engine_up = self._gauge("engine_up", "1 while that engine process of this worker serves, else 0", "engine")
         self.engine_requests = self._counter("engine_requests", "requests given to each engine process of this worker", "engine")
         self.engine_restarts = self._counter("engine_restarts", "engine processes started again beside others that served on", "engine")
+
+    def _add_qos(self) -> None:
+        """By priority: high, normal or low."""
+        self.qos_slo = self._counter(
+            "qos_slo", "choices whose TTFT or TPOT met or missed its objective", "objective", "priority", "outcome"
+        )
 
     def _add_device(self) -> None:
         self.device_memory_bytes = self._gauge(

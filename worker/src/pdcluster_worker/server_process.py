@@ -16,14 +16,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.asked_device import asked_device
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
 from pdcluster_worker.dispatch.backend import WorkerBackend
@@ -41,8 +37,7 @@ from pdcluster_worker.native_dtype import DType, read_native_dtype
 from pdcluster_worker.nvidia import Gpu
 from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
-from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
-from pdcluster_worker.policy_file import PolicyFile
+from pdcluster_worker.process_life import HTTP_DRAIN_SECONDS, Files, leave, open_files, signals, unless
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.run import HttpServer, serve
@@ -50,16 +45,11 @@ from pdcluster_worker.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-ResultT = TypeVar("ResultT")
-
 SERVER_NICENESS = 10
 """Of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
 
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
 """What an engine process means that ends with one of these statuses."""
-
-HTTP_DRAIN_SECONDS = 5.0
-"""For what is open beside requests, such as a body that is still on its way here."""
 
 RELAYED_SECONDS = 60.0
 """At most, after an engine was killed, for the answers that peers give through this worker."""
@@ -70,25 +60,12 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
 
     Raises ConfigError, DeviceError, ModelError.  The engines are their starter's to stop.
     """
-    files = Files(
-        Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
-    )
-    if config.discovery.tls is not None:
-        EtcdCredentials(config.discovery.tls)  # wrong files are said now, not when the model has been loaded
+    files = open_files(config, policy_path)
     try:
         return await ServerProcess(config, identity, files, group).run()
     except EngineDiedError as e:
         logger.error("%s", e)  # the last line of the log: Kubernetes shows it as the container's last words
         return 1
-
-
-@dataclass(frozen=True)
-class Files:
-    """What is re-read while the worker runs."""
-
-    credentials: Credentials
-    policy: PolicyFile
-    api_keys: ApiKeys
 
 
 class ServerProcess:
@@ -107,7 +84,7 @@ class ServerProcess:
         """Serve; see the module."""
         group = self._group
         backend = WorkerBackend(self._config.model.name, group.engines)
-        stop, hurry = _signals()
+        stop, hurry = signals()
         http = await self._serve_http(backend)
         try:
             life = asyncio.create_task(self._live(group, backend, http, stop))
@@ -132,16 +109,16 @@ class ServerProcess:
 
     async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
         listen, files = self._config.listen, self._files
-        accepts_key = files.api_keys.accepts if files.api_keys.required else None
+        tenant_of = files.tenant_of
 
         def policy() -> PolicyConfig:
             return files.policy.current
 
         if self._config.role == "prefill":
-            app = create_prefill_app(backend, self._metrics, policy, accepts_key=accepts_key)
+            app = create_prefill_app(backend, self._metrics, policy, tenant_of=tenant_of)
         else:
             tokenizer = Tokenizer.load(Path(self._config.model.path))
-            app = create_app(backend, tokenizer, self._metrics, policy, accepts_key=accepts_key)
+            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of)
         return await serve(app, listen.host, listen.http)
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
@@ -165,14 +142,14 @@ class ServerProcess:
 
     async def _live(self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
         """From the engine's loading to the end of the last request."""
-        dtype = await _unless(stop, self._dtype(backend))
+        dtype = await unless(stop, self._dtype(backend))
         if dtype is None:
             return
         group.begin(dtype)
         # Engines run on every core: a server process that takes one in the middle of a step holds up all its threads.
         if self._config.engine.data_parallel_size == 1:  # an engine that is started again would inherit it
             os.nice(SERVER_NICENESS)
-        engines = await _unless(stop, group.ready())
+        engines = await unless(stop, group.ready())
         if engines is None:
             return
         backend.engines_are_ready()
@@ -183,11 +160,7 @@ class ServerProcess:
             self._metrics.watch_gpu(facts.device, Gpu().use)
         worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current)
         node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
-        watching = [
-            asyncio.create_task(self._files.policy.watch(node.set_policy), name="policy file"),
-            asyncio.create_task(self._files.credentials.watch(), name="certificates"),
-            asyncio.create_task(self._files.api_keys.watch(), name="API keys"),
-        ]
+        watching = self._files.watch(node.set_policy)
         pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)
         self._follow(group, pulses, worker)
         door = HeadDoor(self._config, dtype, group)
@@ -198,7 +171,7 @@ class ServerProcess:
             backend.serve(node)
             await stop.wait()
             group.leave()
-            await _leave(node, http)
+            await leave(node, http)
         finally:
             for task in watching:
                 task.cancel()
@@ -221,7 +194,11 @@ class ServerProcess:
             pulses.end(engine)
             worker.engines_changed()
 
-        group.on_start, group.on_end = on_start, on_end
+        def on_forget(engine: Engine) -> None:
+            self._metrics.engine_up.remove(str(engine.rank))
+            worker.engines_changed()
+
+        group.on_start, group.on_end, group.on_forget = on_start, on_end, on_forget
         for engine in group.engines:
             pulses.start(engine)
 
@@ -240,44 +217,6 @@ async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> No
     ending = asyncio.create_task(end())
     await asyncio.wait({ending, hurried}, timeout=RELAYED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
-
-
-async def _leave(node: Node, http: HttpServer) -> None:
-    """Let requests end, those too that come until no connection is taken any more, and clients take the last bytes of their answers."""
-    await node.leave()
-    http.refuse()
-    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.num_answering or not node.is_drained):
-        await node.leave()
-    await http.close()
-    await node.finish()
-
-
-async def _unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-    """Wait for a step of the start; None when the worker is told to stop before that."""
-    doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return None if stop.is_set() else doing.result()
-    finally:
-        doing.cancel()
-        stopping.cancel()
-
-
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """(stop, hurry): set by the first SIGTERM or SIGINT, and by a SIGINT after it."""
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_interrupt() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    def on_terminate() -> None:
-        logger.info("asked to end")
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, on_terminate)
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
-    return stop, hurry
 
 
 async def _engine_end(engine: Child) -> NoReturn:

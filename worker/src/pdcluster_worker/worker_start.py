@@ -25,6 +25,10 @@ def run(config_path: Path, policy_path: Path | None) -> int:
     Raises ConfigError, DeviceError, ModelError.
     """
     config = load_worker_config(config_path)
+    if config.role == "router":
+        from pdcluster_worker import router_process
+
+        return uvloop.run(router_process.run(config, Identity.from_env(), policy_path))
     check_gpu(asked_device(config))  # a worker that cannot compute has no say in the revision's dtype
     identity = Identity.from_env()
     return uvloop.run(_run(config_path, policy_path, config, identity))

@@ -12,6 +12,7 @@ from pdcluster_operator.api.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_operator.api.qos import QosSpec
 from pdcluster_operator.api.ranks import misfit
 from pdcluster_operator.api.routing import RoutingSpec
 from pdcluster_operator.api.rules import rule, spelled
@@ -27,7 +28,6 @@ from pdcluster_operator.api.sections import (
     NetworkPolicySpec,
     PlacementSpec,
     PoolSpec,
-    QosSpec,
     RolesSpec,
     RolloutSpec,
     ServiceSpec,
@@ -179,6 +179,13 @@ class PDClusterSpec(Section):
             reason = "no engine goes by priorities, for schedulingPolicy is fcfs"
             fix = "leave it out, or set engine.schedulingPolicy: priority"
             raise rule(reason, fix, at="qos.allowClientPriority")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_have_keys(self) -> Self:
+        if self.qos.tenants and self.service.api_key_secret is None:
+            fix = "give service.apiKeySecret, or leave qos.tenants out"
+            raise rule("is for API keys, and no key is asked for", fix, at="qos.tenants")
         return self
 
     @model_validator(mode="after")

@@ -19,7 +19,6 @@ from pdcluster_operator.api.values import (
     Amount,
     Endpoint,
     Name,
-    Natural,
     ObjectName,
     PodTemplate,
     Port,
@@ -178,34 +177,6 @@ class RolesSpec(Section):
         """The roles that are given, by name, in a fixed order."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
-
-
-class AdmissionSpec(Section):
-    """Bounds of an ingress worker; beyond them a request is answered 503 (queue) or 413 (body).
-
-    max_queued_requests: that wait for their first token
-    max_queued_tokens:   of their prompts, in all; 0 = no bound
-    max_body_bytes:      of a request's body
-    """
-
-    max_queued_requests: Positive = 1024
-    max_queued_tokens: Natural = 0
-    max_body_bytes: Positive = 4 << 20
-
-
-class QosSpec(Section):
-    """Policy: which requests are accepted, and when an engine that stands still is given up.
-
-    Takes effect without a restart.
-    stall_seconds:         time beyond its longest step for which an engine may have work and
-                           make no step, or answer no ping
-    allow_client_priority: the `priority` of a request counts, lower first; else any other
-                           than 0 is refused
-    """
-
-    admission: AdmissionSpec = AdmissionSpec()
-    stall_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
-    allow_client_priority: bool = False
 
 
 class StorageSpec(Section):

@@ -42,12 +42,12 @@ def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[
 
 
 def etcd_record_name(cluster: PDCluster) -> str:
-    """Name of the record of the managed etcd as the spec wants it; another wish is another record.
+    """Name of the record of the managed etcd as the spec asks for it; another spec is another record.
 
     Values that are the default do not count, so that an operator that knows one more field finds the record again.
     """
-    wish = json.dumps(cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True)
-    return f"{cluster.metadata.name}-etcd-{hashlib.sha256(wish.encode()).hexdigest()[:_HASH_LENGTH]}"
+    asked = json.dumps(cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True)
+    return f"{cluster.metadata.name}-etcd-{hashlib.sha256(asked.encode()).hexdigest()[:_HASH_LENGTH]}"
 
 
 def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:

@@ -3,7 +3,7 @@
 Two writers who each insist would otherwise go on for ever, as fast as the API
 server lets them.  The same content, written again and again under the same
 name, is the sign of it, whether the object was changed, deleted or replaced.
-When we wish something else in between, as sizes that go up and down, the count
+When the plan changes in between, as sizes that go up and down, the count
 begins anew.  A fight is over when the object has stayed as it should be for
 longer than a fight leaves it alone.
 """

@@ -212,6 +212,7 @@ class EngineClient:
         self.died = reason
         if not self._ready.done():
             self._ready.set_exception(EngineDiedError(reason))
+            self._ready.exception()  # it may be that nothing waits for it any more
         for mailbox in self._mailboxes.values():
             mailbox.put(EngineDiedError(reason))
 
@@ -242,27 +243,31 @@ class EngineClient:
 
     def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
         for output in outputs:
-            match output:
-                case Tokens(tokens=tokens):
-                    for token in tokens:
-                        self._put(token.request_id, token)
-                case EngineStats():
-                    self._take_stats(output)
-                    for hear in self.on_stats:
-                        hear(output)
-                case BlockEvents():
-                    for hear_blocks in self.on_blocks:
-                        hear_blocks(output)
-                case Pong():
-                    self.on_pong(output)
-                case EngineReady():
-                    self._ready.set_result(output)
-                case EngineFailed(message=message):
-                    self.fail(message)
-                case messages.RequestFailed():
-                    self._put(output.request_id, _request_error(output))
-                case _:
-                    self._put(output.request_id, output)
+            if self.died is None:  # the numbers and blocks of one that was killed are given up already
+                self._take(output)
+
+    def _take(self, output: EngineOutput) -> None:
+        match output:
+            case Tokens(tokens=tokens):
+                for token in tokens:
+                    self._put(token.request_id, token)
+            case EngineStats():
+                self._take_stats(output)
+                for hear in self.on_stats:
+                    hear(output)
+            case BlockEvents():
+                for hear_blocks in self.on_blocks:
+                    hear_blocks(output)
+            case Pong():
+                self.on_pong(output)
+            case EngineReady():
+                self._ready.set_result(output)
+            case EngineFailed(message=message):
+                self.fail(message)
+            case messages.RequestFailed():
+                self._put(output.request_id, _request_error(output))
+            case _:
+                self._put(output.request_id, output)
 
     def _take_stats(self, stats: EngineStats) -> None:
         self.stats = stats

@@ -26,6 +26,9 @@ FIRST_PAUSE_SECONDS = 1.0
 LAST_PAUSE_SECONDS = 60.0
 """Between the death of an engine and its next start; doubled each time that it lived shorter than the last pause."""
 
+FORGET_SECONDS = 300.0
+"""How long an engine on another host that is gone counts as lost: its supervisor may bring it back meanwhile."""
+
 
 class Child(Protocol):
     """One engine process, which is started once.
@@ -65,6 +68,7 @@ class EngineGroup:
     invariant: requests give the same bits on each (`engine.batchInvariant`).
     on_start:  told of an engine that begins to serve, and whether it was started again here; must not block.
     on_end:    told of an engine that has died while others serve.
+    on_forget: told of an engine on another host that has not come back.
     """
 
     def __init__(self, size: int, new_child: Callable[[int], Child], address: Callable[[int], str], *, invariant: bool = False) -> None:
@@ -73,12 +77,14 @@ class EngineGroup:
         self.ended: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self.on_start: Callable[[Engine, bool], None] = lambda _, __: None
         self.on_end: Callable[[Engine], None] = lambda _: None
+        self.on_forget: Callable[[Engine], None] = lambda _: None
         self._new_child = new_child
         self._address = address
         self._children = [new_child(rank) for rank in range(size)]
         self._dtype: DType = "float32"
         self._on_child: Callable[[Child], None] = lambda _: None
         self._adopted: dict[int, Child] = {}  # on other hosts, by rank
+        self._forgetting: set[asyncio.TimerHandle] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
 
@@ -139,7 +145,9 @@ class EngineGroup:
             self.engines.add(engine)
             self.on_start(engine, False)
             await child.gone()
-            if not self._lives_without(child) and not self.ended.done():
+            if self._lives_without(child):
+                self._forget_later(engine)
+            elif not self.ended.done():
                 self.ended.set_result(child)
         except EngineDiedError:
             return
@@ -151,6 +159,8 @@ class EngineGroup:
     async def stop(self) -> None:
         """End all processes."""
         self._is_ending = True
+        for handle in self._forgetting:
+            handle.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -206,6 +216,16 @@ class EngineGroup:
             self.engines.remove(mine, reason)
             self.on_end(mine)
         return True
+
+    def _forget_later(self, engine: Engine) -> None:
+        def forget() -> None:
+            self._forgetting.discard(handle)
+            if self.engines.forget(engine):
+                logger.info("a headless engine has not come back rank=%d", engine.rank)
+                self.on_forget(engine)
+
+        handle = asyncio.get_running_loop().call_later(FORGET_SECONDS, forget)
+        self._forgetting.add(handle)
 
     async def _start_again(self, rank: int) -> Child:
         """Return the new process, which serves or has ended."""

@@ -87,7 +87,7 @@ class Engines:
 
     on_stats, on_blocks: told of what any of them says.
     on_open:             told of the engine of each request that begins.
-    lost:                by rank, those that died and are being started again, and why.
+    lost:                by rank, those that died and are to come again, and why.
     """
 
     def __init__(self, *engines: Engine) -> None:
@@ -150,6 +150,13 @@ class Engines:
         gone = list(self._blocks.hashes(_key(engine)))
         self._blocks.drop(_key(engine))
         self._say_changes(engine, BlockEvents([], gone, sequence=0))
+
+    def forget(self, engine: Engine) -> bool:
+        """Say no more that this one is lost; False where it was forgotten or another has its rank."""
+        if self.lost.get(engine.rank, (None, ""))[0] is not engine:
+            return False
+        del self.lost[engine.rank]
+        return True
 
     def records(self) -> list[EngineRecord]:
         """What our record in etcd says of several; nothing of a lone one, which the record itself is of."""

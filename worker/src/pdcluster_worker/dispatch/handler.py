@@ -42,9 +42,9 @@ class Handler:
         return self._hello
 
     async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """Run a whole request here.  Raises RequestError on a prefill worker."""
-        if not isinstance(self._work, DecodeDispatcher):
-            raise RequestError("this is a prefill worker: it decodes nothing")
+        """Run a whole request here.  Raises RequestError on a prefill worker and on a router."""
+        if not isinstance(self._work, DecodeDispatcher) or self._worker.engineless is not None:
+            raise RequestError(f"this is a {self._hello.role} worker: it decodes nothing")
         with self._worker.request():
             if not spec.output:  # one that has begun was admitted where it began
                 self._work.admit(len(spec.prompt))

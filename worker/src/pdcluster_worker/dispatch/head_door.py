@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pdcluster_worker.config import MAX_ENGINES, WorkerConfig
-from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
 from pdcluster_worker.dispatch.engine_group import EngineGroup
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.head_line.wire import (
@@ -100,13 +100,10 @@ class HeadlessChild:
 
     async def _call_while_it_loads(self) -> None:
         """Let it hear of the head: one that says nothing is taken for gone, and the pulse begins when it has loaded."""
-        loading = asyncio.ensure_future(self.client.ready())
-        try:
-            while not loading.done():
-                self.client.ping()
-                await asyncio.wait({loading}, timeout=CALL_SECONDS)
-        finally:
-            loading.cancel()
+        while self.client.is_loading:
+            self.client.ping()
+            with contextlib.suppress(TimeoutError, EngineDiedError):
+                await asyncio.wait_for(self.client.ready(), CALL_SECONDS)
 
 
 class HeadDoor:

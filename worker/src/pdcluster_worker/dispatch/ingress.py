@@ -75,7 +75,7 @@ class Ingress:
         if (choices := self._choices.get(request_id)) is not None:
             choices.abort(request_id)
 
-    def on_change(self, _: Peer) -> None:
+    def on_change(self) -> None:
         """A peer's state changed: what runs on one that drains goes on elsewhere."""
         self._legs.on_change()
 

@@ -25,7 +25,7 @@ from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import EngineReady
+from pdcluster_worker.engine.messages import EngineReady, KVGeometry
 from pdcluster_worker.peers.client import Here, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
@@ -39,21 +39,34 @@ from pdcluster_worker.routing.credits import CreditLedger
 
 logger = logging.getLogger(__name__)
 
+_NO_GEOMETRY = KVGeometry(num_kv_heads=0, head_dim=0, num_layers=0, block_size=0, dtype="")
+
 GRPC_GRACE_SECONDS = 1.0
 """After a drain no call of ours is open; this bounds a peer that keeps its streams."""
 
 
 def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
     """What this worker tells in a handshake; its operations where it promises equal bits."""
-    operations = facts.device.operations if config.engine.batch_invariant else ""
-    size = facts.device.tensor_parallel_size
-    return Hello(worker_id, config.role, facts.geometry, facts.weights, config.revision, size, operations)
+    return Hello(
+        *(worker_id, config.role, facts.geometry, facts.weights, config.revision),
+        tensor_parallel_size=facts.device.tensor_parallel_size,
+        operations=facts.device.operations if config.engine.batch_invariant else "",
+        model=config.model.name,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+    )
+
+
+def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
+    """What a router tells: it has neither KV nor weights."""
+    return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
 class Node:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
-    untaken: names of the HTTP connections whose clients have yet to take something of their answers
+    on_peers: told when the state of a peer changed.
+    untaken:  names of the HTTP connections whose clients have yet to take something of their answers
     """
 
     def __init__(
@@ -66,11 +79,12 @@ class Node:
     ) -> None:
         self.worker = worker
         self.ingress: Ingress | None = None
+        self.on_peers: Callable[[], None] = lambda: None
         self._config = config
         self._identity = identity
         self._credentials = credentials
-        facts = worker.engine_ready
-        hello = hello_of(config, worker.engine_id, facts)
+        has_engine = worker.engineless is None
+        hello = hello_of(config, worker.engine_id, worker.engine_ready) if has_engine else hello_of_router(config, worker.engine_id)
         refusals = Refusals(worker.metrics)
         here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(
@@ -84,7 +98,7 @@ class Node:
         worker.on_request = self._drain.look
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()
-        self._disaggregating = self._make_disaggregating()
+        self._disaggregating = self._make_disaggregating() if config.role in ("prefill", "decode") else None
         self._looking: asyncio.Task[None] | None = None
         self._grpc: grpc.aio.Server | None = None
 
@@ -96,10 +110,19 @@ class Node:
         self.ingress = Ingress(self.worker, decoding, directory.decodes)
         return decoding
 
+    def decodes(self) -> list[Peer]:
+        """Decode and mixed peers that take new work."""
+        return self._directory.decodes()
+
+    def absence(self) -> str:
+        """Why no decode peer takes new work."""
+        return self._directory.absence()
+
     def _on_peer(self, peer: Peer) -> None:
         self._broker.on_change(peer)
         if self.ingress is not None:
-            self.ingress.on_change(peer)
+            self.ingress.on_change()
+        self.on_peers()
 
     def _make_disaggregating(self) -> Disaggregating:
         worker = self.worker
@@ -117,7 +140,7 @@ class Node:
         prefix = workers_prefix(identity.namespace, config.cluster, config.revision)
         command = command_key(identity.namespace, config.cluster, identity.pod)
         pinned: dict[str, bytes] = {}
-        if config.model.dtype == "auto":
+        if config.model.dtype == "auto" and self.worker.engineless is None:
             key = dtype_key(identity.namespace, config.cluster, config.revision)
             pinned[key] = self.worker.engine_ready.dtype.encode()
         keys = DiscoveryKeys(prefix, command, pinned)
@@ -133,15 +156,14 @@ class Node:
         self._record = self._make_record(http_port, port)
         self._discovery.start(self._record)
         self.worker.on_engines = self._on_engines
-        if self._config.role != "mixed":
-            self._looking = asyncio.create_task(self._look_for_ever(), name="disaggregation")
+        if self._disaggregating is not None:
+            self._looking = asyncio.create_task(self._look_for_ever(self._disaggregating), name="disaggregation")
 
-    async def _look_for_ever(self) -> None:
+    async def _look_for_ever(self, disaggregating: Disaggregating) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._disaggregating.look():
-                stated = self._disaggregating.stated
-                self._record = msgspec.structs.replace(self._record, disaggregation=stated)
+            if disaggregating.look():
+                self._record = msgspec.structs.replace(self._record, disaggregation=disaggregating.stated)
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
@@ -152,17 +174,18 @@ class Node:
 
     def _make_record(self, http_port: int, grpc_port: int) -> WorkerRecord:
         config, worker, address = self._config, self.worker, self._identity.address
+        has_engine = worker.engineless is None
         return WorkerRecord(
             engine_id=worker.engine_id,
             pod=self._identity.pod,
             grpc_address=join_address(address, grpc_port),
-            kv_address=worker.engines.first.kv_address,
+            kv_address=worker.engines.first.kv_address if has_engine else "",
             http_address=join_address(address, http_port),
             role=config.role,
             pool=config.pool,
             state="ready",
-            device=worker.engine_ready.device,
-            disaggregation=None if config.role == "mixed" else self._disaggregating.stated,
+            device=worker.engine_ready.device if has_engine else None,
+            disaggregation=None if self._disaggregating is None else self._disaggregating.stated,
             engines=worker.engines.records(),
         )
 

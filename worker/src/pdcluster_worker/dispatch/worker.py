@@ -26,13 +26,31 @@ REPORT_SECONDS = 1.0
 """How often peers hear of our load (docs/architecture.md, 'Discovery')."""
 
 
+NO_DECODE_WORKER_SECONDS = 2
+"""Until a client of a router may try again: about as long as discovery and handshake of a worker that comes back take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engineless:
+    """What a router has in place of an engine's facts.
+
+    worker_id:  its name for peers.
+    block_size: of the KV blocks of its revision's workers.
+    absence:    why no decode worker takes new work.
+    """
+
+    worker_id: str
+    block_size: int
+    absence: Callable[[], str]
+
+
 @dataclass(slots=True)
 class Worker:
     """One worker's state as its server process sees it.
 
-    engines:       those that have loaded.
-    engine_ready:  the facts of the first of them; what a peer compares is the same for all.
+    engines:       those that have loaded; a router has none.
     engine_id:     of this worker for its peers: that of its first engine at its start.
+    engineless:    of a router.
     policy:        the one in force now.
     blocks:        prefix caches of the peers that we watch.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
@@ -57,26 +75,34 @@ class Worker:
     on_engines: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
     sent_bytes_per_second: float = 0.0
-    engine_ready: EngineReady = field(init=False)
+    engineless: Engineless | None = None
     engine_id: str = field(init=False)
+    _facts: EngineReady | None = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
     _room: "dict[str, tuple[Engine, int, asyncio.Future[None]]]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.engine_ready = self.engines.first.facts
-        self.engine_id = self.engine_ready.engine_id
+        self._facts = self.engines.first.facts if self.engineless is None else None
+        self.engine_id = self.engine_ready.engine_id if self.engineless is None else self.engineless.worker_id
         self.engines.on_blocks.append(self._on_blocks)
         self.engines.on_stats.append(self._on_stats)
         self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(str(engine.rank)).inc()
         self._export_queues()
         self._export_engines()
-        self.metrics.kv_transport_info.labels(self.engine_ready.transport).set(1)
+        if self._facts is not None:
+            self.metrics.kv_transport_info.labels(self._facts.transport).set(1)
+
+    @property
+    def engine_ready(self) -> EngineReady:
+        """The facts of the first engine; what a peer compares is the same for all.  A router has none: its parts do not ask."""
+        assert self._facts is not None, "a router has no engine"
+        return self._facts
 
     @property
     def block_size(self) -> int:
         """Tokens in a KV block."""
-        return self.engine_ready.geometry.block_size
+        return self.engine_ready.geometry.block_size if self.engineless is None else self.engineless.block_size
 
     def hashes(self, spec: RequestSpec) -> list[bytes]:
         """Block hashes of all tokens known so far, as the engines of both roles compute them."""
@@ -111,6 +137,9 @@ class Worker:
 
     def refusal(self) -> RequestError:
         """What a client is told that should go to another worker."""
+        if self.state == "ready" and self.engineless is not None:
+            reason = f"no decode worker takes requests now ({self.engineless.absence()}): retry later"
+            return RequestError(reason, status=503, code="no_decode_worker", retry_after_seconds=NO_DECODE_WORKER_SECONDS)
         if self.state == "ready" and (problem := self.engines.problem) is not None:
             return EngineStalledError(problem)
         message = f"this worker is {self.state}: send the request to another one"

@@ -29,13 +29,6 @@ class Scheduled(msgspec.Struct, frozen=True):
         request = self.request
         return request.num_computed_tokens + self.num_tokens == len(request.tokens)
 
-    @property
-    def is_decode(self) -> bool:
-        """Whether this is the newest output token of a request past its prefill."""
-        num_computed = self.request.num_computed_tokens
-        past_prompt = num_computed >= self.request.num_prompt_tokens
-        return past_prompt and num_computed + 1 == len(self.request.tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -47,13 +40,3 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens that the model computes in this step."""
         return sum(item.num_tokens for item in self.items)
-
-    @property
-    def num_decode_tokens(self) -> int:
-        """Of them, the newest tokens of requests past their prefill; read before the step runs."""
-        return sum(1 for item in self.items if item.is_decode)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """All others; read before the step runs."""
-        return self.num_tokens - self.num_decode_tokens

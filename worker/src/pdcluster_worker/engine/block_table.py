@@ -52,7 +52,7 @@ class BlockTables:
         self._settings = settings
         self._block_size = settings.block_size
         self._prefix_caching = settings.prefix_caching
-        self._num_kept = int(settings.admission_watermark * settings.num_blocks)
+        self._num_kept = settings.num_kept_blocks
         self._holding: set[Request] = set()
         # Those that have not taken all blocks of their prompt yet.
         self._growing: dict[Request, Reservation] = {}

@@ -80,7 +80,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves."""
+    """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves.
+
+    ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the policy.
+    """
 
     request_id: str
     prompt: list[int]
@@ -88,6 +91,8 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     output: list[int] = []
     priority: int = 0  # lower goes first
     cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
+    ttft_slo_seconds: float | None = None
+    tpot_slo_seconds: float | None = None
 
 
 class Target(msgspec.Struct, frozen=True):

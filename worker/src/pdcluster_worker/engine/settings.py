@@ -18,6 +18,11 @@ SCHEDULER_NAMES: tuple[SchedulerName, ...] = get_args(SchedulerName)
 WHOLE_PROMPT_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "orca", "request-level")
 """Those that compute a prompt in one step, whatever its length."""
 
+WATERMARK_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "sarathi")
+"""Those whose admissions leave at least one block of `BLOCKS_PER_KEPT` free [A3]."""
+
+BLOCKS_PER_KEPT = 100
+
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
@@ -91,6 +96,18 @@ class EngineSettings:
     def null_block(self) -> int:
         """Stands in a table for blocks that have left the window; in no pool, never read."""
         return self.num_blocks
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Blocks that an admission beside others leaves free: of a share rounded down, of a scheduler's own rounded up.
+
+        >>> sizes = {"max_batched_tokens": 8, "max_sequences": 1, "max_model_len": 99}
+        >>> sarathi = SchedulerSettings(name="sarathi")
+        >>> [EngineSettings(4, 150, **sizes, scheduler=sarathi, admission_watermark=share).num_kept_blocks for share in (0.0, 0.05)]
+        [2, 7]
+        """
+        least = -(-self.num_blocks // BLOCKS_PER_KEPT) if self.scheduler.name in WATERMARK_SCHEDULERS else 0
+        return max(least, int(self.admission_watermark * self.num_blocks))
 
 
 def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:

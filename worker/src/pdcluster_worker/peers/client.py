@@ -74,6 +74,7 @@ class Peer:
     key:   its pod.
     state: see the module; `ready` says whether it takes new work.
     load:  of its last report.
+    hello: of the last handshake; None before the first.
     """
 
     def __init__(self, record: WorkerRecord, here: Here, events: PeerEvents) -> None:
@@ -81,6 +82,7 @@ class Peer:
         self.record = record
         self.state: PeerState = "connecting"
         self.load = Load()
+        self.hello: Hello | None = None
         self._here = here
         self._events = events
         self._line = self._open()
@@ -217,6 +219,7 @@ class Peer:
         theirs = _parsed(lambda _, hello: convert.hello_from_proto(hello), "", message)
         if theirs.engine_id != self.record.engine_id:
             raise PeerError(f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is registered")
+        self.hello = theirs
         return self._here.refusals.check(mine, theirs) is None
 
     async def _serve(self) -> None:

@@ -69,6 +69,9 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         revision=hello.revision,
         tensor_parallel_size=hello.tensor_parallel_size,
         operations=hello.operations,
+        model=hello.model,
+        max_model_len=hello.max_model_len,
+        vocab_size=hello.vocab_size,
     )
 
 
@@ -77,8 +80,14 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     _require(bool(message.engine_id), "engine_id is empty")
     _require(message.tensor_parallel_size >= 0, "tensor_parallel_size is negative")
     geometry = geometry_from_proto(message.geometry)
-    size = message.tensor_parallel_size or 1
-    return Hello(message.engine_id, message.role, geometry, message.weights, message.revision, size, message.operations)
+    return Hello(
+        *(message.engine_id, message.role, geometry, message.weights, message.revision),
+        tensor_parallel_size=message.tensor_parallel_size or 1,
+        operations=message.operations,
+        model=message.model,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+    )
 
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
@@ -117,12 +126,14 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         sampling=sampling_to_proto(spec.sampling),
         priority=spec.priority,
         cache_salt=spec.cache_salt,
+        ttft_slo_seconds=spec.ttft_slo_seconds,
+        tpot_slo_seconds=spec.tpot_slo_seconds,
     )
 
 
 def request_from_proto(message: pb.Request) -> RequestSpec:
     """One request.  Raises ValueError for an empty id or prompt, negative token ids, impossible
-    sampling and a salt of another length."""
+    sampling, a salt of another length and an objective that is no time."""
     _require(bool(message.request_id), "request_id is empty")
     _require(len(message.prompt) > 0, "prompt is empty")
     _require_natural("prompt", message.prompt)
@@ -136,7 +147,14 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
         output=list(message.output),
         priority=message.priority,
         cache_salt=message.cache_salt,
+        ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds) if message.HasField("ttft_slo_seconds") else None,
+        tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds) if message.HasField("tpot_slo_seconds") else None,
     )
+
+
+def _time(name: str, seconds: float) -> float:
+    _require(isfinite(seconds) and seconds > 0, f"{name} is not a time")
+    return seconds
 
 
 def target_to_proto(target: Target) -> pb.Target:

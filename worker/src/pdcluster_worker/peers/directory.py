@@ -1,7 +1,8 @@
 """The peers that this worker's role needs, kept in step with the membership.
 
 A decode or mixed worker keeps every prefill, decode and mixed worker of its
-revision; a prefill worker keeps none, it only serves.  A peer lives as long as
+revision, a router those that decode; a prefill worker keeps none, it only
+serves, and nobody keeps a router.  A peer lives as long as
 its engine id: draining takes it out of the choice and leaves its streams
 alone.  The end of its membership ends them, unless it has drained: then they
 end by themselves.  Which of the choice is best is `dispatch`'s and `routing`'s business.
@@ -18,6 +19,11 @@ from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import open_channel, open_stub, unary
 from pdcluster_worker.peers.client import HANDSHAKE_SECONDS, Here, Peer, PeerEvents
 from pdcluster_worker.peers.records import WorkerRecord
+
+_DECODING: tuple[Role, ...] = ("decode", "mixed")
+_KEPT: tuple[Role, ...] = ("prefill", *_DECODING)
+_NAMED = 4
+"""Workers that an error names; a cell may have hundreds."""
 
 
 class Directory:
@@ -39,13 +45,33 @@ class Directory:
 
     def decodes(self) -> list[Peer]:
         """Decode and mixed workers that take new work, this one not among them."""
-        return self._ready("decode", "mixed")
+        return self._ready(*_DECODING)
 
     def refused(self, role: Role) -> dict[str, str]:
         """Members of a role that the handshake refused, from either side: reason by pod."""
         members = [record for pod, record in self._members.items() if pod != self._pod and record.role == role]
         reasons = {record.pod: self._here.refusals.reason(record.engine_id) for record in members}
         return {pod: reason for pod, reason in reasons.items() if reason is not None}
+
+    def absence(self) -> str:
+        """Why no decode or mixed worker takes new work, worker by worker."""
+        members = [record for _, record in sorted(self._members.items()) if record.role in _DECODING]
+        if not members:
+            return "none is registered"
+        said = [f"{record.pod} is {self._standing(record)}" for record in members[:_NAMED]]
+        more = len(members) - _NAMED
+        return ", ".join(said) + (f", and {more} more" if more > 0 else "")
+
+    def _standing(self, record: WorkerRecord) -> str:
+        """What keeps new work from a member, in a word or, if refused, a reason."""
+        if record.state != "ready" or not record.engine_id:
+            return record.state if record.engine_id else "loading the model"
+        peer = self._peers.get(record.pod)
+        if peer is None:
+            return "not connected"
+        if peer.state == "refused":
+            return f"refused: {self._here.refusals.reason(record.engine_id)}"
+        return peer.load.state if peer.state == "ready" else peer.state
 
     def set_members(self, members: Mapping[str, WorkerRecord]) -> None:
         """Take a new membership: open peers, drop those that are gone or have another engine, note new states."""
@@ -84,7 +110,10 @@ class Directory:
 
     def _needs(self, record: WorkerRecord) -> bool:
         # Without an engine id its engine is still loading: there is nobody to shake hands with.
-        return self._here.hello.role != "prefill" and record.pod != self._pod and bool(record.engine_id)
+        if record.pod == self._pod or not record.engine_id:
+            return False
+        here = self._here.hello.role
+        return here != "prefill" and record.role in (_DECODING if here == "router" else _KEPT)
 
     def _ready(self, *roles: Role) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.ready and peer.record.role in roles]

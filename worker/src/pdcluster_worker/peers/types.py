@@ -1,6 +1,6 @@
 """Types that cross between peers, dispatch and server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -59,6 +59,7 @@ class Hello:
     """What one worker tells another in the handshake; weights is a fingerprint, `facts` is what is compared.
 
     operations: see `PeerFacts`.
+    max_model_len, vocab_size: limits of a request; 0 of a router.
     """
 
     engine_id: str
@@ -68,8 +69,13 @@ class Hello:
     revision: str
     tensor_parallel_size: int = 1
     operations: str = ""
+    model: str = ""
+    max_model_len: int = 0
+    vocab_size: int = 0
 
     @property
     def facts(self) -> PeerFacts:
         """The part that two workers compare."""
-        return PeerFacts(self.geometry, self.weights, self.revision, self.tensor_parallel_size, self.operations)
+        has_engine = self.role != "router"
+        facts = PeerFacts(self.geometry, self.weights, self.revision, self.tensor_parallel_size, self.operations)
+        return replace(facts, model=self.model, has_engine=has_engine)

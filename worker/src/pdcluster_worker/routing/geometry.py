@@ -3,7 +3,8 @@
 KV geometry, that of the whole model, the fingerprint of the weights, the revision
 and, under engine.batchInvariant, the operations must be equal, and of the
 tensor-parallel sizes one must divide the other (docs/architecture.md, 'KV layout
-and the pair check').  Both sides come to the same verdict.  A mismatch refuses the pair
+and the pair check').  A router holds no KV: of it and a worker only revision and
+model's name are compared.  Both sides come to the same verdict.  A mismatch refuses the pair
 only: it says nothing about either worker's health.
 """
 
@@ -20,6 +21,8 @@ class PeerFacts:
 
     operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
                 equal bits; empty where nothing is promised.
+    model:      its name; empty where an older worker does not say.
+    has_engine: False of a router.
     """
 
     geometry: KVGeometry
@@ -27,6 +30,8 @@ class PeerFacts:
     revision: str
     tensor_parallel_size: int = 1
     operations: str = ""
+    model: str = ""
+    has_engine: bool = True
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
@@ -42,6 +47,8 @@ def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
     if label == "tensor_parallel":
         sizes = f"{mine.tensor_parallel_size} here and {theirs.tensor_parallel_size} at the peer"
         return f"tensor-parallel size is {sizes}: one must divide the other; set engine.tensorParallelSize of prefill or decode so"
+    if label == "model":
+        return f"model is {mine.model} here and {theirs.model} at the peer: give both workers the same model.name"
     if label == "revision":
         return f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of one revision pair"
     return (
@@ -53,12 +60,15 @@ def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
 
 def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
     """The first thing that differs, as the label of pdcluster_peer_refused_total; None = nothing that matters."""
-    if mine.geometry != theirs.geometry:
+    moves_kv = mine.has_engine and theirs.has_engine
+    if moves_kv and mine.geometry != theirs.geometry:
         return "kv_geometry"
-    if mine.weights != theirs.weights:
+    if moves_kv and mine.weights != theirs.weights:
         return "weights"
     if mine.revision != theirs.revision:
         return "revision"
+    if not moves_kv:
+        return "model" if mine.model and theirs.model and mine.model != theirs.model else None
     low, high = sorted((mine.tensor_parallel_size, theirs.tensor_parallel_size))
     if high % low:
         return "tensor_parallel"

@@ -1,44 +1,130 @@
 """Which KV blocks each worker has in its prefix cache, as its events tell [Y11].
 
-Block hashes are chained, so only leading blocks count as a match.  The index
-may lag behind a worker: it steers a choice and never promises a hit.  Sequence
-numbers are not its business: after a gap the subscriber takes a new snapshot.
+One table from block hash to a set of workers, a bit each, so that one walk over
+a prompt's hashes answers for all workers.  Block hashes are chained, so only
+leading blocks count as a match.  The index may lag behind a worker: it steers a
+choice and never promises a hit.  Sequence numbers are not its business: after a
+gap the subscriber takes a new snapshot.
+
+A worker that goes, or tells everything anew, gives up its bit at once; what
+bears that bit is cleared later, some with each call, and only then is the bit
+given to another worker.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice, repeat
+from operator import and_
+
+MAX_BLOCKS = 2_000_000
+"""Distinct blocks that an index holds unless told otherwise: 0.25 GB (docs/bench/LOG.md)."""
+
+_CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
+_EVICTED_AT_ONCE = 4096
 
 
 class PrefixIndex:
-    """Block hashes by worker key."""
+    """Workers by block hash, in bounded memory: beyond `max_blocks` the blocks noted first are forgotten.
 
-    def __init__(self) -> None:
-        self._blocks: dict[str, set[bytes]] = {}
+    A block that is forgotten too early is a missed hit, which costs less than a false one.
+    """
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._table: dict[bytes, int] = {}
+        self._max_blocks = max_blocks
+        self._bits: dict[str, int] = {}  # of each worker, one bit
+        self._free_bits: list[int] = []
+        self._num_bits = 0
+        self._retired = 0  # bits given up since the round of clearing began
+        self._clearing = 0  # bits that this round clears
+        self._uncleared: list[bytes] = []  # blocks that this round has yet to look at
+
+    def __len__(self) -> int:
+        """Distinct blocks held, those that wait to be cleared among them."""
+        return len(self._table)
 
     def snapshot(self, worker: str, hashes: Iterable[bytes]) -> None:
         """Replace all that is known of a worker."""
-        self._blocks[worker] = set(hashes)
+        self.drop(worker)
+        self.apply(worker, hashes, ())
 
     def apply(self, worker: str, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """Take one batch of events; duplicates are no-ops, and a worker without a snapshot starts from nothing.
 
         A hash in both lists ends as removed: a missed hit costs less than a false one.
         """
-        blocks = self._blocks.setdefault(worker, set())
-        blocks.update(stored)
-        blocks.difference_update(removed)
+        bit, table = self._bits.get(worker) or self._new_bit(worker), self._table
+        for block in stored:
+            mask = table.get(block, 0)
+            if not mask & bit:
+                table[block] = mask | bit if mask else bit
+        for block in removed:
+            mask = table.get(block, 0)
+            if mask == bit:
+                del table[block]
+            elif mask & bit:
+                table[block] = mask ^ bit
+        while len(table) > self._max_blocks:
+            too_many = len(table) - self._max_blocks
+            for block in list(islice(table, max(too_many, min(_EVICTED_AT_ONCE, len(table) // 16)))):
+                del table[block]
+        self._clear_some()
 
     def drop(self, worker: str) -> None:
         """Forget a worker with all its blocks; unknown ones are a no-op.  The caller has ended its events before."""
-        self._blocks.pop(worker, None)
+        self._retired |= self._bits.pop(worker, 0)
+        self._clear_some()
 
     def hashes(self, worker: str) -> frozenset[bytes]:
-        """All that is known of a worker: what a snapshot for others holds."""
-        return frozenset(self._blocks.get(worker, ()))
+        """All that is known of a worker: what a snapshot for others holds.  Walks the whole index."""
+        bit = self._bits.get(worker, 0)
+        return frozenset(block for block, mask in self._table.items() if mask & bit)
 
     def match(self, worker: str, hashes: Sequence[bytes]) -> int:
         """How many leading blocks of `hashes` the worker has; 0 for an unknown worker."""
-        blocks = self._blocks.get(worker, set())
-        for num_matched, block_hash in enumerate(hashes):
-            if block_hash not in blocks:
+        bit, table = self._bits.get(worker, 0), self._table
+        for num_matched, block in enumerate(hashes):
+            if not table.get(block, 0) & bit:
                 return num_matched
         return len(hashes)
+
+    def match_all(self, hashes: Sequence[bytes]) -> dict[str, int]:
+        """How many leading blocks of `hashes` each worker has; workers with none are left out."""
+        matching = sum(self._bits.values())
+        ended: list[tuple[int, int]] = []  # (bits of workers, leading blocks that they have)
+        masks = map(self._table.get, hashes, repeat(0))  # the walk is in C: this is on the way of every request
+        for num_blocks, mask in enumerate(accumulate(masks, and_, initial=matching)):
+            if mask != matching:
+                ended.append((matching & ~mask, num_blocks - 1))
+                matching = mask
+                if not mask:
+                    break
+        ended.append((matching, len(hashes)))
+        bits_of = self._bits.items()
+        return {worker: num_blocks for bits, num_blocks in ended if bits and num_blocks for worker, bit in bits_of if bits & bit}
+
+    def _new_bit(self, worker: str) -> int:
+        if self._free_bits:
+            bit = self._free_bits.pop()
+        else:
+            bit = 1 << self._num_bits
+            self._num_bits += 1
+        self._bits[worker] = bit
+        return bit
+
+    def _clear_some(self) -> None:
+        """Clear given-up bits from some blocks; after the last one they are free for other workers."""
+        if not self._clearing:
+            if not self._retired:
+                return
+            self._clearing, self._retired, self._uncleared = self._retired, 0, list(self._table)
+        table, kept = self._table, ~self._clearing
+        for block in self._uncleared[-_CLEARED_AT_ONCE:]:
+            mask = table.get(block, 0)
+            if mask & kept:
+                table[block] = mask & kept
+            elif mask:
+                del table[block]
+        del self._uncleared[-_CLEARED_AT_ONCE:]
+        if not self._uncleared:
+            self._free_bits += [1 << n for n in range(self._num_bits) if self._clearing >> n & 1]
+            self._clearing = 0

@@ -19,7 +19,7 @@ from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server import chat, completion, openai_errors
-from pdcluster_worker.server.authorization import AcceptsKey, Authorization
+from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit, taken_by
 from pdcluster_worker.server.crowd import Crowd
@@ -56,16 +56,16 @@ def create_app(
     policy: Callable[[], PolicyConfig],
     clock: Callable[[], float] = time.monotonic,
     *,
-    accepts_key: AcceptsKey = None,
+    tenant_of: TenantOfKey = None,
     limits: HttpLimits = DEFAULT_LIMITS,
 ) -> FastAPI:
     """The application of a decode or mixed worker.
 
     policy:      returns the policy in force now
-    accepts_key: see `authorization.Authorization`
+    tenant_of:   see `authorization.Authorization`
     limits:      of all clients together
     """
-    app = _base_app(backend, metrics, policy, clock, _Doors(accepts_key, limits))
+    app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits))
     serving = Serving(backend, tokenizer, metrics, policy, clock)
 
     @app.post(_CHAT, responses=_documented(ChatReply))
@@ -85,11 +85,11 @@ def create_prefill_app(
     policy: Callable[[], PolicyConfig],
     clock: Callable[[], float] = time.monotonic,
     *,
-    accepts_key: AcceptsKey = None,
+    tenant_of: TenantOfKey = None,
     limits: HttpLimits = DEFAULT_LIMITS,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
-    app = _base_app(worker, metrics, policy, clock, _Doors(accepts_key, limits))
+    app = _base_app(worker, metrics, policy, clock, _Doors(tenant_of, limits))
 
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
@@ -103,7 +103,7 @@ def create_prefill_app(
 class _Doors:
     """What a request passes before a route sees it."""
 
-    accepts_key: AcceptsKey
+    tenant_of: TenantOfKey
     limits: HttpLimits
 
 
@@ -123,7 +123,7 @@ def _base_app(
         limits=limits,
         rejected=rejected,
     )
-    app.add_middleware(Authorization, accepts=doors.accepts_key, rejected=rejected, limits=limits)
+    app.add_middleware(Authorization, tenant_of=doors.tenant_of, rejected=rejected, limits=limits)
     app.add_middleware(Crowd, limits=limits, rejected=rejected)
     app.add_middleware(RequestContextMiddleware, clock=clock)
     app.add_middleware(Farewell, draining=worker.draining)

@@ -20,8 +20,8 @@ _SCHEME = "bearer"
 _NO_KEY = "you did not provide an API key: send the header Authorization: Bearer KEY"
 _WRONG_KEY = "incorrect API key provided: ask whoever runs this service for one"
 
-AcceptsKey = Callable[[str], bool] | None
-"""Whether a key is good, now; None = no key is asked for."""
+TenantOfKey = Callable[[str], str | None] | None
+"""Whose a key is now, None for one that is not good; None = no key is asked for."""
 
 
 class Authorization:
@@ -30,23 +30,23 @@ class Authorization:
     def __init__(
         self,
         app: ASGIApp,
-        accepts: AcceptsKey,
+        tenant_of: TenantOfKey,
         rejected: Counter,
         limits: HttpLimits,
     ) -> None:
         self._app = app
-        self._accepts = accepts
+        self._tenant_of = tenant_of
         self._rejected = rejected
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer 401."""
-        if self._accepts is None or scope["type"] != "http" or not is_api(scope["path"]):
+        if self._tenant_of is None or scope["type"] != "http" or not is_api(scope["path"]):
             await self._app(scope, receive, send)
             return
         key = _presented(scope)
-        if key is not None and self._accepts(key):
-            note_key(scope, key)
+        if key is not None and (tenant := self._tenant_of(key)) is not None:
+            note_key(scope, key, tenant)
             await self._app(scope, receive, send)
             return
         message = _NO_KEY if key is None else _WRONG_KEY

@@ -11,6 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from pdcluster_worker.qos_config import Tier
+from pdcluster_worker.routing.qos.tiers import PRIORITIES
+
 MAX_MESSAGES = 10_000
 MAX_PROMPTS = 256
 MAX_STOP_STRINGS = 16
@@ -21,6 +24,7 @@ MAX_N = 16
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 1000
 """Either way of 0, the default; lower goes first."""
+MAX_SLO_MILLISECONDS = 3_600_000
 
 Prompt = str | list[int]
 
@@ -62,6 +66,19 @@ def _check_size(value: Any) -> Any:
 
 LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(_check_size)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+
+
+def _priority(value: Any) -> int:
+    """OpenAI has no such field: a number as vLLM's, or the name of a tier."""
+    if type(value) is int and abs(value) <= MAX_PRIORITY:
+        return value
+    if isinstance(value, str) and value in PRIORITIES:
+        return PRIORITIES[value]
+    raise _fail(f"must be {', '.join(PRIORITIES)} or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+
+
+Priority = Annotated[int, PlainValidator(_priority, json_schema_input_type=int | Tier)]
+SloMilliseconds = Annotated[float, Field(gt=0, le=MAX_SLO_MILLISECONDS)]
 
 
 def _is_token_ids(value: list[Any]) -> bool:

@@ -16,6 +16,8 @@ from pdcluster_worker.dispatch.merging import Merged
 from pdcluster_worker.engine.messages import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.routing.qos.slo import slo_of
+from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.server.backend import Backend
 from pdcluster_worker.server.choice import Choice, Delta, TextRules
 from pdcluster_worker.server.replies import PromptTokensDetails, Usage
@@ -62,10 +64,14 @@ class Generation:
         self._plan = plan
         self._specs = [spec for specs in plan.specs for spec in specs]
         self._choices = [Choice(index, serving.tokenizer, plan.rules) for index in range(len(self._specs))]
-        self._timers = [ChoiceTimer(serving.metrics, plan.arrival_seconds) for _ in self._specs]
+        self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
         self.prefill: PrefillPlace | None = None
+
+    def _timer(self, spec: RequestSpec) -> ChoiceTimer:
+        slo = slo_of(spec, self._serving.policy().slo)
+        return ChoiceTimer(self._serving.metrics, self._plan.arrival_seconds, tier_of(spec.priority), slo)
 
     @property
     def num_choices(self) -> int:

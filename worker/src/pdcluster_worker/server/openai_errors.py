@@ -24,7 +24,7 @@ _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REASONS = {400: "invalid_request", 404: "not_found", 413: "body_too_large", 429: "rate_limited"}
 _NO_ROOM = ("queue_full", "bodies_full", "connections_full")
-_REFUSALS = frozenset({*_NO_ROOM, "draining", "not_ready", "no_prefill_worker"})
+_REFUSALS = frozenset({*_NO_ROOM, "draining", "not_ready", "no_prefill_worker", "no_decode_worker"})
 
 
 def reply(error: RequestError) -> ErrorReply:

@@ -7,6 +7,8 @@ import logging
 
 from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.routing.qos.tenants import tenant_policy
+from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 from pdcluster_worker.server.cache_salt import cache_salt
 from pdcluster_worker.server.choice import TextRules
 from pdcluster_worker.server.generation import Generation, Plan, Serving
@@ -33,12 +35,7 @@ def check_servable(request: Generate, num_prompts: int, serving: Serving) -> Non
 
 
 def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
-    """Raises RequestError for a priority that does not count, and for more generations than may wait."""
-    if request.priority and not policy.allow_client_priority:
-        raise RequestError(
-            f"priority: {request.priority} is not allowed here: leave it out, or set qos.allowClientPriority of the PDCluster",
-            param="priority",
-        )
+    """Raises RequestError for more generations than may wait."""
     limit, n = policy.admission.max_queued_requests, request.n or 1
     if num_prompts * n > limit:
         param = "prompt" if num_prompts > 1 else "n"
@@ -48,6 +45,15 @@ def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> N
             "send fewer prompts, or a smaller n",
             param=param,
         )
+
+
+def allowed_priority(request: Generate, policy: PolicyConfig, tenant: str) -> int:
+    """The priority of a tenant's request.  Raises RequestError for one that it may not have."""
+    ceiling = tenant_policy(policy, tenant).priority
+    try:
+        return priority_of(request.priority, ceiling, client_decides=policy.allow_client_priority)
+    except PriorityError as e:
+        raise RequestError(str(e), param="priority") from e
 
 
 def check_model(name: str, served: str) -> None:
@@ -67,9 +73,11 @@ def respond(
     context: RequestContext,
 ) -> GenerationResponse:
     """The answer to a checked request, which runs when it is sent.  Raises RequestError for limits of the model."""
-    shared = serving.policy().shared_prefix_cache
+    policy = serving.policy()
+    priority = allowed_priority(request, policy, context.tenant)
+    shared = policy.shared_prefix_cache
     salt = cache_salt(context.key_digest, request.cache_salt, shared=shared)
-    specs = specs_for(request, wanted, prompts, serving.limits, response_id=response_id, cache_salt=salt)
+    specs = specs_for(request, wanted, prompts, serving.limits, response_id=response_id, priority=priority, cache_salt=salt)
     num_tokens = sum(len(prompt) for prompt in prompts)
     logger.info(
         "accepted request=%s label=%r prompts=%d prompt_tokens=%d n=%d",

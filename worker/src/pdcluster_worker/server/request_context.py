@@ -32,12 +32,14 @@ class RequestContext:
     arrival_seconds: monotonic.
     label:           the client's id, "" when it sent none.
     key_digest:      SHA-256 of the API key that it presented, b"" where no key is asked for.
+    tenant:          the name of the file that holds that key, "" where no key is asked for.
     """
 
     request_id: str
     arrival_seconds: float
     label: str
     key_digest: bytes = b""
+    tenant: str = ""
 
 
 def context_of(request: Request) -> RequestContext:
@@ -46,10 +48,10 @@ def context_of(request: Request) -> RequestContext:
     return context
 
 
-def note_key(scope: Scope, key: str) -> None:
-    """Add the digest of an accepted API key to the request's context."""
+def note_key(scope: Scope, key: str, tenant: str) -> None:
+    """Add the digest of an accepted API key, and whose it is, to the request's context."""
     digest = sha256(key.encode(errors="surrogateescape")).digest()
-    scope[_KEY] = replace(scope[_KEY], key_digest=digest)
+    scope[_KEY] = replace(scope[_KEY], key_digest=digest, tenant=tenant)
 
 
 class RequestContextMiddleware:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pdcluster_worker.engine.messages import RequestSpec, Sampling
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.schemas import Generate
+from pdcluster_worker.server.schemas import Extension, Generate
 
 _SEEDS = 2**63
 
@@ -51,11 +51,12 @@ def specs_for(
     limits: ModelLimits,
     *,
     response_id: str,
+    priority: int = 0,
     cache_salt: bytes = b"",
 ) -> list[list[RequestSpec]]:
     """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
     _check_relations(request)
-    n = request.n or 1
+    n, asked = request.n or 1, request.pdcluster or Extension()
     seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
     specs = []
     for position, prompt in enumerate(prompts):
@@ -67,13 +68,19 @@ def specs_for(
                     request_id=f"{response_id}-{i}",
                     prompt=prompt,
                     sampling=_sampling(request, wanted, max_tokens, seed + i, limits),
-                    priority=request.priority or 0,
+                    priority=priority,
                     cache_salt=cache_salt,
+                    ttft_slo_seconds=_seconds(asked.ttft_slo_ms),
+                    tpot_slo_seconds=_seconds(asked.tpot_slo_ms),
                 )
                 for i in choices
             ]
         )
     return specs
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000.0
 
 
 def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:

@@ -13,12 +13,13 @@ from pdcluster_worker.peers.types import PrefillMode
 from pdcluster_worker.server.fields import (
     MAX_MESSAGES,
     MAX_N,
-    MAX_PRIORITY,
     CacheSalt,
     Content,
     LogitBias,
     Only,
+    Priority,
     PromptList,
+    SloMilliseconds,
     StopList,
     Text,
     TokenIds,
@@ -41,9 +42,15 @@ class StreamOptions(_Body):
 
 
 class Extension(_Body):
-    """Our own field, `pdcluster`.  prefill: where the prompt is computed; auto leaves it to the policy."""
+    """Our own field, `pdcluster`.
+
+    prefill: where the prompt is computed; auto leaves it to the policy.
+    ttft_slo_ms, tpot_slo_ms: latency objectives of this request, in milliseconds; null = the policy's.
+    """
 
     prefill: PrefillMode = "auto"
+    ttft_slo_ms: SloMilliseconds | None = None
+    tpot_slo_ms: SloMilliseconds | None = None
 
 
 class _Unsupported(_Body):
@@ -91,7 +98,7 @@ class Generate(_Unsupported):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = None
+    priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     pdcluster: Extension | None = None
 

@@ -21,7 +21,7 @@ from pdcluster_operator.plan.autoscale.need import RoleTotals, signals_of
 from pdcluster_operator.plan.autoscale.pace import is_same, paced, steadied
 from pdcluster_operator.plan.autoscale.pools import Pool, Vector, num_ready_left
 from pdcluster_operator.plan.autoscale.ratio import measured_weights, table_weight
-from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, Wish, wish_of
+from pdcluster_operator.plan.autoscale.safety import Heard, Recommendation, RoleSize, recommend
 from pdcluster_operator.plan.autoscale.signals import Freshness, Totals, read_pools, together
 from pdcluster_operator.plan.autoscale.values import (
     Clock,
@@ -48,9 +48,9 @@ class _Log:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the roles ask for, before they are brought together.  wishes: workers by role; memory: for the next decision."""
+    """Recommendations of the roles, before they are brought together.  recommendations: workers by role; memory: for the next decision."""
 
-    wishes: Mapping[str, int]
+    recommendations: Mapping[str, int]
     memory: Memory
 
 
@@ -70,7 +70,7 @@ def decide(spec: PDClusterSpec, facts: Sequence[PoolFacts], windows: Windows, me
     budget = Budget.of(spec.autoscale.budget, [each for each in facts if each.key not in declared], pools)
     base, budget = _base(edge, budget, log)
     asked = _ask(spec, edge, base, (totals, memory, clock.now), log)
-    fitted = fit(edge.pools, base, asked.wishes, budget, spec.autoscale.ratio)
+    fitted = fit(edge.pools, base, asked.recommendations, budget, spec.autoscale.ratio)
     log.steps += fitted.steps
     log.problems += [*fitted.problems, *capacity_problems(edge, fitted.missing)]
     log.steps += _pool_steps(edge.pools, base, fitted)
@@ -119,31 +119,31 @@ def _base(edge: Edge, budget: Budget, log: _Log) -> tuple[Vector, Budget]:
 
 
 def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[PoolKey, Totals], Memory, float], log: _Log) -> _Asked:
-    """What each role wishes, and how much of that its pace allows.  seen: totals of pools, memory, now."""
+    """Recommend a size per role, as far as its windows allow.  seen: totals of pools, memory, now."""
     totals, memory, now = seen
     roles = list(spec.roles.present())
     of_role = {role: together(totals.get(pool.key, Totals()) for pool in edge.pools if pool.facts.role == role) for role in roles}
     is_asleep = not any(base.values())
-    wishes: dict[str, int] = {}
+    recommendations: dict[str, int] = {}
     remembered, sizes, advised = {}, {}, {}
     for role in roles:
         size = _size(role, edge, base)
         heard = RoleTotals(of_role[role], of_role[spec.ingress_role])
-        wish = Wish(size.asked) if is_asleep else _wish(spec, size, heard, log)
+        recommended = Recommendation(size.asked) if is_asleep else _recommend(spec, size, heard, log)
         before = memory if is_same(memory, role, size.asked, spec.autoscale, now) else Memory()
         if spec.autoscale.mode == "Advise":
             window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(role, ())
-            steady = steadied(role, size.asked, wish.workers, window, past=past, now=now)
+            steady = steadied(role, size.asked, recommended.workers, window, past=past, now=now)
             log.steps += steady.steps
-            wish, advised[role] = replace(wish, workers=steady.workers), steady.wishes
-        past = before.wishes.get(role, ())
-        pace = paced(role, size.asked, wish.workers, spec.autoscale, past=past, now=now, goes_on=wish.goes_on)
+            recommended, advised[role] = replace(recommended, workers=steady.workers), steady.recommendations
+        past = before.recommendations.get(role, ())
+        pace = paced(role, size.asked, recommended.workers, spec.autoscale, past=past, now=now, goes_on=recommended.goes_on)
         log.steps += pace.steps
-        wishes[role], remembered[role], sizes[role] = pace.workers, pace.wishes, size.asked
-        if not is_asleep and wishes[role] < 1:
-            log.steps.append(Step(rules.NEVER_ALONE, role, wishes[role], 1, "no role serves without the other"))
-            wishes[role] = 1
-    return _Asked(wishes, Memory(remembered, sizes, edge.backoff, now, advised))
+        recommendations[role], remembered[role], sizes[role] = pace.workers, pace.recommendations, size.asked
+        if not is_asleep and recommendations[role] < 1:
+            log.steps.append(Step(rules.NEVER_ALONE, role, recommendations[role], 1, "no role serves without the other"))
+            recommendations[role] = 1
+    return _Asked(recommendations, Memory(remembered, sizes, edge.backoff, now, advised))
 
 
 def _size(role: str, edge: Edge, base: Vector) -> RoleSize:
@@ -157,7 +157,7 @@ def _given(pool: Pool, edge: Edge) -> int:
     return pool.facts.replicas - edge.sizes[pool.key]
 
 
-def _wish(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) -> Wish:
+def _recommend(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) -> Recommendation:
     signals = signals_of(size.role, totals, spec.autoscale)
     log.inputs += [signal.input(size.role) for signal in signals]
     if signals:
@@ -165,14 +165,14 @@ def _wish(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Log) ->
         log.inputs += [Input(size.role, name, float(number)) for name, number in numbers.items()]
     headroom = spec.autoscale.prefill.headroom if size.role == "prefill" else 0.0
     heard = Heard(signals, totals.workers, totals.own.unheard, totals.unheard)
-    wish = wish_of(size, heard, headroom=headroom, tolerance=spec.autoscale.tolerance)
+    recommended = recommend(size, heard, headroom=headroom, tolerance=spec.autoscale.tolerance)
     if totals.own.failing:
         message = (
             f"{size.role}: {totals.own.failing} of {totals.workers} ready workers give no numbers that can be used; look at their /metrics"
         )
         log.problems.append(Problem(conditions.METRICS_MISSING, message))
-    log.steps += wish.steps
-    return wish
+    log.steps += recommended.steps
+    return recommended
 
 
 def _pool_steps(pools: Sequence[Pool], base: Vector, fitted: Fitted) -> Iterable[Step]:

@@ -1,10 +1,10 @@
-"""Bring the wishes of the roles together: bounds, capacity, the ratio band and then the budget, into one vector of all pools.
+"""Bring the recommendations of the roles together: bounds, capacity, ratio band, then budget.
 
-Each limit that moves a size leaves its step, and one that keeps a role from what
-it wishes is a problem, told without numbers that change with the load.  Where not
-all can be had, the budget counts more than the band, the band more than a wish; a
-role is never made smaller than it wished or was, whichever is less, for the sake
-of the other.
+Returns one vector of all pools.  Each limit that changes a size leaves a step.  A limit
+that keeps a role below its recommendation is a problem, stated without numbers that
+change with the load.  Where not all can be had, the budget counts more than the band,
+the band more than a recommendation.  No role becomes smaller than recommended, or than
+it was, for the sake of the other.
 """
 
 import math
@@ -24,7 +24,7 @@ _PAIR = ("prefill", "decode")
 
 @dataclass(frozen=True)
 class Fitted:
-    """missing: workers by role that are wished and that no pool takes, for want of capacity."""
+    """missing: recommended workers by role that no pool takes, for want of capacity."""
 
     vector: Vector
     steps: Sequence[Step]
@@ -34,7 +34,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What does not change while wishes are fitted."""
+    """Inputs that stay the same while recommendations are fitted."""
 
     pools: Mapping[str, Sequence[Pool]]
     base: Vector
@@ -50,33 +50,33 @@ class _Frame:
         return trail(self.pools[role], self.base, room, down_to=down_to, up_to=up_to)
 
 
-def fit(pools: Sequence[Pool], base: Vector, wishes: Mapping[str, int], budget: Budget, ratio: RatioSpec) -> Fitted:
-    """The vector that comes nearest to the wishes.  wishes: workers by role."""
-    frame = _Frame({role: [pool for pool in pools if pool.facts.role == role] for role in wishes}, base, budget, Band.of(ratio))
+def fit(pools: Sequence[Pool], base: Vector, recommendations: Mapping[str, int], budget: Budget, ratio: RatioSpec) -> Fitted:
+    """The vector that comes nearest to the recommendations.  recommendations: workers by role."""
+    frame = _Frame({role: [pool for pool in pools if pool.facts.role == role] for role in recommendations}, base, budget, Band.of(ratio))
     steps: list[Step] = []
     missing: dict[str, int] = {}
     possible = {}
-    for role, wish in wishes.items():
-        possible[role], missing[role] = _possible(frame, role, wish, steps)
-    if tuple(wishes) == _PAIR:
+    for role, recommended in recommendations.items():
+        possible[role], missing[role] = _possible(frame, role, recommended, steps)
+    if tuple(recommendations) == _PAIR:
         vector = _fit_pair(frame, (possible["prefill"], possible["decode"]), steps)
     else:
         vector = _fit_alone(frame, possible, steps)
-    return Fitted(vector, steps, [*_ratio_problems(frame, vector), *_limited(frame, wishes, vector, steps)], missing)
+    return Fitted(vector, steps, [*_ratio_problems(frame, vector), *_limited(frame, recommendations, vector, steps)], missing)
 
 
-def _possible(frame: _Frame, role: str, wish: int, steps: list[Step]) -> tuple[int, int]:
-    """(the wish as far as bounds and capacity let the role's pools follow, what is missing for want of capacity)."""
+def _possible(frame: _Frame, role: str, recommended: int, steps: list[Step]) -> tuple[int, int]:
+    """(the recommendation as far as bounds and capacity let the role's pools follow, what is missing for want of capacity)."""
     pools = frame.pools[role]
     size = sum(frame.base[pool.key] for pool in pools)
-    if wish == size:
+    if recommended == size:
         return size, 0
     most = sum(max(pool.high, frame.base[pool.key]) for pool in pools)
-    open_trail = frame.trail(role, down_to=wish, up_to=wish, has_room=False)
-    bounded = max(min(wish, most), open_trail.first)
+    open_trail = frame.trail(role, down_to=recommended, up_to=recommended, has_room=False)
+    bounded = max(min(recommended, most), open_trail.first)
     reached = min(bounded, open_trail.last)
     said = ", ".join(f"{pool.name} {pool.bounds_said()}" for pool in pools)
-    _note(steps, rules.BOUNDS, role, (wish, bounded), said)
+    _note(steps, rules.BOUNDS, role, (recommended, bounded), said)
     _note(steps, rules.CAPACITY, role, (bounded, reached), f"no room for more: {', '.join(_closed(pools))}")
     return reached, bounded - reached
 
@@ -95,23 +95,23 @@ def _note(steps: list[Step], rule: str, subject: str, sizes: tuple[int, int], wh
 
 def _fit_alone(frame: _Frame, possible: Mapping[str, int], steps: list[Step]) -> Vector:
     vector: dict[tuple[str, str], int] = {}
-    for role, wish in possible.items():
-        sizes = frame.trail(role, down_to=wish, up_to=wish)
-        size = largest(sizes.first, sizes.clip(wish), frame.budget.gate([sizes], frame.base))
+    for role, recommended in possible.items():
+        sizes = frame.trail(role, down_to=recommended, up_to=recommended)
+        size = largest(sizes.first, sizes.clip(recommended), frame.budget.gate([sizes], frame.base))
         final = sizes.first if size is None else size
-        _note(steps, rules.BUDGET, role, (sizes.clip(wish), final), frame.budget.used(frame.all, frame.base))
+        _note(steps, rules.BUDGET, role, (sizes.clip(recommended), final), frame.budget.used(frame.all, frame.base))
         vector |= sizes.at(final)
     return vector
 
 
-def _fit_pair(frame: _Frame, wishes: tuple[int, int], steps: list[Step]) -> Vector:
+def _fit_pair(frame: _Frame, recommendations: tuple[int, int], steps: list[Step]) -> Vector:
     """First as if there were no budget, then within it: a type that is used up changes which pools grow, too."""
-    sides, banded = _sides(frame, wishes, has_room=False), wishes
-    if _distance(frame, sides.vector(wishes)) > 0.0:
-        banded = nearest(sides, frame.band, lambda prefill, decode: True) or wishes
-        why = f"{ratio_said(frame.pools, sides.vector(wishes))}, the band is {frame.band}"
-        _note_pair(steps, rules.RATIO, wishes, banded, why)
-    roomy = _sides(frame, wishes) if frame.budget.is_by_type else sides
+    sides, banded = _sides(frame, recommendations, has_room=False), recommendations
+    if _distance(frame, sides.vector(recommendations)) > 0.0:
+        banded = nearest(sides, frame.band, lambda prefill, decode: True) or recommendations
+        why = f"{ratio_said(frame.pools, sides.vector(recommendations))}, the band is {frame.band}"
+        _note_pair(steps, rules.RATIO, recommendations, banded, why)
+    roomy = _sides(frame, recommendations) if frame.budget.is_by_type else sides
     fits = frame.budget.gate([roomy.prefill, roomy.decode], frame.base)
     away = _distance(frame, sides.vector(banded))
     if roomy.has(banded) and fits(*banded) and _distance(frame, roomy.vector(banded)) <= away:
@@ -126,17 +126,25 @@ def _here(frame: _Frame) -> tuple[int, int]:
     return prefill, decode
 
 
-def _sides(frame: _Frame, wishes: tuple[int, int], *, has_room: bool = True) -> Sides:
-    """Both trails: as far down as a role wished, as far up as the band could ask for."""
-    up_to = list(wishes)
-    plain = [frame.trail(role, down_to=wish, up_to=wish, has_room=has_room) for role, wish in zip(_PAIR, wishes, strict=True)]
-    prefill, decode = (capacity(each.pools, each.at(each.clip(wish))) for each, wish in zip(plain, wishes, strict=True))
+def _sides(frame: _Frame, recommendations: tuple[int, int], *, has_room: bool = True) -> Sides:
+    """Both trails: as far down as recommended, as far up as the band could ask for."""
+    up_to = list(recommendations)
+    plain = [
+        frame.trail(role, down_to=recommended, up_to=recommended, has_room=has_room)
+        for role, recommended in zip(_PAIR, recommendations, strict=True)
+    ]
+    prefill, decode = (
+        capacity(each.pools, each.at(each.clip(recommended))) for each, recommended in zip(plain, recommendations, strict=True)
+    )
     if frame.band.least > 0.0:
-        up_to[0] = reach(wishes[0], decode, frame.band.least, frame.pools["prefill"])
+        up_to[0] = reach(recommendations[0], decode, frame.band.least, frame.pools["prefill"])
     if math.isfinite(frame.band.greatest):
-        up_to[1] = reach(wishes[1], prefill, 1.0 / frame.band.greatest, frame.pools["decode"])
-    found = [frame.trail(role, down_to=wish, up_to=most, has_room=has_room) for role, wish, most in zip(_PAIR, wishes, up_to, strict=True)]
-    return Sides(found[0], found[1], wishes)
+        up_to[1] = reach(recommendations[1], prefill, 1.0 / frame.band.greatest, frame.pools["decode"])
+    found = [
+        frame.trail(role, down_to=recommended, up_to=most, has_room=has_room)
+        for role, recommended, most in zip(_PAIR, recommendations, up_to, strict=True)
+    ]
+    return Sides(found[0], found[1], recommendations)
 
 
 def _distance(frame: _Frame, vector: Vector) -> float:
@@ -162,12 +170,12 @@ def _ratio_problems(frame: _Frame, vector: Vector) -> Iterator[Problem]:
 _LIMITS = {rules.BOUNDS: "maxReplicas", rules.RATIO: "autoscale.ratio", rules.BUDGET: "autoscale.budget"}
 
 
-def _limited(frame: _Frame, wishes: Mapping[str, int], vector: Vector, steps: Sequence[Step]) -> Iterator[Problem]:
-    """Of each role that wishes for more than it gets, what keeps it from it.  For want of capacity there is another problem."""
-    for role, wish in wishes.items():
+def _limited(frame: _Frame, recommendations: Mapping[str, int], vector: Vector, steps: Sequence[Step]) -> Iterator[Problem]:
+    """Limits of each role that gets less than recommended.  Want of capacity is another problem."""
+    for role, recommended in recommendations.items():
         size = sum(vector[pool.key] for pool in frame.pools[role])
         cuts = [step.rule for step in steps if step.subject == role and step.after < step.before and step.rule in _LIMITS]
-        if size < wish and cuts:
+        if size < recommended and cuts:
             limits = " and ".join(_LIMITS[rule] for rule in dict.fromkeys(cuts))
             yield Problem(conditions.SCALING_LIMITED, f"{role} needs more than its {_workers(size)}: held by {limits}")
 

@@ -1,4 +1,4 @@
-"""The band of prefill capacity over decode capacity, and the sizes of both roles that come nearest to what they wish.
+"""The band of prefill capacity over decode capacity, and the sizes of both roles that come nearest to the recommendations.
 
 Capacity is counted in H100s: a prefill worker weighs its dense FP8 rate (BF16
 where there is no FP8 unit), a decode worker its memory bandwidth, each over that
@@ -93,11 +93,11 @@ class Band:
 
 @dataclass(frozen=True)
 class Sides:
-    """Both roles as they could be: the sizes that are possible, and those that are wished."""
+    """Both roles as they could be: the sizes that are possible, and those that are recommended."""
 
     prefill: Trail
     decode: Trail
-    wishes: tuple[int, int]
+    recommendations: tuple[int, int]
 
     def has(self, sizes: tuple[int, int]) -> bool:
         """Whether (prefill, decode) sizes are possible."""
@@ -109,9 +109,9 @@ class Sides:
 
 
 def nearest(sides: Sides, band: Band, fits: Fits) -> tuple[int, int] | None:
-    """(prefill, decode) sizes: inside the band, or next to it; then least is missed of the wishes; then least is added to them.
+    """(prefill, decode) sizes: inside the band, or next to it; then least is missed of the recommendations; then least is added to them.
 
-    Of what is missed the greater part of a wish counts first, so that a short budget is shared.  None = nothing fits.
+    Of what is missed the greater part of a recommendation counts first, so that a short budget is shared.  None = nothing fits.
     """
     amount_of = cache(lambda prefill: capacity(sides.prefill.pools, sides.prefill.at(prefill)))
 
@@ -122,9 +122,9 @@ def nearest(sides: Sides, band: Band, fits: Fits) -> tuple[int, int] | None:
         prefill = largest(sides.prefill.first, wanted, lambda size: fits(size, decode))
         if prefill is None:
             return None
-        return (band.distance(amount_of(prefill), amount), *_missed(sides.wishes, (prefill, decode))), (prefill, decode)
+        return (band.distance(amount_of(prefill), amount), *_missed(sides.recommendations, (prefill, decode))), (prefill, decode)
 
-    best = _least(beside, (sides.decode.first, sides.decode.last), sides.decode.clip(sides.wishes[1]))
+    best = _least(beside, (sides.decode.first, sides.decode.last), sides.decode.clip(sides.recommendations[1]))
     return None if best is None else best[1]
 
 
@@ -132,15 +132,15 @@ Place = tuple[tuple[float, ...], tuple[int, int]]
 """How far two sizes are from what is asked for, and (prefill, decode) sizes."""
 
 
-def _least(beside: Callable[[int], Place | None], ends: tuple[int, int], wish: int) -> Place | None:
+def _least(beside: Callable[[int], Place | None], ends: tuple[int, int], recommended: int) -> Place | None:
     """The best of the sizes between two ends.
 
-    Up to `_LOOKS` of them are all looked at.  Of more, some at equal distances and the wish, and then all around the best
+    Up to `_LOOKS` of them are all looked at.  Of more, some at equal distances and the recommendation, and then all around the best
     of these: so many workers come so near to any band that one more or less is no matter.
     """
     low, high = ends
     stride = math.ceil((high - low + 1) / _LOOKS)
-    found = [place for size in {*range(low, high + 1, stride), wish} if (place := beside(size)) is not None]
+    found = [place for size in {*range(low, high + 1, stride), recommended} if (place := beside(size)) is not None]
     best = min(found, default=None)
     if best is None or stride == 1:
         return best
@@ -149,12 +149,12 @@ def _least(beside: Callable[[int], Place | None], ends: tuple[int, int], wish: i
 
 
 def _prefill_for(sides: Sides, amount_of: Callable[[int], float], band: Band, decode: float) -> int:
-    """The prefill size inside the band, or next to it, that is nearest to the wish."""
+    """The prefill size inside the band, or next to it, that is nearest to the recommendation."""
     first, sizes = sides.prefill.first, range(sides.prefill.first, sides.prefill.last + 1)
     low = first + bisect_left(sizes, decode * band.least * (1.0 - _DUST), key=amount_of)
     most = math.inf if math.isinf(band.greatest) else decode * band.greatest * (1.0 + _DUST)
     high = first + bisect_right(sizes, most, key=amount_of) - 1
-    return sides.prefill.clip(max(low, min(sides.wishes[0], high)))
+    return sides.prefill.clip(max(low, min(sides.recommendations[0], high)))
 
 
 def largest(first: int, size: int, fits: Callable[[int], bool]) -> int | None:
@@ -168,16 +168,20 @@ def largest(first: int, size: int, fits: Callable[[int], bool]) -> int | None:
     return None if number == 0 else sizes[number - 1]
 
 
-def _missed(wishes: tuple[int, int], sizes: tuple[int, int]) -> tuple[float, ...]:
-    lacks = [max(0, wish - size) for wish, size in zip(wishes, sizes, strict=True)]
-    share = max(lack / max(1, wish) for lack, wish in zip(lacks, wishes, strict=True))
-    return share, float(sum(lacks)), float(sum(max(0, size - wish) for wish, size in zip(wishes, sizes, strict=True)))
+def _missed(recommendations: tuple[int, int], sizes: tuple[int, int]) -> tuple[float, ...]:
+    lacks = [max(0, recommended - size) for recommended, size in zip(recommendations, sizes, strict=True)]
+    share = max(lack / max(1, recommended) for lack, recommended in zip(lacks, recommendations, strict=True))
+    return (
+        share,
+        float(sum(lacks)),
+        float(sum(max(0, size - recommended) for recommended, size in zip(recommendations, sizes, strict=True))),
+    )
 
 
-def reach(wish: int, other: float, factor: float, pools: Sequence[Pool]) -> int:
+def reach(recommended: int, other: float, factor: float, pools: Sequence[Pool]) -> int:
     """A size of a role that is surely enough beside a capacity of the other: where looking for a place in the band may end."""
     lightest = min(pool.weight for pool in pools)
-    return min(max(wish, math.ceil(min(other * factor / lightest, 1e9))) + _ROUNDING_ROOM, wish + _MOST_ADDED)
+    return min(max(recommended, math.ceil(min(other * factor / lightest, 1e9))) + _ROUNDING_ROOM, recommended + _MOST_ADDED)
 
 
 _MOST_ADDED = 256  # workers, twice those of a whole cell: a band that asks for more is met in several decisions

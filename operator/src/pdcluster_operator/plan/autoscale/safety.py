@@ -54,7 +54,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Recommendation:
     """Workers that a role would have if nothing else limited it.  goes_on: whether an agreement to grow outlasts it"""
 
     workers: int
@@ -89,10 +89,10 @@ def _need_of(signals: Sequence[Signal], headroom: float) -> _Need:
     return _Need(0.0 if tight is None else tight.need, headroom, tight)
 
 
-def wish_of(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) -> Wish:
-    """The wish of a role that has workers."""
+def recommend(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) -> Recommendation:
+    """Recommend a size for a role that has workers."""
     if size.ready == 0:
-        return _wish_without_ready(size)
+        return _recommend_without_ready(size)
     if heard.silent >= heard.workers:
         return _held(size, rules.METRICS, f"none of {size.ready} ready workers gives numbers that can be used")
     over = [signal for signal in heard.signals if signal.is_over(tolerance)]
@@ -110,20 +110,20 @@ def wish_of(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) 
         return _shrinkage(size, heard, need)
     near = [signal for signal in heard.signals if signal.is_over() or (under and not signal.is_under(tolerance))]
     if not near:
-        return Wish(size.asked)
+        return Recommendation(size.asked)
     return _held(size, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its line")
 
 
-def _wish_without_ready(size: RoleSize) -> Wish:
+def _recommend_without_ready(size: RoleSize) -> Recommendation:
     if size.asked == 0:
-        return Wish(0)
+        return Recommendation(0)
     if size.lost < size.asked:
         return _held(size, rules.PENDING, f"none of {size.asked} workers is ready yet")
     why = f"no worker is ready, and {size.lost} that are asked for will not come"
-    return Wish(size.asked + 1, (Step(rules.NEED, size.role, size.asked, size.asked + 1, why),))
+    return Recommendation(size.asked + 1, (Step(rules.NEED, size.role, size.asked, size.asked + 1, why),))
 
 
-def _growth(size: RoleSize, over: Sequence[Signal], need: _Need) -> Wish:
+def _growth(size: RoleSize, over: Sequence[Signal], need: _Need) -> Recommendation:
     plain = max(1, ceil_workers(need.plain)) + size.lost
     goal = need.wanted + size.lost
     why = _said(over) if over else f"{short(need.plain)} workers are busy up to their line"
@@ -141,15 +141,15 @@ def _growth(size: RoleSize, over: Sequence[Signal], need: _Need) -> Wish:
     if goal > plain:
         says = f"{goal - plain} above the need: {need.sum()}, x {1.0 + need.headroom:g} = {short(need.with_headroom)}"
         steps.append(Step(rules.HEADROOM, size.role, max(size.asked, plain), goal, says))
-    return Wish(goal, tuple(steps))
+    return Recommendation(goal, tuple(steps))
 
 
-def _shrinkage(size: RoleSize, heard: Heard, need: _Need) -> Wish:
+def _shrinkage(size: RoleSize, heard: Heard, need: _Need) -> Recommendation:
     tight = max(heard.signals, key=lambda signal: safe_workers(signal, heard.workers))
     safe = safe_workers(tight, heard.workers)
     plain, goal = _least(size, need.wanted), _least(size, max(need.wanted, safe))
     if plain >= size.asked:
-        return Wish(size.asked)
+        return Recommendation(size.asked)
     headroom = f", x {1.0 + need.headroom:g} for headroom" if need.headroom and need.plain else ""
     unready = "" if size.ready >= size.asked else f"; {size.ready} of {size.asked} are ready, and any of them could go"
     why = f"{_said(heard.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs {need.wanted}{unready}"
@@ -158,7 +158,7 @@ def _shrinkage(size: RoleSize, heard: Heard, need: _Need) -> Wish:
         load = tight.peak * heard.workers / (safe - 1)
         sum_ = f"{short(tight.peak)} x {heard.workers} / {safe - 1} = {short(load)} is not under {short(tight.up)}"
         steps.append(Step(rules.SAFETY, size.role, plain, goal, f"{tight.name} of the busiest worker with fewer than {safe}: {sum_}"))
-    return Wish(goal, tuple(steps))
+    return Recommendation(goal, tuple(steps))
 
 
 def safe_workers(signal: Signal, workers: int) -> int:
@@ -176,8 +176,8 @@ def _least(size: RoleSize, stay: int) -> int:
     return max(1, size.asked - max(0, ready - stay) - waiting)
 
 
-def _held(size: RoleSize, rule: str, why: str) -> Wish:
-    return Wish(size.asked, (Step(rule, size.role, size.asked, size.asked, why),))
+def _held(size: RoleSize, rule: str, why: str) -> Recommendation:
+    return Recommendation(size.asked, (Step(rule, size.role, size.asked, size.asked, why),))
 
 
 def _said(signals: Sequence[Signal]) -> str:

@@ -195,16 +195,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the autoscaler carries from one decision to the next.  Losing it (a restart) makes it wait longer, and advise anew.
+    """What the autoscaler carries from one decision to the next.  Losing it (a restart) restarts the windows.
 
-    wishes:  of every role what it has wished since it wishes to go one way, as in `pace`
-    sizes:   of every role the workers that were asked for then: another size starts its agreement anew
+    recommendations: by role, since the direction last changed, as in `pace`
+    sizes:   replicas by role at that time: another size restarts its window
     backoff: until when nothing more is asked of a GPU type that has no room
     at:      when the decision was made
-    advised: with mode Advise, of every role its wishes to grow in the down window, those left out that a later one was as great as
+    advised: with mode Advise, recommendations to scale up within the down window, without those that a later one reached
     """
 
-    wishes: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    recommendations: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     backoff: Mapping[str, float] = field(default_factory=dict)
     at: float = 0.0

@@ -17,14 +17,12 @@ from pdcluster_worker.engine.scheduler.seating import seat
 class Terms:
     """On which a waiting request is admitted.
 
-    whole:     only if the step has budget for all its uncomputed tokens [V4].
-    limit:     most of them in this step; None = the budget.
-    num_spare: blocks that must stay free where other requests hold some.
+    whole: only if the step has budget for all its uncomputed tokens [V4].
+    limit: most of them in this step; None = the budget.
     """
 
     whole: bool = False
     limit: int | None = None
-    num_spare: int = 0
 
 
 def admit(queues: Queues, step: Schedule, terms: Terms) -> None:
@@ -32,7 +30,7 @@ def admit(queues: Queues, step: Schedule, terms: Terms) -> None:
     tables = queues.tables
     while step.budget > 0 and (request := first_waiting(queues, step)) is not None:
         reservation = tables.reservation(request, queues.room.num_tokens(request))
-        if reservation.num_needed > num_free_blocks(queues, terms.num_spare):
+        if reservation.num_needed > tables.pool.num_available:
             return
         if terms.whole and request.num_tokens - reservation.num_computed_tokens > step.budget:
             return
@@ -51,12 +49,6 @@ def first_waiting(queues: Queues, step: Schedule) -> Request | None:
         if not fails_for_size(queues, request, step):
             return request
     return None
-
-
-def num_free_blocks(queues: Queues, num_spare: int) -> int:
-    """Blocks that an admission may take: all but the spare ones, those too if nothing runs."""
-    free = queues.tables.pool.num_available
-    return free - num_spare if queues.running or queues.ready else free
 
 
 def start(queues: Queues, request: Request, step: Schedule) -> None:

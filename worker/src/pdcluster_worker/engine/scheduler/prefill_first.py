@@ -12,7 +12,6 @@ from pdcluster_worker.engine.scheduler.admission import Terms
 from pdcluster_worker.engine.scheduler.admission import admit as admit_waiting
 from pdcluster_worker.engine.scheduler.preemption import decode_or_preempt
 from pdcluster_worker.engine.scheduler.queues import Queues
-from pdcluster_worker.engine.scheduler.rooms import watermark_blocks
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.engine.scheduler.seating import seat_ready
 
@@ -26,8 +25,7 @@ class PrefillFirst(Queues):
         seat_ready(self, step)
         decodes = list(self.running)
         if admit:
-            num_spare = watermark_blocks(self.settings.num_blocks)
-            admit_waiting(self, step, Terms(whole=True, num_spare=num_spare))
+            admit_waiting(self, step, Terms(whole=True))
         if not step.items:
             decode_or_preempt(self, decodes, step)
         return step

@@ -11,9 +11,6 @@ from typing import Protocol
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import EngineSettings
 
-WATERMARK = 0.01
-"""Share of the blocks that an admission leaves to the growth of those that run [A3]."""
-
 
 class Room(Protocol):
     """How much a request takes at its admission."""
@@ -57,8 +54,3 @@ class MaximumRoom:
     def num_growing_blocks(self, num_requests: int) -> int:
         """See `Room`: nothing grows."""
         return 0
-
-
-def watermark_blocks(num_blocks: int) -> int:
-    """Blocks of the watermark, rounded up."""
-    return -(-num_blocks // round(1 / WATERMARK))

@@ -15,7 +15,7 @@ the last step (`ChunkBudget`).
 
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.scheduler.admission import first_waiting, num_free_blocks, start
+from pdcluster_worker.engine.scheduler.admission import first_waiting, start
 from pdcluster_worker.engine.scheduler.chunks import ChunkBudget, StageSizes
 from pdcluster_worker.engine.scheduler.order import by_kind, is_decode, num_uncomputed
 from pdcluster_worker.engine.scheduler.preemption import (
@@ -25,7 +25,6 @@ from pdcluster_worker.engine.scheduler.preemption import (
     preempt,
 )
 from pdcluster_worker.engine.scheduler.queues import Queues
-from pdcluster_worker.engine.scheduler.rooms import watermark_blocks
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.engine.scheduler.seating import seat_ready
 from pdcluster_worker.engine.settings import EngineSettings
@@ -116,15 +115,14 @@ class Sarathi(Queues):
 
     def _admit(self, prefills: list[Request], step: Schedule) -> None:
         num_promised = self._num_promised(prefills)
-        num_spare = num_promised + watermark_blocks(self.settings.num_blocks)
         while step.budget > 0 and (request := first_waiting(self, step)) is not None:
             whole = self.tables.reservation(request, request.num_tokens)
-            if whole.num_needed > num_free_blocks(self, num_spare):
+            if whole.num_needed + num_promised > self.tables.pool.num_available:
                 return
             computed = whole.num_computed_tokens
             size = min(request.num_tokens - computed, self._limit(computed, step))
             self.tables.take(request, self.tables.cut(whole, computed + size))
-            num_spare += self._num_promised([request])
+            num_promised += self._num_promised([request])
             start(self, request, step)
             step.add(request, size)
 

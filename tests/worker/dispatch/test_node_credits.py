@@ -1,0 +1,134 @@
+"""Credits of a prefill worker follow its engines: as many as they take, none while none gets on or the worker drains."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.config import (
+    DiscoveryConfig,
+    EngineConfig,
+    Identity,
+    ListenConfig,
+    ModelConfig,
+    PolicyConfig,
+    TLSConfig,
+    WorkerConfig,
+)
+from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.tls import Credentials
+from tests.system.certificates import make_certificates
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
+
+BUDGET = 100  # of a step; two are promised ahead for each engine
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TLSConfig:
+    return TLSConfig(**make_certificates(tmp_path_factory.mktemp("tls") / "ours").settings())
+
+
+class Scene:
+    """A prefill worker of two engines that a decode worker asks for credits; nothing listens and etcd is away."""
+
+    def __init__(self, tls: TLSConfig) -> None:
+        config = WorkerConfig(
+            cluster="c",
+            revision="r1",
+            role="prefill",
+            pool="p",
+            model=ModelConfig(name="m", path=str(Path("/m"))),
+            discovery=DiscoveryConfig(endpoints=["127.0.0.1:1"]),
+            tls=tls,
+            engine=EngineConfig(max_batched_tokens=BUDGET, max_sequences=8, data_parallel_size=2),
+            listen=ListenConfig(host="127.0.0.1"),
+        )
+        self.engines = Engines(*(self.engine(rank) for rank in range(2)))
+        self.worker = Worker("prefill", self.engines, Metrics(), PolicyConfig())
+        self.node = Node(config, Identity("pod", "default", "127.0.0.1"), Credentials(tls), self.worker, self._untaken)
+        # As `join` does, without ports and without a session with etcd.
+        self.node._record = self.node._make_record(1, 2)
+        self.worker.state = "ready"
+        self.worker.on_engines = self.node._on_engines
+        self.desk = self.node._service.desk
+        self.answers = self.desk.open("decode-engine")
+
+    def engine(self, rank: int) -> Engine:
+        return Engine(EngineClient(ScriptedEngine()), replace(FACTS, engine_id=f"engine-{rank}"), f"127.0.0.1:{9100 + rank}", rank)
+
+    def want(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            self.desk.want("decode-engine", request_id, BUDGET, 0)
+
+    def granted(self) -> list[str]:
+        """Since the last call."""
+        answers = [self.answers.get_nowait() for _ in range(self.answers.qsize())]
+        return [request_id for request_id, granted in answers if granted]
+
+    async def _untaken(self) -> frozenset[str]:
+        return frozenset()
+
+
+@pytest.fixture
+async def scene(tls: TLSConfig) -> Scene:
+    return Scene(tls)
+
+
+async def test_two_steps_are_promised_for_each_engine_that_lives(scene: Scene) -> None:
+    scene.want(*"abcdef")
+    assert scene.granted() == ["a", "b", "c", "d"]
+
+    first = scene.engines.first
+    first.client.fail("it ended")
+    scene.engines.remove(first, "it ended")
+    scene.worker.engines_changed()
+    for request_id in "ab":
+        scene.desk.start("decode-engine", request_id)
+        scene.desk.finish("decode-engine", request_id)
+    assert scene.granted() == []  # what is out is as much as one engine takes
+
+    scene.engines.add(scene.engine(0))
+    scene.worker.engines_changed()
+    assert scene.granted() == ["e", "f"]
+
+
+async def test_nothing_is_promised_while_no_engine_gets_on(scene: Scene) -> None:
+    first, second = scene.engines
+    first.client.stall("it stands still")
+    scene.node.on_stall(first, True)
+    scene.want("a")
+    assert scene.granted() == ["a"]  # the other one gets on
+
+    second.client.stall("it stands still")
+    scene.node.on_stall(second, True)
+    scene.want("b")
+    assert scene.granted() == []
+
+    second.client.recover()
+    scene.node.on_stall(second, False)
+    assert scene.granted() == ["b"]
+
+
+async def test_engine_that_comes_back_promises_nothing_for_a_worker_that_drains(scene: Scene) -> None:
+    scene.node._announce("draining")
+    scene.worker.engines_changed()
+    scene.want("a")
+    assert scene.granted() == []
+
+    scene.node._announce("ready")
+    assert scene.granted() == ["a"]
+
+
+async def test_engine_that_stalls_as_another_dies_leaves_no_promise(scene: Scene) -> None:
+    first, second = scene.engines
+    second.client.stall("it stands still")
+    scene.node.on_stall(second, True)
+    first.client.fail("it ended")
+    scene.engines.remove(first, "it ended")
+    scene.worker.engines_changed()
+    scene.want("a")
+    assert scene.granted() == []

@@ -1,0 +1,182 @@
+"""Our own estimator and its parts: lengths with running ones censored, d by batch, the queue played forward."""
+
+from math import inf
+
+import pytest
+
+from pdcluster_worker.routing.estimator import Completion, Estimator, Flight, Line
+from pdcluster_worker.routing.waiting_time.drain import drain
+from pdcluster_worker.routing.waiting_time.line import ahead_of
+from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
+from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
+from pdcluster_worker.routing.waiting_time.presets import Presets
+from pdcluster_worker.routing.waiting_time.rwt_estimator import RwtEstimator
+from pdcluster_worker.routing.waiting_time.step_time import StepTime
+from pdcluster_worker.routing.waiting_time.survival import Survival
+
+
+def flight(tokens: int = 0, *, prompt: int = 0, group: str = "g", priority: int = 0, due: float = inf) -> Flight:
+    return Flight(group, prompt, max_tokens=1000, priority=priority, due_seconds=due, num_tokens=tokens)
+
+
+def ended(tokens: int = 100, seconds: float = 1.0, batch: float = 1.0, prefill: float | None = None) -> Completion:
+    return Completion("g", 200, tokens, prefill, seconds, batch)
+
+
+def test_survival_of_ended_answers_is_their_distribution() -> None:
+    lengths = Survival.of([(10, 1.0), (20, 1.0), (30, 1.0), (40, 1.0)])
+
+    assert lengths.mean == pytest.approx(25)
+    assert lengths.mean_beyond(10) == pytest.approx(20)
+    assert lengths.mean_beyond(35) == pytest.approx(5)
+    assert [lengths.quantile_beyond(0, rank) for rank in (0.0, 0.3, 0.6, 0.99)] == [10, 20, 30, 40]
+    assert lengths.quantile_beyond(25, 0.4) == 5
+    assert lengths.quantile_beyond(25, 0.6) == 15
+
+
+def test_survival_counts_running_answers_as_at_least_so_long() -> None:
+    """Two short ones have ended while two go on at 50: half of the answers are longer than 50, which the mean of those ended denies."""
+    lengths = Survival.of([(10, 1.0), (10, 1.0), (100, 0.5)], [(50, 1.0), (50, 1.0)])
+
+    assert lengths.mean == pytest.approx(10 * 2 / 4.5 + 100 * 2.5 / 4.5)
+
+
+def test_survival_of_a_bimodal_group_knows_the_mode_of_a_running_answer() -> None:
+    lengths = Survival.of([(100, 5.0), (5000, 5.0)])
+
+    assert lengths.mean == 2550
+    assert lengths.mean_beyond(101) == 4899
+
+
+def test_survival_beyond_all_that_was_seen_goes_on_for_a_share() -> None:
+    assert Survival.of([(10, 1.0)]).mean_beyond(100) == 50
+    assert Survival.of([(10, 1.0)]).quantile_beyond(100, 0.3) == 50
+    with pytest.raises(ValueError, match="no answer has ended"):
+        Survival.of([], [(3, 1.0)])
+
+
+def test_step_time_is_a_line_over_batches() -> None:
+    step = StepTime(None, 5)
+    for batch in (1, 2, 4, 8, 16):
+        assert step.seconds(1) is None
+        step.observe(99 * (0.01 + 0.001 * batch), 100, batch)
+
+    assert [step.seconds(batch) for batch in (1, 10)] == [pytest.approx(0.011), pytest.approx(0.02)]
+
+
+def test_step_time_without_different_batches_is_flat_and_follows_what_is_new() -> None:
+    step = StepTime(0.5, 5)
+    assert step.seconds(3) == 0.5
+    for _ in range(10):
+        step.observe(99 * 0.01, 100, 4)
+    assert step.seconds(1) == step.seconds(8) == pytest.approx(0.01)
+    for _ in range(100):
+        step.observe(99 * 0.02, 100, 4)
+
+    assert step.seconds(1) == pytest.approx(0.02, rel=0.05)
+
+
+def test_step_time_stays_above_nothing_for_small_batches() -> None:
+    step = StepTime(None, 2)
+    step.observe(99 * 0.001, 100, 10)
+    step.observe(99 * 0.1, 100, 20)
+
+    assert (step.seconds(1) or 0) > 0
+    step.observe(5.0, 1, 4)  # one token has no gap
+    assert step.seconds(20) == pytest.approx(0.1)
+
+
+def test_prefill_rate_is_measured_tokens_over_seconds() -> None:
+    rate = PrefillRate(None)
+    assert rate.seconds(100) == 0.0
+    assert PrefillRate(50.0).seconds(100) == 2.0
+    rate.observe(1000, 0.5)
+    rate.observe(1000, None)
+    rate.observe(0, 3.0)
+
+    assert rate.seconds(100) == pytest.approx(0.05)
+
+
+def test_drain_gives_free_seats_to_those_that_wait() -> None:
+    assert drain([], [10.0, 10.0, 10.0], 1, lambda _: 1.0) == [(0, 10), (10, 20), (20, 30)]
+    assert drain([10.0, 30.0], [5.0], 2, lambda _: 1.0) == [(0, 10), (0, 30), (10, 15)]
+    assert drain([], [], 4, lambda _: 1.0) == []
+
+
+def test_the_line_goes_by_priority_then_deadline_then_arrival() -> None:
+    line = [flight(priority=1), flight(due=9.0), flight(), flight(due=3.0), flight(tokens=5), flight(priority=-1)]
+    urgent, plain = ahead_of(flight(due=5.0), Line(line, 8)), ahead_of(flight(), Line(line, 8))
+
+    assert urgent == [line[5], line[3]]
+    assert plain == [line[5], line[3], line[1], line[2]]
+
+
+@pytest.mark.parametrize("estimator", [LoadAware(Presets()), RwtEstimator(Presets())])
+def test_without_presets_nothing_is_estimated_before_five_completions(estimator: Estimator) -> None:
+    for _ in range(4):
+        estimator.observe(ended())
+        assert estimator.estimated_ttft_seconds(flight(), Line([], 4)) is None
+        assert estimator.estimated_completion_seconds(flight(), Line([], 4)) is None
+    estimator.observe(ended())
+
+    assert estimator.estimated_ttft_seconds(flight(), Line([], 4)) == pytest.approx(0.01, rel=0.02)
+
+
+def test_load_aware_waits_for_a_seat_and_for_prefills_before_it() -> None:
+    estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100, prefill_tokens_per_second=1000))
+    free = estimator.estimated_ttft_seconds(flight(prompt=500), Line([], 2))
+    behind = estimator.estimated_ttft_seconds(flight(prompt=500), Line([flight(prompt=1500)], 2))
+    full = estimator.estimated_ttft_seconds(flight(prompt=500), Line([flight(40), flight(20)], 2))
+
+    assert (free, behind) == (pytest.approx(0.51), pytest.approx(2.01))
+    assert full == pytest.approx(0.6 + 0.51, abs=0.4)
+    assert estimator.estimated_completion_seconds(flight(prompt=500), Line([], 2)) == pytest.approx(1.5)
+
+
+def test_load_aware_takes_the_batch_into_account() -> None:
+    estimator = LoadAware(Presets())
+    for batch in (1, 2, 4, 8) * 5:
+        estimator.observe(ended(101, 1.0 + 0.5 * batch, batch))
+    alone = estimator.estimated_completion_seconds(flight(), Line([], 8))
+    beside = estimator.estimated_completion_seconds(flight(), Line([flight(1) for _ in range(7)], 8))
+
+    assert alone == pytest.approx(1.5, rel=0.05)
+    assert beside == pytest.approx(5.0, rel=0.05)
+
+
+def test_load_aware_group_ends_with_the_last_of_its_members() -> None:
+    estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
+    for _ in range(20):
+        estimator.observe(ended(100, 0.99))
+    members = [flight() for _ in range(4)]
+    before = [flight(group="h") for _ in range(2)]
+
+    assert estimator.group_seconds(members, Line(members, 2)) == pytest.approx(2.0, rel=0.02)
+    assert estimator.group_seconds(members, Line([*before, *members], 2)) == pytest.approx(3.0, rel=0.02)
+    assert estimator.group_seconds([], Line([], 2)) == 0.0
+
+
+def test_rwt_of_a_group_is_t_of_n_with_what_was_observed() -> None:
+    presets = Presets(token_seconds=0.02, output_tokens=50)
+    static = RwtEstimator(presets, adapts_decode=False, adapts_output=False)
+    decode = RwtEstimator(presets, adapts_output=False)
+    both = RwtEstimator(presets)
+    for estimator in (static, decode, both):
+        for _ in range(60):
+            estimator.observe(ended(100, 1.0))
+    members = [flight() for _ in range(5)]
+
+    assert static.group_seconds(members, 1) == pytest.approx(4 * 50 * 0.02 + 1000 * 0.02)
+    assert decode.group_seconds(members, 1) == pytest.approx(4 * 50 * 0.01 + 1000 * 0.01, rel=0.01)
+    assert both.group_seconds(members, 1) == pytest.approx(4 * 100 * 0.01 + 1000 * 0.01, rel=0.01)
+    assert both.group_seconds([], 1) == 0.0
+
+
+def test_rwt_of_one_request_is_conservative() -> None:
+    """[R6]: above what the same line takes with answers of their mean length."""
+    presets = Presets(token_seconds=0.01, output_tokens=100)
+    rwt, ours = RwtEstimator(presets), LoadAware(presets)
+    line = Line([flight(1) for _ in range(2)], 2)
+
+    assert (rwt.estimated_completion_seconds(flight(), line) or 0) > (ours.estimated_completion_seconds(flight(), line) or inf)
+    assert rwt.estimated_ttft_seconds(flight(), Line([], 2)) == pytest.approx(0.01)

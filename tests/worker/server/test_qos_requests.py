@@ -1,0 +1,89 @@
+"""What a request may say of its service: a priority by name or number, and latency objectives."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.qos_config import SloPolicy, TenantPolicy
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(("asked", "number"), [("high", -100), ("normal", 0), ("low", 100), (-7, -7), (None, 0)])
+async def test_priority_is_a_name_or_a_number(rig, http, asked, number):
+    rig.policy = replace(rig.policy, allow_client_priority=True)
+    response = await http.post(CHAT, json=BODY | {"priority": asked})
+
+    assert response.status_code == 200
+    assert rig.backend.calls[0][0][0].priority == number
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"priority": "urgent"}, "priority", "must be high, normal, low or a whole number from -1000 to 1000"),
+        ({"priority": True}, "priority", "must be high, normal, low"),
+        ({"priority": 1.5}, "priority", "must be high, normal, low"),
+        ({"priority": 1001}, "priority", "from -1000 to 1000"),
+        ({"priority": "high"}, "priority", "set qos.allowClientPriority"),
+        ({"pdcluster": {"ttft_slo_ms": 0}}, "pdcluster.ttft_slo_ms", "greater than 0"),
+        ({"pdcluster": {"tpot_slo_ms": -1}}, "pdcluster.tpot_slo_ms", "greater than 0"),
+        ({"pdcluster": {"ttft_slo_ms": 1e9}}, "pdcluster.ttft_slo_ms", "less than or equal to 3600000"),
+        ({"pdcluster": {"ttft_slo_ms": "fast"}}, "pdcluster.ttft_slo_ms", "valid number"),
+    ],
+)
+async def test_wrong_wishes_are_refused_with_the_field_and_the_limit(rig, http, fields, param, words):
+    response = await http.post(CHAT, json=BODY | fields)
+    error = response.json()["error"]
+
+    assert (response.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert rig.backend.calls == []
+
+
+async def test_objectives_travel_with_the_request_in_seconds(rig, http):
+    await http.post(CHAT, json=BODY | {"pdcluster": {"ttft_slo_ms": 250, "tpot_slo_ms": 40.5}})
+    spec = rig.backend.calls[0][0][0]
+
+    assert (spec.ttft_slo_seconds, spec.tpot_slo_seconds) == (0.25, 0.0405)
+
+
+async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):
+    rig.policy = replace(rig.policy, allow_client_priority=True, slo=SloPolicy(tpot_milliseconds=60_000.0))
+    await http.post(CHAT, json=BODY | {"priority": "high"})
+    await http.post(CHAT, json=BODY | {"priority": "low", "pdcluster": {"ttft_slo_ms": 1e-6}})
+
+    def value(**labels: str) -> float:
+        return rig.value("pdcluster_qos_slo_total", **labels)
+
+    assert value(objective="ttft", priority="high", outcome="met") == 1
+    assert value(objective="tpot", priority="high", outcome="met") == 1
+    assert value(objective="ttft", priority="low", outcome="missed") == 1
+    assert value(objective="ttft", priority="low", outcome="met") == 0
+
+
+async def test_key_gives_a_priority_and_a_ceiling(rig, tmp_path: Path):
+    (tmp_path / "batch").write_text("sk-batch")
+    (tmp_path / "chat").write_text("sk-chat")
+    policy = PolicyConfig(allow_client_priority=True, tenants={"batch": TenantPolicy(priority="low")})
+    rig.policy = policy
+    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
+
+    async with asyncio.timeout(10), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+
+        async def ask(key: str, **fields: object) -> httpx.Response:
+            return await http.post(CHAT, json=BODY | fields, headers={"authorization": f"Bearer {key}"})
+
+        await ask("sk-batch")
+        await ask("sk-chat")
+        refused = await ask("sk-batch", priority="high")
+
+    assert [specs[0].priority for specs, _ in rig.backend.calls] == [100, 0]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+    assert "the highest of this API key is low" in refused.json()["error"]["message"]

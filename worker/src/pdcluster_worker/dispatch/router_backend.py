@@ -1,0 +1,113 @@
+"""What the HTTP side sees of a router: a worker without an engine, which gives every request to a decode worker.
+
+It serves from its registration on, whether decode workers are there or not:
+models stay listed, and a request that finds no decode worker waits for one as
+long as the policy says, and is then refused with the reason.  The limits of a
+request are those of the decode workers, and the model's own until one is seen.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.engine.messages import Device, RequestSpec
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing.admission import full
+
+
+class RouterBackend:
+    """Implements `server.backend.Backend`.
+
+    max_model_len, vocab_size: of the model; the lowest of the decode workers' as soon as one is seen.
+    """
+
+    device: Device | None = None
+    scheduler: str | None = None
+
+    def __init__(self, model_name: str, max_model_len: int, vocab_size: int) -> None:
+        self.model_name = model_name
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.length_note = ""
+        self._node: Node | None = None
+        self._arrived = asyncio.Event()  # set while a decode worker takes new work
+        self._num_waiting = 0
+        self._waiting_tokens = 0
+
+    def serve(self, node: Node) -> None:
+        """Take requests from now on."""
+        self._node = node
+        node.on_peers = self._look
+        self._look()
+
+    def ready(self) -> str | None:
+        """None when requests may come, else why not; without decode workers too, for they may come back."""
+        return "not registered in etcd yet" if self._node is None else self._node.problem()
+
+    def alive(self) -> str | None:
+        """None: it has no engine that could die."""
+        return None
+
+    def shortfall(self) -> str | None:
+        """Why no decode worker takes requests; None while one does."""
+        if self._node is None or self._arrived.is_set():
+            return None
+        return f"no decode worker takes requests: {self._node.absence()}"
+
+    def draining(self) -> bool:
+        """Whether the next request of a client should go to another router."""
+        return self._node is not None and self._node.worker.state in ("draining", "drained")
+
+    def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        """See `dispatch.ingress.Ingress.generate`."""
+        if self._node is None or self._node.ingress is None:
+            raise RequestError(f"this router is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
+        tokens = self._node.ingress.generate(specs, prefill)
+        return tokens if self._arrived.is_set() else self._later(self._node, specs, tokens)
+
+    def abort(self, request_id: str) -> None:
+        """End one choice early."""
+        if self._node is not None and self._node.ingress is not None:
+            self._node.ingress.abort(request_id)
+
+    def _look(self) -> None:
+        """See which decode workers there are, and what they take."""
+        assert self._node is not None
+        hellos = [peer.hello for peer in self._node.decodes() if peer.hello is not None]
+        if not hellos:
+            self._arrived.clear()
+            return
+        lengths = [hello.max_model_len for hello in hellos if hello.max_model_len]
+        sizes = [hello.vocab_size for hello in hellos if hello.vocab_size]
+        self.max_model_len = min(lengths, default=self.max_model_len)
+        self.vocab_size = min(sizes, default=self.vocab_size)
+        self._arrived.set()
+
+    async def _later(
+        self, node: Node, specs: list[RequestSpec], tokens: AsyncGenerator[Generated, None]
+    ) -> AsyncGenerator[Generated, None]:
+        """The tokens, as soon as a decode worker takes new work.  Raises RequestError when none does in time."""
+        async with aclosing(tokens):
+            await self._wait(node, sum(len(spec.prompt) + len(spec.output) for spec in specs))
+            async for generated in tokens:
+                yield generated
+
+    async def _wait(self, node: Node, num_tokens: int) -> None:
+        worker = node.worker
+        seconds = worker.policy.admission.worker_wait_seconds
+        if not seconds:
+            raise worker.refusal()
+        if reason := full(worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens):
+            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=1)
+        self._num_waiting += 1
+        self._waiting_tokens += num_tokens
+        try:
+            with worker.request():
+                await asyncio.wait_for(self._arrived.wait(), seconds)
+        except TimeoutError as e:
+            raise worker.refusal() from e
+        finally:
+            self._num_waiting -= 1
+            self._waiting_tokens -= num_tokens

@@ -1,0 +1,46 @@
+"""What a priority means, and which one a request has.
+
+A priority is a number, lower first, and names stand for numbers; only the
+number travels between workers.  Below 0 is high, above 0 is low.
+"""
+
+from collections.abc import Mapping
+
+from pdcluster_worker.qos_config import Tier
+
+PRIORITIES: Mapping[str, int] = {"high": -100, "normal": 0, "low": 100}
+"""The number that each name stands for."""
+
+TIERS: tuple[Tier, ...] = ("high", "normal", "low")
+
+
+class PriorityError(ValueError):
+    """A request asks for a priority that it may not have; the message says why and what it may do."""
+
+
+def tier_of(priority: int) -> Tier:
+    """The tier of a number.
+
+    >>> [tier_of(priority) for priority in (-1000, -1, 0, 1, 1000)]
+    ['high', 'high', 'normal', 'low', 'low']
+    """
+    return "high" if priority < 0 else "low" if priority > 0 else "normal"
+
+
+def priority_of(asked: int | None, ceiling: Tier | None, *, client_decides: bool) -> int:
+    """The priority of a request.  Raises PriorityError.
+
+    asked:          by the request itself; None = nothing.
+    ceiling:        the highest tier of its tenant, and what it has unasked; None = normal unasked, and no ceiling.
+    client_decides: whether what it asks for counts.
+    """
+    unasked = PRIORITIES[ceiling or "normal"]
+    if asked is None or asked == unasked:
+        return unasked
+    if not client_decides:
+        raise PriorityError(f"priority: {asked} is not allowed here: leave it out, or set qos.allowClientPriority of the PDCluster")
+    if ceiling is not None and TIERS.index(tier_of(asked)) < TIERS.index(ceiling):
+        raise PriorityError(
+            f"priority: {asked} is {tier_of(asked)}, and the highest of this API key is {ceiling}: leave it out or ask for a lower one"
+        )
+    return asked

@@ -1,0 +1,77 @@
+"""Which prefixes were sent to which worker of late: an approximate prefix index without events [Y11].
+
+A prompt that was sent to a worker is in its cache, or about to be, for
+`seconds`: so says the index where a worker tells no events, and where its
+events are not here yet.  It errs after an eviction, which it cannot know of.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+RECENT_SECONDS = 120.0
+"""How long a prefix counts as recent [Y11]."""
+
+MAX_RECENT_BLOCKS = 500_000
+"""Blocks noted at most, one for each block and worker; beyond it the oldest are forgotten."""
+
+
+class RecentPrefixes:
+    """Blocks that were sent to each worker, and when.  Times are seconds of a clock that only goes forward.
+
+    >>> recent = RecentPrefixes(seconds=120.0)
+    >>> recent.note("d0", [b"a", b"b"], now=0.0)
+    >>> recent.note("d1", [b"a"], now=60.0)
+    >>> recent.match_all([b"a", b"b", b"c"], now=120.0)
+    {'d0': 2, 'd1': 1}
+    >>> recent.match_all([b"a", b"b", b"c"], now=121.0)
+    {'d1': 1}
+    """
+
+    def __init__(self, seconds: float = RECENT_SECONDS, max_blocks: int = MAX_RECENT_BLOCKS) -> None:
+        self.seconds = seconds
+        self._max_blocks = max_blocks
+        self._sent: dict[bytes, dict[str, float]] = {}  # when each block was last sent to each worker
+        self._order: deque[tuple[float, bytes, str]] = deque()
+
+    def __len__(self) -> int:
+        """Notes held, of the same block and worker too."""
+        return len(self._order)
+
+    def note(self, worker: str, hashes: Sequence[bytes], now: float) -> None:
+        """A prompt of these blocks is sent to a worker."""
+        for block in hashes:
+            self._sent.setdefault(block, {})[worker] = now
+            self._order.append((now, block, worker))
+        while self._order and (len(self._order) > self._max_blocks or now - self._order[0][0] > self.seconds):
+            self._forget(*self._order.popleft())
+
+    def match_all(self, hashes: Sequence[bytes], now: float, within: float | None = None) -> dict[str, int]:
+        """How many leading blocks were sent to each worker of late; workers with none are left out.
+
+        within: seconds that count as late; by default, and at most, all that is kept.
+        """
+        since = now - (self.seconds if within is None else min(within, self.seconds))
+        found: dict[str, int] = {}
+        for num_before, block in enumerate(hashes):
+            at = [worker for worker, when in self._sent.get(block, {}).items() if when >= since]
+            going_on = [worker for worker in at if found.get(worker, 0) == num_before]
+            if not going_on:
+                break
+            found.update(dict.fromkeys(going_on, num_before + 1))
+        return found
+
+    def drop(self, worker: str) -> None:
+        """Forget a worker; unknown ones are a no-op."""
+        for block in {block for _, block, whose in self._order if whose == worker}:
+            self._sent[block].pop(worker, None)
+            if not self._sent[block]:
+                del self._sent[block]
+        self._order = deque(entry for entry in self._order if entry[2] != worker)
+
+    def _forget(self, when: float, block: bytes, worker: str) -> None:
+        """Let go of a note, unless the same block went to the same worker again since."""
+        workers = self._sent.get(block, {})
+        if workers.get(worker) == when:
+            del workers[worker]
+            if not workers:
+                del self._sent[block]

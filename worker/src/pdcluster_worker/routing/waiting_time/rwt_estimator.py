@@ -1,0 +1,69 @@
+"""The RWT estimator of QLM with the online parameters of the source document [R1]-[R3], for groups and for one request.
+
+It knows counts only: requests before this one, the mean length of their group,
+one time of a token whatever the batch.  So it is cheap, and conservative [R6].
+"""
+
+from collections.abc import Collection
+
+from pdcluster_worker.routing.estimator import Completion, Flight, Line
+from pdcluster_worker.routing.waiting_time.line import ahead_of
+from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
+from pdcluster_worker.routing.waiting_time.presets import Presets
+from pdcluster_worker.routing.waiting_time.rwt import DecodeTime, MeanOutput, completion_seconds
+
+
+class RwtEstimator:
+    """T(n) with d_eff [R2] and mu of each group [R3]; either stays at its preset where it is not to adapt."""
+
+    def __init__(self, presets: Presets, *, adapts_decode: bool = True, adapts_output: bool = True) -> None:
+        self._presets = presets
+        self._adapts_decode = adapts_decode
+        self._adapts_output = adapts_output
+        self._decode = DecodeTime(presets.token_seconds)
+        self._output = MeanOutput(presets.output_tokens)
+        self._prefill = PrefillRate(presets.prefill_tokens_per_second)
+
+    def observe(self, completion: Completion) -> None:
+        """Learn from a completion; short ones change only the prefill rate."""
+        self._prefill.observe(completion.prompt_tokens, completion.prefill_seconds)
+        if self._adapts_decode:
+            self._decode.observe(completion.decode_seconds, completion.output_tokens)
+        if self._adapts_output:
+            self._output.observe(completion.group, completion.output_tokens)
+
+    def group_seconds(self, members: Collection[Flight], seats: int) -> float | None:
+        """T(n) of a group: seconds that these n requests take, from the start of the first to the end of the last."""
+        token_seconds = self._decode.seconds
+        if token_seconds is None:
+            return None
+        if not members:
+            return 0.0
+        first = next(iter(members))
+        return completion_seconds(
+            len(members),
+            mean_output=self._output.tokens(first.group),
+            max_output=max(flight.max_tokens for flight in members),
+            token_seconds=token_seconds,
+            prefill_seconds=self._prefill.seconds(first.prompt_tokens),
+            lanes=seats,
+        )
+
+    def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
+        """A seat is free once as many answers have ended as stand before this one beyond the seats; then prefills."""
+        token_seconds = self._decode.seconds
+        if token_seconds is None:
+            return None
+        ahead = ahead_of(flight, line)
+        beyond = sum(other.is_decoding for other in line.flights) + len(ahead) + 1 - line.seats
+        mean = sum(self._output.tokens(other.group) for other in line.flights) / max(1, len(line.flights))
+        wait = max(0, beyond) / max(1, line.seats) * mean * token_seconds
+        prompts = flight.prompt_tokens + sum(other.prompt_tokens for other in ahead)
+        return wait + self._prefill.seconds(prompts) + token_seconds
+
+    def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
+        """With the longest answer that it may give [R6]."""
+        first, token_seconds = self.estimated_ttft_seconds(flight, line), self._decode.seconds
+        if first is None or token_seconds is None:
+            return None
+        return first + (flight.max_tokens - 1) * token_seconds

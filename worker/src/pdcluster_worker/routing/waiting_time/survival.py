@@ -1,0 +1,81 @@
+"""How long answers are, from those that have ended and those that go on.
+
+The mean of what has ended is too low while long answers still run: short ones
+end first.  The product-limit estimate (Kaplan and Meier) counts a running
+answer as at least as long as it is.  Pure arithmetic on token counts.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BEYOND = 0.5
+"""Of what it has, the share that an answer longer than all ever seen is taken to go on for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """S(t): the share of answers longer than t tokens, a step function.
+
+    ends:   lengths at which it falls, ascending.
+    share:  S from there on; the last one is 0.
+    beyond: tokens by which answers exceed ends[i], on the average of those that do so, times share[i].
+    """
+
+    ends: tuple[int, ...]
+    share: tuple[float, ...]
+    beyond: tuple[float, ...]
+
+    @classmethod
+    def of(cls, completed: Iterable[tuple[int, float]], running: Iterable[tuple[int, float]] = ()) -> "Survival":
+        """From (tokens, weight) pairs; at least one completed.  Those that run longer than all completed end at once."""
+        events: dict[int, list[float]] = {}  # tokens: weight that ended there, weight that left there
+        for index, pairs in enumerate((completed, running)):
+            for tokens, weight in pairs:
+                event = events.setdefault(tokens, [0.0, 0.0])
+                event[0] += 0.0 if index else weight
+                event[1] += weight
+        at_risk = sum(weight for _, weight in events.values())
+        ends, share, left = [], [], 1.0
+        for tokens in sorted(events):
+            ended, gone = events[tokens]
+            if ended:
+                left *= max(0.0, 1.0 - ended / at_risk)
+                ends.append(tokens)
+                share.append(left)
+            at_risk -= gone
+        if not ends:
+            raise ValueError("no answer has ended: ask with at least one completed length")
+        share[-1] = 0.0
+        return cls(tuple(ends), tuple(share), tuple(_areas(ends, share)))
+
+    def mean_beyond(self, tokens: int) -> float:
+        """Tokens that an answer of already `tokens` still has, on the average; at least 1."""
+        index = bisect_right(self.ends, tokens)
+        if index == len(self.ends):
+            return max(1.0, BEYOND * tokens)
+        left = self.share[index - 1] if index else 1.0
+        area = left * (self.ends[index] - tokens) + self.beyond[index]
+        return max(1.0, area / left)
+
+    @property
+    def mean(self) -> float:
+        """Tokens of an answer that has not begun."""
+        return self.mean_beyond(0)
+
+    def quantile_beyond(self, tokens: int, rank: float) -> float:
+        """Tokens that an answer of already `tokens` still has, at a rank in [0, 1) of those so long; at least 1."""
+        index = bisect_right(self.ends, tokens)
+        if index == len(self.ends):
+            return max(1.0, BEYOND * tokens)
+        left = self.share[index - 1] if index else 1.0
+        while self.share[index] > left * (1.0 - rank):
+            index += 1
+        return max(1.0, float(self.ends[index] - tokens))
+
+
+def _areas(ends: list[int], share: list[float]) -> list[float]:
+    areas = [0.0]
+    for index in range(len(ends) - 1, 0, -1):
+        areas.append(areas[-1] + share[index - 1] * (ends[index] - ends[index - 1]))
+    return areas[::-1]
