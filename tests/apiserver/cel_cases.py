@@ -301,6 +301,12 @@ AUTOSCALE_RULES = [
         )
     ),
     Rule(
+        "spec.routing.offload.sloFeedback.minThreshold",
+        "minThreshold must be at most maxThreshold: lower minThreshold or raise maxThreshold",
+        at("spec.routing.offload.sloFeedback", {"minThreshold": 8, "maxThreshold": 8}),
+        at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
+    ),
+    Rule(
         "spec.routing",
         "mixed workers prefill what they decode, and nothing is routed: remove it",
         at("spec.routing.credits", {"batchesAhead": 3}),

@@ -254,7 +254,7 @@ def test_certificate_name_is_what_the_worker_expects() -> None:
 
 def paths(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in content.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from paths(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"

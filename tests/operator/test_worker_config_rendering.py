@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
@@ -49,12 +51,38 @@ def test_engine_file_names_what_an_etcd_with_tls_and_api_keys_need(document: dic
     assert made["listen"]["apiKeys"] == "/keys"
 
 
-def test_policy_file_is_complete(document: dict[str, Any]) -> None:
+def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
     document["spec"]["routing"] = {"offload": {"minOffloadLength": 1}}
 
-    assert policy_file(parse(document)) == {
-        "offload": {"prefillLengthThreshold": 256, "prefillQueueMax": 10, "decodeLoadThreshold": 8, "minOffloadLength": 1},
-        "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
+    expected = {
+        "offload": {
+            "policy": "rule",
+            "prefillLengthThreshold": 256,
+            "prefillQueueMax": 10,
+            "decodeLoadThreshold": 8,
+            "minOffloadLength": 1,
+            "maxTransferMilliseconds": 0.0,
+            "decodeBusyRatio": None,
+            "score": {
+                "lengthWeight": 0.7,
+                "queueWeight": 0.3,
+                "decodeWeight": 0.0,
+                "transferWeight": 0.0,
+                "transferMilliseconds": 50.0,
+                "minScore": 0.5,
+            },
+            "islBounding": {"maxTokens": 2048, "maxRatio": 0.7},
+            "prefillLoad": {"busyBatches": None},
+            "sloFeedback": {
+                "ttftSloMilliseconds": 500.0,
+                "tpotSloMilliseconds": 50.0,
+                "minThreshold": 32,
+                "maxThreshold": 8192,
+                "margin": 0.15,
+            },
+            "lengthThresholds": {},
+        },
+        "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0, "transferWeight": 0.0},
         "credits": {"batchesAhead": 2.0},
         "moving": {"enabled": True, "maxMoves": 2},
         "admission": {"maxQueuedRequests": 1024, "maxQueuedTokens": 0, "maxBodyBytes": 4194304, "workerWaitSeconds": 0.0},
@@ -62,3 +90,31 @@ def test_policy_file_is_complete(document: dict[str, Any]) -> None:
         "allowClientPriority": False,
         "sharedPrefixCache": False,
     }
+    assert {name: value for name, value in policy_file(parse(document)).items() if name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "threshold", "by_type"),
+    [
+        pytest.param(["cpu"], None, 256, {}, id="not known: 256"),
+        pytest.param(["H100"], None, 295, {}, id="break-even of the accelerator"),
+        pytest.param(["H100", "H200"], None, 206, {"H100": 295, "H200": 206}, id="of each type"),
+        pytest.param(["H100", "H200"], 100, 100, {}, id="as given"),
+        pytest.param(["H100"], 0, 0, {}, id="as given, if 0"),
+    ],
+)
+def test_length_threshold_is_the_break_even_of_the_decode_pools(
+    document: dict[str, Any], gpus: list[str], given: int | None, threshold: int, by_type: dict[str, int]
+) -> None:
+    document["spec"]["roles"]["decode"]["pools"] = [{"name": gpu.lower(), "gpu": gpu, "replicas": 1} for gpu in gpus]
+    document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": given}}
+    offload = policy_file(parse(document))["offload"]
+
+    assert (offload["prefillLengthThreshold"], offload["lengthThresholds"]) == (threshold, by_type)
+
+
+def test_length_threshold_of_an_accelerator_that_the_object_defines_is_256(document: dict[str, Any]) -> None:
+    document["spec"]["accelerators"] = {"H100": {"resource": "my/gpu"}}
+    document["spec"]["roles"]["decode"]["pools"] = [{"name": "a", "gpu": "H100", "replicas": 1}]
+
+    assert policy_file(parse(document))["offload"]["prefillLengthThreshold"] == 256

@@ -486,6 +486,21 @@ BAD = [
     ),
     Wrong(at("spec.routing.offlod", {}), "spec.routing.offlod: unknown field; did you mean offload?", "spec.routing.offlod"),
     Wrong(
+        at("spec.routing.offload.policy", "random"),
+        "spec.routing.offload.policy: must be 'rule', 'score', 'islBounding', 'prefillLoad', 'islOrLoad' or 'sloFeedback', not 'random'",
+        "spec.routing.offload.policy",
+    ),
+    Wrong(
+        at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
+        "spec.routing.offload.sloFeedback.minThreshold: must be at most maxThreshold (8), not 9; lower minThreshold or raise maxThreshold",
+        "spec.routing.offload.sloFeedback.minThreshold",
+    ),
+    Wrong(
+        at("spec.routing.offload.decodeBusyRatio", 0),
+        "spec.routing.offload.decodeBusyRatio: must be more than 0, not 0; raise it",
+        "spec.routing.offload.decodeBusyRatio",
+    ),
+    Wrong(
         at("spec.routing.prefillScore.loadWeight", "1"),
         "spec.routing.prefillScore.loadWeight: must be a number, not '1'; write it without quotes",
         "spec.routing.prefillScore.loadWeight",

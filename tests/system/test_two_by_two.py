@@ -85,8 +85,15 @@ def test_request_goes_to_the_decode_worker_with_fewer(
 
 
 SEEDED: Json = {
-    **{"seed": 7, "temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "frequency_penalty": 0.3},
-    **{"repetition_penalty": 1.1, "n": 2, "logprobs": 1, "min_tokens": 20},
+    "seed": 7,
+    "temperature": 0.9,
+    "top_p": 0.95,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.1,
+    "n": 2,
+    "logprobs": 1,
+    "min_tokens": 20,
 }
 """Two choices, under rules that count what was made so far."""
 

@@ -86,6 +86,8 @@ class RecordingPeer:
         self.replies: list[Token | PrefillDone | Exception] = []
         self.closed = False
         self.ready = True
+        self.max_model_len = 0
+        self.max_batched_tokens = 0
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
         return self.matched_blocks

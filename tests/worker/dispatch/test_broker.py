@@ -206,3 +206,38 @@ async def test_broker_last_prefill_worker_draining_means_local(settle: Callable[
     pool.broker.on_change(peer)
 
     assert await task is None
+
+
+async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(settle: Callable[[], Awaitable[None]]) -> None:
+    short, long = RecordingPeer("a"), RecordingPeer("b")
+    short.max_model_len, long.max_model_len = 100, 101
+    pool = Pool(short, long)
+    task = pool.acquire("r", tokens=100)
+    await settle()
+    pool.answer(long, "r", granted=True)
+
+    assert await task is long
+    assert (short.wants, short.released) == ([], [])
+
+
+async def test_broker_has_nobody_to_ask_when_all_take_shorter_prompts_only() -> None:
+    peer = RecordingPeer("a")
+    peer.max_model_len = 100
+    pool = Pool(peer)
+
+    assert await pool.acquire("r", tokens=100) is None
+    assert peer.wants == []
+
+
+async def test_broker_counts_what_the_kv_takes_on_its_way(settle: Callable[[], Awaitable[None]]) -> None:
+    far, near = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
+    pool = Pool(far, near)
+    seconds = {"a": 0.5, "b": 0.01}
+    policy = PrefillScorePolicy(transfer_weight=0.1)
+    pool.broker = CreditBroker(pool.queue, lambda: pool.peers, lambda: policy, BLOCK_SIZE, lambda key, tokens: seconds[key] * tokens / 100)
+    task = pool.acquire("r", tokens=100)
+    await settle()
+    pool.answer(far, "r", granted=True)  # 20 cached tokens, and 50 for the way
+    pool.answer(near, "r", granted=True)
+
+    assert await task is near

@@ -19,3 +19,4 @@ def test_hello_has_the_operations_where_equal_bits_are_promised(invariant: bool,
 
     assert (hello.engine_id, hello.operations, hello.revision, hello.weights) == ("w1", operations, "r1", "w")
     assert (hello.model, hello.max_model_len, hello.vocab_size) == ("chat", 256, 100)
+    assert hello.max_batched_tokens == 256

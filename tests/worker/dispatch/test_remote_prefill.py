@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_worker.config import AdmissionPolicy, PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.journey import Fact, Journey, begun
+from pdcluster_worker.dispatch.offloading import Offloading, Pace
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import (
@@ -28,9 +31,11 @@ from pdcluster_worker.engine.messages import (
     Tokens,
 )
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.peers.types import Generated, PrefillMode
-from pdcluster_worker.routing_config import OffloadPolicy, PrefillScorePolicy
-from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, stats
+from pdcluster_worker.peers.types import Generated, Load, PrefillMode
+from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
+from pdcluster_worker.routing_config import IslBoundingPolicy, OffloadPolicy, PrefillLoadPolicy, PrefillScorePolicy
+from pdcluster_worker.testing import FakeClock
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, stats
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
@@ -294,3 +299,107 @@ async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
     await collect(dispatcher, "auto")
 
     assert long_prompts(worker) == expected
+
+
+async def reported(worker: Worker, engine: ScriptedEngine) -> None:
+    """The engine has told that a quarter of its blocks is in use."""
+    engine.say(stats(free_blocks=48))
+    while client_of(worker).stats is None:
+        await asyncio.sleep(0)
+
+
+def offload_event(journey: Journey) -> dict[str, Fact]:
+    (event,) = [event for event in journey.events if event.name == "offload"]
+    return event.facts
+
+
+async def test_offload_notes_what_it_was_decided_by(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    peer.max_batched_tokens, peer.load = 256, Load(waiting_tokens=64, num_waiting=2, credit_tokens=512)
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=10))
+    worker.pair_rates.add("p", 640, 1.0)  # 64 bytes a token
+    await reported(worker, engine)
+    with begun("r") as journey:
+        await collect(dispatcher, "auto")
+
+    assert offload_event(journey) == {
+        "prefill": "remote",
+        "reason": "long",
+        "policy": "rule",
+        "threshold": 10,
+        "uncached_tokens": 10,
+        "prefill_queue": 2,
+        "prefill_batches": 2.0,
+        "decode_active": 0,
+        "decode_ratio": 0.25,
+        "transfer_seconds": 1.0,
+    }
+    assert [event.name for event in journey.events] == ["offload", "credit"]
+    assert journey.events[1].facts["peer"] == "p"
+
+
+@pytest.mark.parametrize(("max_model_len", "reason"), [(10, "no_prefill_worker"), (11, "long")])
+async def test_offload_goes_by_workers_that_take_the_prompt(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker, max_model_len: int, reason: str
+) -> None:
+    peer.replies = [FIRST, DONE]
+    peer.max_model_len = max_model_len
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=1))
+    with begun("r") as journey:
+        tokens = await collect(dispatcher, "auto")
+
+    assert (offload_event(journey)["reason"], tokens[0].prefill) == (reason, "local" if max_model_len == 10 else "remote")
+
+
+@pytest.mark.parametrize(
+    ("policy", "place"),
+    [
+        (OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingPolicy(max_ratio=1.0)), "remote"),
+        (OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadPolicy(busy_batches=1.0)), "local"),
+        (OffloadPolicy(policy="prefillLoad"), "remote"),
+        (OffloadPolicy(prefill_length_threshold=1, max_transfer_milliseconds=999), "local"),
+        (OffloadPolicy(prefill_length_threshold=1, length_thresholds={"cpu": 11}), "local"),
+        (OffloadPolicy(decode_busy_ratio=0.2), "remote"),
+        (OffloadPolicy(decode_busy_ratio=0.25), "local"),
+    ],
+)
+async def test_offload_changes_with_the_policy_in_force(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker, policy: OffloadPolicy, place: str
+) -> None:
+    peer.replies = [FIRST, DONE]
+    peer.max_batched_tokens, peer.load = 256, Load(credit_tokens=512)
+    worker.pair_rates.add("p", 640, 1.0)
+    await reported(worker, engine)
+    worker.policy = PolicyConfig(offload=policy)
+
+    assert (await collect(dispatcher, "auto"))[0].prefill == place
+
+
+async def test_remote_prefill_measures_the_pair_and_the_wait_for_its_credit(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, replace(DONE, busy_seconds=0.5)]
+    await collect(dispatcher)
+
+    assert worker.pair_rates.bytes_per_second("p") == 128
+    assert worker.metrics.registry.get_sample_value("pdcluster_credit_wait_seconds_count") == 1
+
+
+async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Worker) -> None:
+    """Each prompt takes 10 s here and is there at once: the clock is the test's."""
+    clock = FakeClock()
+    offloading = Offloading(worker, list, list)
+    feedback = SloFeedback()
+    for side in ("local", "remote") * 4:
+        pace = Pace(feedback, 100, clock)
+        clock.advance(10.0 if side == "local" else 0.01)
+        pace.token(Generated(Token("r", 1), side))
+        clock.advance(0.02)
+        pace.token(Generated(Token("r", 2, finish_reason="length")))
+    policy = PolicyConfig(offload=OffloadPolicy(policy="sloFeedback")).offload
+
+    assert feedback.threshold(policy.slo_feedback, 256, clock()) == round(256 / STEP)
+    worker.policy = PolicyConfig(offload=policy)
+    assert offloading.threshold() == 256  # of its own, which has seen nothing

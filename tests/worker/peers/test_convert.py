@@ -87,19 +87,25 @@ def test_token_survives_the_wire(token: Token) -> None:
     assert convert.token_from_proto("q", _sent(convert.token_to_proto(token))) == token
 
 
-@given(st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1)))
+@given(st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals))
 def test_prefill_done_survives_the_wire(done: PrefillDone) -> None:
     assert convert.done_from_proto("q", _sent(convert.done_to_proto(done))) == done
 
 
-@given(st.builds(Hello, names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8), st.text()))
+@given(
+    st.builds(
+        Hello, names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8), st.text(), st.text(), naturals, naturals, naturals
+    )
+)
 def test_hello_survives_the_wire(hello: Hello) -> None:
     assert convert.hello_from_proto(_sent(convert.hello_to_proto(hello))) == hello
 
 
 @given(
     st.builds(
-        Load, naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs, st.floats(min_value=0, allow_infinity=False)
+        Load,
+        *(naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs),
+        *(st.floats(min_value=0, allow_infinity=False), longs),
     )
 )
 def test_load_survives_the_wire(load: Load) -> None:
@@ -112,6 +118,7 @@ def test_load_survives_the_wire(load: Load) -> None:
         ({"longest_step_seconds": float("inf")}, "longest_step_seconds is not a finite number"),
         ({"longest_step_seconds": float("nan")}, "longest_step_seconds is not a finite number"),
         ({"longest_step_seconds": -0.5}, "longest_step_seconds is negative"),
+        ({"credit_tokens": -1}, "credit_tokens is negative"),
         ({"num_running": -1}, "num_running is negative"),
         ({"free_blocks": -1}, "free_blocks is negative"),
     ],

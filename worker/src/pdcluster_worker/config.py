@@ -354,14 +354,13 @@ def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: st
     for name, value in document.items():
         if name not in known:
             yield f"{prefix}{name}"
-        elif isinstance(value, Mapping):
-            section = _section_in(known[name])
+        elif isinstance(value, Mapping) and (section := _section_in(known[name])) is not None:
             entries = {f"{name}.{key}": entry for key, entry in value.items()} if get_origin(known[name]) is dict else {name: value}
             for path, entry in entries.items():
                 yield from _unknown_fields(entry, section, f"{prefix}{path}.")
 
 
-def _section_in(kind: Any) -> type[Section]:
-    """The section that a field is, may be, or maps names to."""
+def _section_in(kind: Any) -> type[Section] | None:
+    """The section that a field is, may be, or maps names to; None of a field of plain values."""
     kinds = (kind, *get_args(kind))
-    return next(each for each in kinds if isinstance(each, type) and issubclass(each, Section))
+    return next((each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None)

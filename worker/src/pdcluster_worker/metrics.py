@@ -62,6 +62,7 @@ class Metrics:
             "remote prefills at the prefill worker: queue and prefill, both with messages (first_token), and transfer",
             "phase",
         )
+        self.credit_wait_seconds = self._histogram("credit_wait_seconds", "a remote prefill's wait for a credit and for blocks here")
         self.engine_step_requests = self._histogram("engine_step_requests", "requests in one engine step", buckets=_REQUESTS)
         self.engine_step_tokens = self._histogram(
             "engine_step_tokens", "tokens in one engine step, of each kind that it has", "kind", buckets=_TOKENS

@@ -1,29 +1,110 @@
 """The policy of `spec.routing`: where a prompt is computed, and by which numbers."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from pdcluster_worker.config_section import Natural, PolicySection, Weight
+from pdcluster_worker.config_section import Natural, PolicySection, Positive, Share, Weight
+
+OffloadPolicyName = Literal["rule", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
+Batches = Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=600_000.0)]
+SloMilliseconds = Annotated[float, msgspec.Meta(gt=0.0, le=600_000.0)]
+
+
+class OffloadScorePolicy(PolicySection, frozen=True):
+    """Weights of the policy `score` [O3]: a prompt goes when its score is over min_score.
+
+    length_weight, decode_weight:  added while its uncached length, and the running decodes, are
+                                   over prefill_length_threshold and decode_load_threshold.
+    queue_weight, transfer_weight: taken off while the prefill queue is over prefill_queue_max,
+                                   and the expected KV transfer over transfer_milliseconds.
+    """
+
+    length_weight: Weight = 0.7
+    queue_weight: Weight = 0.3
+    decode_weight: Weight = 0.0
+    transfer_weight: Weight = 0.0
+    transfer_milliseconds: Milliseconds = 50.0
+    min_score: Weight = 0.5
+
+
+class IslBoundingPolicy(PolicySection, frozen=True):
+    """A prompt stays when its uncached tokens, and their share of it, are below both [Y5]."""
+
+    max_tokens: Natural = 2048
+    max_ratio: Share = 0.7
+
+
+class PrefillLoadPolicy(PolicySection, frozen=True):
+    """A prompt stays when every prefill worker has over so many batches in hand [Y6].
+
+    busy_batches: None = none is ever too busy.
+    """
+
+    busy_batches: Batches | None = None
+
+
+class SloFeedbackPolicy(PolicySection, frozen=True):
+    """Bounds of the threshold that `sloFeedback` moves; see `routing.slo_feedback`.
+
+    margin: by this share one side has to be better before the threshold moves.
+    """
+
+    ttft_slo_milliseconds: SloMilliseconds = 500.0
+    tpot_slo_milliseconds: SloMilliseconds = 50.0
+    min_threshold: Positive = 32
+    max_threshold: Positive = 8192
+    margin: Share = 0.15
+
+    def __post_init__(self) -> None:
+        if self.min_threshold > self.max_threshold:
+            raise ValueError(
+                f"minThreshold ({self.min_threshold}) must be at most maxThreshold "
+                f"({self.max_threshold}): lower minThreshold or raise maxThreshold"
+            )
 
 
 class OffloadPolicy(PolicySection, frozen=True):
-    """Numbers of the offload decision [O1]."""
+    """Which prompts go to a prefill worker; see `routing.offload`.
 
+    prefill_length_threshold and the three below it are the numbers of [O1].
+    length_thresholds: in place of the first, of decode workers with these accelerators.
+    max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound.
+    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no
+                       prompt [Y7]; None = off.
+    """
+
+    policy: OffloadPolicyName = "rule"
     prefill_length_threshold: Natural = 256
     prefill_queue_max: Natural = 10
     decode_load_threshold: Natural = 8
     min_offload_length: Natural = 64
+    max_transfer_milliseconds: Milliseconds = 0.0
+    decode_busy_ratio: Share | None = None
+    score: OffloadScorePolicy = OffloadScorePolicy()
+    isl_bounding: IslBoundingPolicy = IslBoundingPolicy()
+    prefill_load: PrefillLoadPolicy = PrefillLoadPolicy()
+    slo_feedback: SloFeedbackPolicy = SloFeedbackPolicy()
+    length_thresholds: dict[str, Natural] = msgspec.field(default_factory=dict)
 
 
 class PrefillScorePolicy(PolicySection, frozen=True):
-    """Choice among prefill workers with credit: lowest load_weight * queued tokens - prefix_weight * matched tokens."""
+    """Choice among prefill workers with credit: the lowest sum of the three.
+
+    load_weight * queued tokens - prefix_weight * matched tokens
+    + transfer_weight * milliseconds that the KV is expected to take on its way.
+    """
 
     prefix_weight: Weight = 1.0
     load_weight: Weight = 1.0
+    transfer_weight: Weight = 0.0
 
 
 class CreditPolicy(PolicySection, frozen=True):
-    """How far ahead of its engine a prefill worker accepts work: tokens = batches_ahead * maxBatchedTokens."""
+    """How far ahead of its engine a prefill worker accepts work.
 
-    batches_ahead: Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)] = 2.0
+    In tokens: batches_ahead * maxBatchedTokens.
+    """
+
+    batches_ahead: Batches = 2.0

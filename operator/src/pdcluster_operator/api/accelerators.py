@@ -27,6 +27,21 @@ class Accelerator(BaseModel):
     resource: str | None
     node_labels: dict[str, str]
 
+    @property
+    def break_even_tokens(self) -> int | None:
+        """Uncached prompt tokens from which a prefill lengthens a decode step; None = not known.
+
+        A step reads each weight once, of two bytes, and computes two operations with it for each
+        token: up to operations per second / bytes per second tokens are computed within the time
+        of the reading.
+
+        >>> accelerators()["H100"].break_even_tokens, accelerators()["B200"].break_even_tokens
+        (295, 281)
+        """
+        if self.bandwidth_bytes is None or self.bf16_flops is None:
+            return None
+        return round(self.bf16_flops / self.bandwidth_bytes)
+
 
 @cache
 def accelerators() -> dict[str, Accelerator]:

@@ -4,6 +4,7 @@ A PDCluster that exists as a value here has passed every rule; code above never
 checks again.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,7 +15,7 @@ from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.qos import QosSpec
 from pdcluster_operator.api.ranks import misfit
-from pdcluster_operator.api.routing import RoutingSpec
+from pdcluster_operator.api.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.scheduling import scheduling_fault
 from pdcluster_operator.api.section import Section
@@ -242,10 +243,29 @@ class PDClusterSpec(Section):
         known = accelerators()[pool.gpu]
         return AcceleratorSpec.model_construct(resource=known.resource, node_labels=known.node_labels)
 
+    def length_thresholds(self) -> dict[str, int]:
+        """`routing.offload.prefillLengthThreshold` by accelerator of the decode pools.
+
+        As given; else the break-even length that accelerators.yaml knows, or 256.
+        """
+        given, role = self.routing.offload.prefill_length_threshold, self.roles.decode
+        gpus = {pool.gpu for pool in role.pools} if role is not None else set()
+        return {gpu: _threshold(gpu, self.accelerators) if given is None else given for gpu in sorted(gpus)}
+
+    @property
+    def prefill_length_threshold(self) -> int:
+        """The lowest of them."""
+        return min(self.length_thresholds().values(), default=DEFAULT_LENGTH_THRESHOLD)
+
     @property
     def ingress_role(self) -> Literal["decode", "mixed"]:
         """The role whose workers answer HTTP."""
         return "mixed" if self.roles.mixed is not None else "decode"
+
+
+def _threshold(gpu: str, defined: Mapping[str, AcceleratorSpec]) -> int:
+    known = None if gpu in defined else accelerators()[gpu].break_even_tokens
+    return DEFAULT_LENGTH_THRESHOLD if known is None else known
 
 
 class PDCluster(Section):

@@ -1,33 +1,110 @@
 """`spec.routing`: where a request's prefill runs, and by which numbers."""
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from pdcluster_operator.api.rules import rule
 from pdcluster_operator.api.section import Section
-from pdcluster_operator.api.values import Natural, Weight
+from pdcluster_operator.api.values import Natural, Positive, Weight
+
+DEFAULT_LENGTH_THRESHOLD = 256
+"""Uncached tokens [O1], where accelerators.yaml does not know the decode workers' break-even."""
+
+Batches = Annotated[float, Field(gt=0.0, le=1000.0)]
+Milliseconds = Annotated[float, Field(ge=0.0, le=600_000.0)]
+SloMilliseconds = Annotated[float, Field(gt=0.0, le=600_000.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class OffloadScoreSpec(Section):
+    """Weights of the policy `score` [O3]: a prompt goes when its score is over min_score.
+
+    length_weight, decode_weight:  added while uncached length and running decodes are over
+                                   prefillLengthThreshold and decodeLoadThreshold
+    queue_weight, transfer_weight: taken off while the prefill queue is over prefillQueueMax, and
+                                   the expected KV transfer over transferMilliseconds
+    """
+
+    length_weight: Weight = 0.7
+    queue_weight: Weight = 0.3
+    decode_weight: Weight = 0.0
+    transfer_weight: Weight = 0.0
+    transfer_milliseconds: Milliseconds = 50.0
+    min_score: Weight = 0.5
+
+
+class IslBoundingSpec(Section):
+    """A prompt stays when its uncached tokens, and their share of it, are below both [Y5]."""
+
+    max_tokens: Natural = 2048
+    max_ratio: Share = 0.7
+
+
+class PrefillLoadSpec(Section):
+    """A prompt stays when every prefill worker has over so many batches in hand [Y6]; None = none is too busy."""
+
+    busy_batches: Batches | None = None
+
+
+class SloFeedbackSpec(Section):
+    """Bounds of the threshold that `sloFeedback` moves, and the objectives that it goes by.
+
+    margin: by this share one side has to be better before the threshold moves
+    """
+
+    ttft_slo_milliseconds: SloMilliseconds = 500.0
+    tpot_slo_milliseconds: SloMilliseconds = 50.0
+    min_threshold: Positive = 32
+    max_threshold: Positive = 8192
+    margin: Share = 0.15
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high = self.min_threshold, self.max_threshold
+        if low > high:
+            reason, fix = f"must be at most maxThreshold ({high}), not {low}", "lower minThreshold or raise maxThreshold"
+            raise rule(reason, fix, at="minThreshold")
+        return self
 
 
 class OffloadSpec(Section):
-    """Numbers of the offload decision [O1]: uncached prompt tokens, requests in the prefill queue, running decodes."""
+    """Which prompts go to a prefill worker.
 
-    prefill_length_threshold: Natural = 256
+    policy: rule [O1], score [O3], islBounding [Y5], prefillLoad [Y6], islOrLoad (either), sloFeedback (rule with a moving threshold)
+    prefill_length_threshold: uncached tokens; None = break-even of the decode workers' accelerator, or 256
+    max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound
+    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no prompt [Y7]; None = off
+    """
+
+    policy: Literal["rule", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"] = "rule"
+    prefill_length_threshold: Natural | None = None
     prefill_queue_max: Natural = 10
     decode_load_threshold: Natural = 8
     min_offload_length: Natural = 64
+    max_transfer_milliseconds: Milliseconds = 0.0
+    decode_busy_ratio: Share | None = None
+    score: OffloadScoreSpec = OffloadScoreSpec()
+    isl_bounding: IslBoundingSpec = IslBoundingSpec()
+    prefill_load: PrefillLoadSpec = PrefillLoadSpec()
+    slo_feedback: SloFeedbackSpec = SloFeedbackSpec()
 
 
 class PrefillScoreSpec(Section):
-    """Choice among prefill workers with credit: lowest loadWeight * queued tokens - prefixWeight * matched tokens."""
+    """Choice among prefill workers with credit, the lowest of a sum.
+
+    loadWeight * queued tokens - prefixWeight * matched tokens + transferWeight * expected milliseconds of the KV transfer.
+    """
 
     prefix_weight: Weight = 1.0
     load_weight: Weight = 1.0
+    transfer_weight: Weight = 0.0
 
 
 class CreditsSpec(Section):
     """How far ahead of its engine a prefill worker accepts work: batchesAhead * maxBatchedTokens tokens."""
 
-    batches_ahead: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
+    batches_ahead: Batches = 2.0
 
 
 class MovingSpec(Section):

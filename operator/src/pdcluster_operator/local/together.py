@@ -14,7 +14,7 @@ def disaggregation_of(cluster: PDCluster, rows: Sequence[Row]) -> dict[str, Any]
     """Status, reason and message of the condition, and its figures; None = there is nothing to say, as of mixed workers."""
     if PREFILL not in cluster.spec.roles.present():
         return None
-    threshold = cluster.spec.routing.offload.prefill_length_threshold
+    threshold = cluster.spec.prefill_length_threshold
     found = disaggregating(_said(rows), Previous({}), threshold)
     if found.condition is None:
         return None

@@ -73,7 +73,14 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
     """The policy file of every worker of a cluster."""
     spec = cluster.spec
     shared = {"sharedPrefixCache": spec.service.shared_prefix_cache}
-    return {**_fields(spec.routing), **_fields(spec.qos), **shared}
+    policy = {**_fields(spec.routing), **_fields(spec.qos), **shared}
+    thresholds = spec.length_thresholds()
+    policy["offload"] |= {
+        # Always a number, for workers of an older revision read this file too.
+        "prefillLengthThreshold": spec.prefill_length_threshold,
+        "lengthThresholds": thresholds if len(set(thresholds.values())) > 1 else {},
+    }
+    return policy
 
 
 def _given(part: EtcdTls | WorkerSite) -> dict[str, Any]:

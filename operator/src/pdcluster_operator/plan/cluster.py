@@ -308,7 +308,7 @@ def _disaggregating(scene: _Scene, step: Step) -> Found:
     """How prefill and decode workers of the revision that serves work together; nothing to say of mixed ones."""
     if _serving_role(scene, step) != "decode" or PREFILL not in scene.cluster.spec.roles.present():
         return Found()
-    registry, threshold = scene.observed.registry, scene.cluster.spec.routing.offload.prefill_length_threshold
+    registry, threshold = scene.observed.registry, scene.cluster.spec.prefill_length_threshold
     is_known = registry is not None and registry.error is None
     said = said_by(registry, scene.there.of_revision(step.serving)) if registry is not None and is_known else None
     return disaggregating(said, Previous(scene.observed.status), threshold)

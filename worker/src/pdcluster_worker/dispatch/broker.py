@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.offload import takes_length
 from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
 from pdcluster_worker.routing.waiting import CreditQueue
 from pdcluster_worker.routing_config import PrefillScorePolicy
@@ -36,20 +37,31 @@ class _Wait:
 
 
 class CreditBroker:
-    """The decode side of credits: one per decode worker."""
+    """The decode side of credits: one per decode worker.
+
+    transfer_seconds: (worker's key, tokens) that their KV is expected to take; 0 = not measured.
+    """
 
     def __init__(
-        self, queue: CreditQueue, prefills: Callable[[], list[Peer]], policy: Callable[[], PrefillScorePolicy], block_size: int
+        self,
+        queue: CreditQueue,
+        prefills: Callable[[], list[Peer]],
+        policy: Callable[[], PrefillScorePolicy],
+        block_size: int,
+        transfer_seconds: Callable[[str, int], float] = lambda key, num_tokens: 0.0,
     ) -> None:
         self._queue = queue
         self._prefills = prefills
         self._policy = policy
         self._block_size = block_size
+        self._transfer_seconds = transfer_seconds
         self._waits: dict[str, _Wait] = {}
         self._tie = random.Random()
 
     async def acquire(self, request_id: str, tokens: int, priority: int, hashes: Sequence[bytes]) -> Peer | None:
         """Wait for a credit for `tokens`; None when no prefill worker is left to ask.
+
+        One that takes no request of that length is not asked.
 
         The request must be in the queue, and stays there: the caller takes it out.
         Cancelling gives everything back.
@@ -70,9 +82,10 @@ class CreditBroker:
 
     def ask(self) -> None:
         """Let the heads of the queue ask every prefill worker that they have not asked; call it when either set changes."""
-        peers = self._prefills()
+        ready = self._prefills()
         waits = (self._waits.get(request_id) for request_id in self._queue.heads(ASKING_HEADS))
         for wait in [wait for wait in waits if wait is not None and not wait.chosen.done()]:
+            peers = [peer for peer in ready if takes_length(peer.max_model_len, wait.tokens)]
             if not peers:
                 self._choose(wait, None)
             for peer in peers:
@@ -129,8 +142,13 @@ class CreditBroker:
         if granted:
             # A draining worker keeps its promise, but is not held up while another one has room.
             granted = {key: peer for key, peer in granted.items() if peer.ready} or granted
-            candidates = [PrefillCandidate(key, self._matched(wait, peer), peer.load.waiting_tokens) for key, peer in granted.items()]
+            candidates = [self._candidate(wait, peer) for peer in granted.values()]
             self._choose(wait, granted[choose_prefill(self._policy(), candidates, self._tie)])
+
+    def _candidate(self, wait: _Wait, peer: Peer) -> PrefillCandidate:
+        seconds = self._transfer_seconds(peer.key, wait.tokens)
+        matched = self._matched(wait, peer)
+        return PrefillCandidate(peer.key, matched, peer.load.waiting_tokens, seconds)
 
     def _choose(self, wait: _Wait, peer: Peer | None) -> None:
         if not wait.chosen.done():

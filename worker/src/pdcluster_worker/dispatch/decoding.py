@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import Mailbox
 from pdcluster_worker.dispatch.engines import Place
+from pdcluster_worker.dispatch.offloading import Offloading
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
@@ -18,7 +19,6 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.routing.admission import full
-from pdcluster_worker.routing.offload import is_long_prompt, should_offload
 
 
 class DecodeDispatcher:
@@ -29,8 +29,7 @@ class DecodeDispatcher:
     ) -> None:
         self._worker = worker
         self._remote = remote
-        self._prefills = prefills
-        self._decodes = decodes
+        self._offloading = Offloading(worker, prefills, decodes)
         self._num_queued = 0  # without a first token yet
         self._queued_tokens = 0  # of their prompts
         self._num_decoding = 0  # past their first token
@@ -54,6 +53,7 @@ class DecodeDispatcher:
         place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
         num_tokens = len(spec.prompt) + len(spec.output)
         self._queue(1, num_tokens)
+        pace = self._offloading.pace(num_tokens)
         started, token = False, None
         try:
             async with aclosing(self._first_tokens(place, spec, prefill)) as firsts:
@@ -63,10 +63,13 @@ class DecodeDispatcher:
                         self._queue(-1, -num_tokens)
                         self._num_decoding += 1
                     token = generated.token
+                    pace.token(generated)
                     yield generated
             while token is None or token.finish_reason is None:
                 token = await place.mailbox.token()
-                yield Generated(token)
+                generated = Generated(token)
+                pace.token(generated)
+                yield generated
         finally:
             if started:
                 self._num_decoding -= 1
@@ -82,7 +85,7 @@ class DecodeDispatcher:
         """The first token, and after a remote prefill the first that was decoded here."""
         started = False
         hashes = [] if prefill == "local" else self._worker.hashes(spec)
-        if prefill == "remote" or (prefill == "auto" and self._offloads(place, spec, hashes)):
+        if prefill == "remote" or (prefill == "auto" and self._offloading.goes(place, spec, hashes, self._num_decoding)):
             async with aclosing(self._remote.first_token(place, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:
                     started = True
@@ -103,25 +106,3 @@ class DecodeDispatcher:
         token = await mailbox.token()
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
         return token
-
-    def _offloads(self, place: Place, spec: RequestSpec, hashes: list[bytes]) -> bool:
-        """Decide for a remote prefill; a long prompt that stays on a decode worker is counted."""
-        policy, prefills = self._worker.policy.offload, self._prefills()
-        num_tokens = len(spec.prompt) + len(spec.output)
-        cached_tokens = self._worker.engines.cached_tokens(place.engine, hashes, num_tokens)
-        if prefills and should_offload(
-            policy,
-            prompt_tokens=num_tokens,
-            cached_tokens=cached_tokens,
-            prefill_queue=self._prefill_queue(prefills),
-            decode_active=self._num_decoding,
-        ):
-            return True
-        if self._worker.role == "decode" and is_long_prompt(policy, num_tokens - cached_tokens):
-            self._worker.count_long_prompt(is_remote=False)
-        return False
-
-    def _prefill_queue(self, prefills: list[Peer]) -> int:
-        """Requests waiting for a credit over all decode workers plus those queued at prefill workers (docs/architecture.md)."""
-        elsewhere = sum(peer.load.credit_queue_requests for peer in self._decodes())
-        return self._worker.load().credit_queue_requests + elsewhere + sum(peer.load.num_waiting for peer in prefills)

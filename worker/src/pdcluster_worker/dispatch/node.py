@@ -53,6 +53,7 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
         operations=facts.device.operations if config.engine.batch_invariant else "",
         model=config.model.name,
         max_model_len=facts.max_model_len,
+        max_batched_tokens=config.engine.max_batched_tokens * config.engine.data_parallel_size,
         vocab_size=facts.vocab_size,
     )
 
@@ -88,11 +89,16 @@ class Node:
         refusals = Refusals(worker.metrics)
         here = Here(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(
-            worker.credit_queue, lambda: self._directory.prefills(), lambda: worker.policy.prefill_score, worker.block_size
+            worker.credit_queue,
+            lambda: self._directory.prefills(),
+            lambda: worker.policy.prefill_score,
+            worker.block_size,
+            worker.transfer_seconds,
         )
         events = PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
         self._directory = Directory(identity.pod, here, events, worker.metrics)
         self._ledger = CreditLedger(self._credit_limit())
+        worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
         self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce, untaken)
         worker.on_request = self._drain.look

@@ -17,6 +17,7 @@ import msgspec
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.engine_client import ENGINE_STALLED, EngineDiedError, EngineStalledError
 from pdcluster_worker.dispatch.engines import Place
+from pdcluster_worker.dispatch.journey import note
 from pdcluster_worker.dispatch.patience import NoProgressError, PrefillPatience, checked
 from pdcluster_worker.dispatch.stall_watch import period_seconds
 from pdcluster_worker.dispatch.worker import Worker
@@ -131,6 +132,7 @@ class RemotePrefill:
         if first is None:
             raise PeerError("the KV came without a first token")
         metrics = self._worker.metrics
+        self._worker.pair_rates.add(reserved.peer.key, done.num_bytes, done.busy_seconds)
         metrics.kv_transfer_seconds.observe(done.seconds)
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
         place.send(ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum))
@@ -146,7 +148,10 @@ class RemotePrefill:
                 while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
                     blocks = await self._receive(place, spec, peer)
                     if isinstance(blocks, ReceiveReady):
-                        return _Reserved(peer, blocks, clock() - start)
+                        waited = clock() - start
+                        note("credit", peer=peer.key, waited_seconds=waited)
+                        self._worker.metrics.credit_wait_seconds.observe(waited)
+                        return _Reserved(peer, blocks, waited)
                     await self._worker.room(place.engine, spec.request_id, blocks.needed_blocks)
             return None
         finally:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from pdcluster_worker.config import PolicyConfig, Role
+from pdcluster_worker.config import NO_ACCELERATOR, PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.engines import Engine, Engines
@@ -18,6 +18,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
 from pdcluster_worker.peers.types import Load, Report
+from pdcluster_worker.routing.pair_rates import PairRates, kv_bytes_per_token
 from pdcluster_worker.routing.prefill_share import PrefillShare
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import CreditQueue
@@ -59,6 +60,9 @@ class Worker:
     on_request:    told of each request that begins.
     on_engines:    told when an engine begins to serve or no longer does.
     share:         where long prompts of this decode worker were prefilled.
+    pair_rates:    how fast KV moves to this decode worker.
+    gpu:           accelerator of its pool.
+    promised_tokens: of a prefill worker: granted, or in hand.
     sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
     """
 
@@ -74,6 +78,9 @@ class Worker:
     on_request: Callable[[], None] = lambda: None
     on_engines: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
+    pair_rates: PairRates = field(default_factory=PairRates)
+    gpu: str = NO_ACCELERATOR
+    promised_tokens: Callable[[], int] = lambda: 0
     sent_bytes_per_second: float = 0.0
     engineless: Engineless | None = None
     engine_id: str = field(init=False)
@@ -119,6 +126,11 @@ class Worker:
             self.sent_bytes_per_second = num_bytes / seconds
             gauge = self.metrics.kv_transfer_bytes_per_second
             gauge.labels(self.engine_ready.transport).set(self.sent_bytes_per_second)
+
+    def transfer_seconds(self, key: str, num_tokens: int) -> float:
+        """What their KV is expected to take from that prefill worker to here; 0 = not measured."""
+        num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
+        return self.pair_rates.seconds(key, num_bytes)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -202,6 +214,7 @@ class Worker:
             waiting_tokens=sum(stats.waiting_tokens for stats in reported) + tokens_here,
             credit_queue_requests=self.credit_queue.num_requests - requests_here,
             credit_queue_tokens=self.credit_queue.num_tokens - tokens_here,
+            credit_tokens=self.promised_tokens(),
             free_blocks=sum(stats.free_blocks for stats in reported),
             total_blocks=total_blocks,
             state=state,

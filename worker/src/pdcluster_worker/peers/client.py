@@ -99,6 +99,16 @@ class Peer:
         """Connected, and about to go: it serves what runs there to the end."""
         return self.state == "ready" and "draining" in (self.record.state, self.load.state)
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request there; 0 = it has not told."""
+        return 0 if self.hello is None else self.hello.max_model_len
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Of one step of all its engines; 0 = it has not told."""
+        return 0 if self.hello is None else self.hello.max_batched_tokens
+
     async def leave(self) -> None:
         """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
 

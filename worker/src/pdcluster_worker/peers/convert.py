@@ -35,6 +35,7 @@ _LOAD_FIELDS = (
     "waiting_tokens",
     "credit_queue_requests",
     "credit_queue_tokens",
+    "credit_tokens",
     "free_blocks",
     "total_blocks",
     "progress",
@@ -72,6 +73,7 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
         model=hello.model,
         max_model_len=hello.max_model_len,
         vocab_size=hello.vocab_size,
+        max_batched_tokens=hello.max_batched_tokens,
     )
 
 
@@ -87,6 +89,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
         model=message.model,
         max_model_len=message.max_model_len,
         vocab_size=message.vocab_size,
+        max_batched_tokens=message.max_batched_tokens,
     )
 
 
@@ -213,13 +216,16 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
 
 def done_to_proto(done: PrefillDone) -> pb.PrefillDone:
     """The end of a remote prefill; its request is known from the call."""
-    return pb.PrefillDone(num_bytes=done.num_bytes, seconds=done.seconds, checksum=done.checksum)
+    return pb.PrefillDone(num_bytes=done.num_bytes, seconds=done.seconds, checksum=done.checksum, busy_seconds=done.busy_seconds)
 
 
 def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
     """The end of that request's remote prefill.  Raises ValueError for negative sizes."""
     _require(message.num_bytes >= 0, "num_bytes is negative")
-    return PrefillDone(request_id, message.num_bytes, message.seconds, message.checksum if message.HasField("checksum") else None)
+    for name in ("seconds", "busy_seconds"):
+        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
+    checksum = message.checksum if message.HasField("checksum") else None
+    return PrefillDone(request_id, message.num_bytes, message.seconds, checksum, message.busy_seconds)
 
 
 def load_to_proto(load: Load) -> pb.Load:

@@ -30,6 +30,7 @@ class Load:
     state:                that of its record, or stalled.
     progress:             grows with each step of its engine and each byte of KV that it has sent.
     longest_step_seconds: of its engine of late.
+    credit_tokens:        of a prefill worker: promised, or in hand.
     """
 
     num_running: int = 0
@@ -42,6 +43,7 @@ class Load:
     state: str = "ready"
     progress: int = 0
     longest_step_seconds: float = 0.0
+    credit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Hello:
 
     operations: see `PeerFacts`.
     max_model_len, vocab_size: limits of a request; 0 of a router.
+    max_batched_tokens: of one step of all its engines together; 0 = not told.
     """
 
     engine_id: str
@@ -72,6 +75,7 @@ class Hello:
     model: str = ""
     max_model_len: int = 0
     vocab_size: int = 0
+    max_batched_tokens: int = 0
 
     @property
     def facts(self) -> PeerFacts:

@@ -1,40 +1,156 @@
-"""The offload decision [O1]: prefill this request here, or at a prefill worker.
+"""The offload decision: compute this prompt here, or at a prefill worker.
 
-One pure function of four numbers and the policy.  It does not know which
-prefill workers exist or have credit (`credits`), nor what the client forced:
+One pure function of the policy and of what is known of the request, this
+worker and the prefill pool.  All policies go by uncached tokens.  It does not
+know which prefill workers have credit (`credits`), nor what the client forced:
 the caller asks only for requests that may go either way.
 """
+
+from dataclasses import dataclass, replace
 
 from pdcluster_worker.routing_config import OffloadPolicy
 
 
-def should_offload(policy: OffloadPolicy, *, prompt_tokens: int, cached_tokens: int, prefill_queue: int, decode_active: int) -> bool:
-    """Whether a remote prefill helps [O1].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadFacts:
+    """What a decision is made by.
 
-    prompt_tokens:  tokens to prefill, those made so far of a moved request included.
-    cached_tokens:  of them, what this worker's prefix cache holds.
-    prefill_queue:  requests in the prefill queue, over all workers.
-    decode_active:  requests that this worker's engine runs.
-
-    A long prompt goes while the prefill queue is short; a busy decode worker
-    sends shorter ones too, whatever the queue.  With the default numbers:
-
-    >>> def decide(prompt_tokens, cached_tokens=0, prefill_queue=0, decode_active=0):
-    ...     numbers = dict(cached_tokens=cached_tokens, prefill_queue=prefill_queue, decode_active=decode_active)
-    ...     return should_offload(OffloadPolicy(), prompt_tokens=prompt_tokens, **numbers)
-    >>> decide(255), decide(256), decide(300, cached_tokens=48)
-    (False, True, False)
-    >>> decide(256, prefill_queue=9), decide(256, prefill_queue=10)
-    (True, False)
-    >>> decide(256, prefill_queue=10, decode_active=8), decide(64, decode_active=8), decide(63, decode_active=8)
-    (True, True, False)
+    prompt_tokens:    to prefill, those made so far of a moved request included.
+    cached_tokens:    of them, what this worker's prefix cache holds.
+    prefill_queue:    requests in the prefill queue, over all workers.
+    decode_active:    requests that this worker's engine runs.
+    prefill_batches:  work in hand of the least busy prefill worker, in batches of its engine.
+    decode_ratio:     share of this worker's KV blocks in use.
+    transfer_seconds: that the KV is expected to take to here from the nearest prefill worker;
+                      0 = not measured yet.
     """
-    uncached_tokens = max(0, prompt_tokens - cached_tokens)
-    is_long = is_long_prompt(policy, uncached_tokens) and prefill_queue < policy.prefill_queue_max
-    is_relief = decode_active >= policy.decode_load_threshold and uncached_tokens >= policy.min_offload_length
-    return is_long or is_relief
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    prefill_queue: int = 0
+    decode_active: int = 0
+    prefill_batches: float = 0.0
+    decode_ratio: float = 0.0
+    transfer_seconds: float = 0.0
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens that have to be computed."""
+        return max(0, self.prompt_tokens - self.cached_tokens)
+
+    @property
+    def when_idle(self) -> "OffloadFacts":
+        """The same prompt with both pools idle; no bound of the queue, not even 0, keeps it."""
+        return replace(self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0)
 
 
-def is_long_prompt(policy: OffloadPolicy, uncached_tokens: int) -> bool:
-    """Whether a prompt is worth a remote prefill by its length alone."""
-    return uncached_tokens >= policy.prefill_length_threshold
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Where the prompt is computed, and what decided it."""
+
+    is_remote: bool
+    reason: str
+
+
+def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:
+    """Decide by the policy of that name.
+
+    threshold: the length threshold in force (`length_threshold`, or that of `slo_feedback`).
+
+    A wholly cached prompt stays.  A decode worker that is short of KV blocks keeps no other
+    [Y7].  A transfer that is expected to take too long keeps a prompt here; the rest is the
+    named policy's.
+    """
+    if facts.uncached_tokens == 0:
+        return Verdict(False, "cached")
+    busy = policy.decode_busy_ratio
+    if busy is not None and facts.decode_ratio > busy:
+        return Verdict(True, "decode_busy")
+    most = policy.max_transfer_milliseconds
+    if most and 1000 * facts.transfer_seconds > most:
+        return Verdict(False, "transfer")
+    match policy.policy:
+        case "rule" | "sloFeedback":
+            return _by_rule(policy, facts, threshold)
+        case "score":
+            return Verdict(score(policy, facts, threshold) > policy.score.min_score, "score")
+        case "islBounding":
+            return _remote_unless(_is_bounded(policy, facts), "isl")
+        case "prefillLoad":
+            return _remote_unless(_is_prefill_busy(policy, facts), "prefill_load")
+        case "islOrLoad":
+            stays = _is_bounded(policy, facts) or _is_prefill_busy(policy, facts)
+            return _remote_unless(stays, "isl_or_load")
+
+
+def takes_length(max_model_len: int, num_tokens: int) -> bool:
+    """A worker of that limit computes so many tokens and one more; 0 = it does not tell its limit."""
+    return max_model_len == 0 or num_tokens < max_model_len
+
+
+def length_threshold(policy: OffloadPolicy, gpu: str) -> int:
+    """The configured threshold of a decode worker with that accelerator, in uncached tokens."""
+    return policy.length_thresholds.get(gpu, policy.prefill_length_threshold)
+
+
+def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
+    """Add up the weights that speak for a prefill worker, less those that speak against it [O3].
+
+    Each line of the policy counts with its whole weight or not at all, and is strict: a metric
+    at its threshold does not count.  With the default numbers a long prompt goes (.7 > .5) and
+    stays while the queue is over its threshold (.7 - .3 = .4):
+
+    >>> def at(prompt_tokens, prefill_queue):
+    ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, prefill_queue=prefill_queue)
+    ...     return round(score(OffloadPolicy(), facts, 256), 3)
+    >>> at(257, 10), at(257, 11), at(256, 0), at(256, 11)
+    (0.7, 0.4, 0.0, -0.3)
+    """
+    weights = policy.score
+    transfer = 1000 * facts.transfer_seconds
+    return (
+        weights.length_weight * (facts.uncached_tokens > threshold)
+        + weights.decode_weight * (facts.decode_active > policy.decode_load_threshold)
+        - weights.queue_weight * (facts.prefill_queue > policy.prefill_queue_max)
+        - weights.transfer_weight * (transfer > weights.transfer_milliseconds)
+    )
+
+
+def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:
+    """Decide by [O1]: a long prompt goes while the prefill queue is short.
+
+    A busy decode worker sends shorter ones too, whatever the queue.  With the default numbers:
+
+    >>> def goes(prompt_tokens, **others):
+    ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, **others)
+    ...     return _by_rule(OffloadPolicy(), facts, 256).is_remote
+    >>> goes(255), goes(256), goes(300, cached_tokens=48)
+    (False, True, False)
+    >>> goes(256, prefill_queue=9), goes(256, prefill_queue=10)
+    (True, False)
+    >>> goes(256, prefill_queue=10, decode_active=8), goes(63, decode_active=8)
+    (True, False)
+    """
+    if facts.uncached_tokens >= threshold and facts.prefill_queue < policy.prefill_queue_max:
+        return Verdict(True, "long")
+    is_busy = facts.decode_active >= policy.decode_load_threshold
+    if is_busy and facts.uncached_tokens >= policy.min_offload_length:
+        return Verdict(True, "decode_load")
+    return Verdict(False, "queue" if facts.uncached_tokens >= threshold else "short")
+
+
+def _is_bounded(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
+    """The uncached part is short, and a small share of the prompt [Y5]; both bounds are strict."""
+    bounds, uncached = policy.isl_bounding, facts.uncached_tokens
+    ratio = uncached / max(facts.prompt_tokens, 1)
+    return uncached < bounds.max_tokens and ratio < bounds.max_ratio
+
+
+def _is_prefill_busy(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
+    """Every prefill worker has more in hand than it may [Y6]."""
+    most = policy.prefill_load.busy_batches
+    return most is not None and facts.prefill_batches > most
+
+
+def _remote_unless(stays: bool, reason: str) -> Verdict:
+    return Verdict(not stays, reason)

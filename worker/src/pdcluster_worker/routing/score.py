@@ -14,11 +14,17 @@ from pdcluster_worker.routing_config import PrefillScorePolicy
 
 @dataclass(frozen=True, slots=True)
 class PrefillCandidate:
-    """A prefill worker: tokens of the prompt in its prefix cache, and tokens that wait there."""
+    """A prefill worker that may compute a prompt.
+
+    matched_tokens:   of the prompt, in its prefix cache.
+    queued_tokens:    that wait there.
+    transfer_seconds: that the KV is expected to take from there; 0 = not measured.
+    """
 
     key: str
     matched_tokens: int
     queued_tokens: int
+    transfer_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,13 @@ class DecodeCandidate:
 
 
 def choose_prefill(policy: PrefillScorePolicy, candidates: Iterable[PrefillCandidate], tie: Random) -> str:
-    """The key with the lowest load_weight * queued_tokens - prefix_weight * matched_tokens.  ValueError without candidates."""
-    costs = {c.key: policy.load_weight * c.queued_tokens - policy.prefix_weight * c.matched_tokens for c in candidates}
+    """The key with the lowest cost, as `PrefillScorePolicy` has it.  ValueError without candidates."""
+    costs = {
+        c.key: policy.load_weight * c.queued_tokens
+        - policy.prefix_weight * c.matched_tokens
+        + policy.transfer_weight * 1000 * c.transfer_seconds
+        for c in candidates
+    }
     return tie.choice(_cheapest(costs))
 
 

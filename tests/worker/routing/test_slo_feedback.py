@@ -1,0 +1,173 @@
+"""The length threshold that follows what is measured: which way, how far, and when it rests."""
+
+import doctest
+
+import pytest
+
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.routing import pair_rates
+from pdcluster_worker.routing.pair_rates import MAX_PAIRS, PairRates, kv_bytes_per_token
+from pdcluster_worker.routing.slo_feedback import ADJUST_SECONDS, MIN_SAMPLES, STALE_SECONDS, STEP, SloFeedback
+from pdcluster_worker.routing_config import SloFeedbackPolicy
+
+POLICY = SloFeedbackPolicy()
+START = 256
+
+
+class World:
+    """A cluster where a prompt takes `base + per_token * length` seconds on each side; time is passed in."""
+
+    def __init__(self, local: tuple[float, float], remote: tuple[float, float]) -> None:
+        self.feedback = SloFeedback()
+        self.cost = {"local": local, "remote": remote}
+        self.now = 100.0
+
+    def first_tokens(self, local: list[int], remote: list[int]) -> None:
+        for tokens in local:
+            base, per_token = self.cost["local"]
+            self.feedback.first_token("local", tokens, base + per_token * tokens, self.now)
+        for tokens in remote:
+            base, per_token = self.cost["remote"]
+            self.feedback.first_token("remote", tokens, base + per_token * tokens, self.now)
+
+    def threshold(self, policy: SloFeedbackPolicy = POLICY) -> int:
+        return self.feedback.threshold(policy, START, self.now)
+
+    def settle(self, seconds: int = 60, policy: SloFeedbackPolicy = POLICY) -> int:
+        """Serve prompts around the threshold, each where it belongs, for so many seconds."""
+        for _ in range(seconds):
+            self.now += ADJUST_SECONDS
+            current = self.threshold(policy)
+            self.first_tokens([current // 4, current // 2, current - 1], [current, current * 2, current * 3])
+        return self.threshold(policy)
+
+
+def test_threshold_settles_where_both_sides_are_equal() -> None:
+    """Here 1 ms a token; there .2 ms a token after 400 ms: equal at 500 tokens, give or take the margin and one step."""
+    world = World(local=(0.0, 0.001), remote=(0.4, 0.0002))
+    settled = world.settle()
+
+    assert 500 / (STEP * 1.25) <= settled <= 500 * STEP * 1.25
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "expected"),
+    [
+        pytest.param((0.0, 0.001), (0.01, 0.0001), POLICY.min_threshold, id="always better elsewhere"),
+        pytest.param((0.0, 0.0001), (0.5, 0.0011), POLICY.max_threshold, id="always better here"),
+    ],
+)
+def test_threshold_stays_within_its_bounds(local: tuple[float, float], remote: tuple[float, float], expected: int) -> None:
+    assert World(local, remote).settle() == expected
+
+
+def test_threshold_rests_while_both_are_about_equal() -> None:
+    world = World(local=(0.0, 0.001), remote=(0.0, 0.0011))
+
+    assert world.settle() == START
+
+
+def test_threshold_waits_for_a_few_samples_and_between_steps() -> None:
+    world = World(local=(0.0, 0.001), remote=(0.0, 0.0001))
+    world.first_tokens([100] * (MIN_SAMPLES - 1), [300] * MIN_SAMPLES)
+    assert world.threshold() == START
+
+    world.first_tokens([100], [])
+    assert world.threshold() == START  # a moment after the last look
+    world.now += ADJUST_SECONDS
+    assert world.threshold() == round(START / STEP)
+    assert world.threshold() == round(START / STEP)
+
+
+def test_slow_decodes_lower_the_threshold_while_elsewhere_is_good_enough() -> None:
+    """Both take the same time to a first token, and the pace of 60 ms misses its 50: prefills here are what can give way."""
+    world = World(local=(0.1, 0.001), remote=(0.1, 0.001))
+    world.first_tokens([100, 200] * MIN_SAMPLES, [300, 400] * MIN_SAMPLES)
+    world.feedback.finished(0.060, world.now)
+
+    assert world.threshold() == round(START / STEP)
+
+
+@pytest.mark.parametrize("pace", [0.050, 0.057])
+def test_decodes_about_at_their_objective_change_nothing(pace: float) -> None:
+    world = World(local=(0.1, 0.001), remote=(0.1, 0.001))
+    world.first_tokens([100, 200] * MIN_SAMPLES, [300, 400] * MIN_SAMPLES)
+    world.feedback.finished(pace, world.now)
+
+    assert world.threshold() == START
+
+
+def test_slow_decodes_do_not_send_prompts_where_they_take_far_too_long() -> None:
+    """Remote 3 s against an objective of .5: the threshold goes up, not down."""
+    world = World(local=(0.1, 0.001), remote=(3.0, 0.001))
+    world.first_tokens([100, 200] * MIN_SAMPLES, [300, 400] * MIN_SAMPLES)
+    world.feedback.finished(0.060, world.now)
+
+    assert world.threshold() == START * STEP
+
+
+def test_a_side_not_seen_for_long_is_forgotten_and_the_threshold_drifts_back() -> None:
+    world = World(local=(0.0, 0.0001), remote=(0.5, 0.001))
+    assert world.settle() == POLICY.max_threshold
+
+    world.now += STALE_SECONDS
+    steps = []
+    while not steps or steps[-1] != START:
+        world.now += ADJUST_SECONDS
+        world.first_tokens([100] * MIN_SAMPLES, [])
+        steps.append(world.threshold())
+        assert len(steps) < 100
+
+    assert steps == sorted(steps, reverse=True)
+    world.now += ADJUST_SECONDS
+    assert world.threshold() == START
+
+
+def test_new_bounds_hold_at_once() -> None:
+    world = World(local=(0.0, 0.0001), remote=(0.5, 0.001))
+    assert world.settle() == POLICY.max_threshold
+
+    assert world.threshold(SloFeedbackPolicy(max_threshold=1000)) == 1000
+    assert World((0, 0), (0, 0)).threshold(SloFeedbackPolicy(min_threshold=500)) == 500
+
+
+def test_pair_rates_follow_a_link_that_becomes_slow() -> None:
+    rates = PairRates()
+    rates.add("p", 1000, 0.001)
+    for _ in range(20):
+        rates.add("p", 1000, 1.0)
+
+    assert rates.bytes_per_second("p") == pytest.approx(1000, rel=20)
+    assert rates.bytes_per_second("p") < 20_000
+
+
+def test_pair_rates_take_nothing_from_what_is_too_short_to_tell() -> None:
+    rates = PairRates()
+    rates.add("p", 1000, 0.0)
+    rates.add("p", 0, 1.0)
+
+    assert (rates.bytes_per_second("p"), rates.seconds("p", 10)) == (0.0, 0.0)
+
+
+def test_pair_rates_are_bounded() -> None:
+    rates = PairRates()
+    for number in range(MAX_PAIRS + 1):
+        rates.add(str(number), 1, 1.0)
+
+    assert [rates.bytes_per_second(key) for key in ("0", "1", str(MAX_PAIRS))] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "dtype", "expected"),
+    [(40, "bfloat16", 819_200), (8, "bfloat16", 163_840), (1, "bfloat16", 20_480), (40, "float32", 1_638_400)],
+)
+def test_kv_bytes_of_a_token_of_13b(kv_heads: int, dtype: str, expected: int) -> None:
+    """[O10]: 40 layers of heads of 128."""
+    assert kv_bytes_per_token(KVGeometry(kv_heads, 128, 40, 16, dtype)) == expected
+
+
+def test_pair_rates_docstrings_are_true() -> None:
+    result = doctest.testmod(pair_rates)
+
+    assert result.attempted > 0
+    assert result.failed == 0

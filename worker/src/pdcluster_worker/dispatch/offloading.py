@@ -1,0 +1,126 @@
+"""Gathers what the offload decision is made by, notes what came of it, and measures how that went.
+
+The decision itself is `routing.offload`'s, the moving threshold `routing.slo_feedback`'s.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from pdcluster_worker.dispatch.engines import Place
+from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.messages import RequestSpec
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.peers.types import Generated
+from pdcluster_worker.routing.offload import OffloadFacts, decide, length_threshold, takes_length
+from pdcluster_worker.routing.slo_feedback import SloFeedback
+
+
+class Offloading:
+    """One per decode worker."""
+
+    def __init__(self, worker: Worker, prefills: Callable[[], list[Peer]], decodes: Callable[[], list[Peer]]) -> None:
+        self._worker = worker
+        self._prefills = prefills
+        self._decodes = decodes
+        self._feedback = SloFeedback()
+
+    def goes(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], num_decoding: int) -> bool:
+        """Decide for a prefill worker; a long prompt that stays on a decode worker is counted.
+
+        num_decoding: requests of this worker past their first token.
+        """
+        policy, threshold = self._worker.policy.offload, self.threshold()
+        num_tokens = len(spec.prompt) + len(spec.output)
+        able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
+        facts = self._facts(place, num_tokens, hashes, able, num_decoding)
+        verdict = decide(policy, facts, threshold)
+        is_remote = verdict.is_remote and bool(able)
+        note(
+            "offload",
+            prefill="remote" if is_remote else "local",
+            reason=verdict.reason if able else "no_prefill_worker",
+            policy=policy.policy,
+            threshold=threshold,
+            uncached_tokens=facts.uncached_tokens,
+            prefill_queue=facts.prefill_queue,
+            prefill_batches=facts.prefill_batches,
+            decode_active=num_decoding,
+            decode_ratio=facts.decode_ratio,
+            transfer_seconds=facts.transfer_seconds,
+        )
+        is_kept = not is_remote and self._worker.role == "decode"
+        if is_kept and decide(policy, facts.when_idle, threshold).is_remote:
+            self._worker.count_long_prompt(is_remote=False)
+        return is_remote
+
+    def threshold(self) -> int:
+        """The length threshold in force, in uncached tokens."""
+        policy, now = self._worker.policy.offload, asyncio.get_running_loop().time()
+        configured = length_threshold(policy, self._worker.gpu)
+        if policy.policy != "sloFeedback":
+            return configured
+        return self._feedback.threshold(policy.slo_feedback, configured, now)
+
+    def pace(self, num_tokens: int) -> "Pace":
+        """Begin to measure a request; num_tokens: that are to be prefilled."""
+        return Pace(self._feedback, num_tokens, asyncio.get_running_loop().time)
+
+    def _facts(
+        self,
+        place: Place,
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        able: list[Peer],
+        num_decoding: int,
+    ) -> OffloadFacts:
+        worker, engine = self._worker, place.engine
+        cached_tokens = worker.engines.cached_tokens(engine, hashes, num_tokens)
+        to_move = max(0, num_tokens - cached_tokens)
+        stats = engine.client.stats
+        return OffloadFacts(
+            prompt_tokens=num_tokens,
+            cached_tokens=cached_tokens,
+            prefill_queue=self._prefill_queue(able),
+            decode_active=num_decoding,
+            prefill_batches=min((_batches(peer) for peer in able), default=0.0),
+            decode_ratio=0.0 if stats is None else 1 - stats.free_blocks / engine.facts.num_blocks,
+            transfer_seconds=min((worker.transfer_seconds(peer.key, to_move) for peer in able), default=0.0),
+        )
+
+    def _prefill_queue(self, prefills: list[Peer]) -> int:
+        """Requests that wait for prefill, over all workers (docs/architecture.md).
+
+        Those that wait for a credit at decode workers, and those queued at prefill workers.
+        """
+        elsewhere = sum(peer.load.credit_queue_requests for peer in self._decodes())
+        here = self._worker.load().credit_queue_requests
+        return here + elsewhere + sum(peer.load.num_waiting for peer in prefills)
+
+
+class Pace:
+    """Of one request, as its tokens come: what `sloFeedback` goes by."""
+
+    def __init__(self, feedback: SloFeedback, num_tokens: int, clock: Callable[[], float]) -> None:
+        self._feedback, self._num_tokens, self._clock = feedback, num_tokens, clock
+        self._began = clock()
+        self._first_at = 0.0
+        self._count = 0
+
+    def token(self, generated: Generated) -> None:
+        """Take the next token."""
+        self._count += 1
+        token = generated.token
+        if generated.prefill is not None:
+            self._first_at = now = self._clock()
+            uncached = self._num_tokens - token.cached_tokens
+            self._feedback.first_token(generated.prefill, uncached, now - self._began, now)
+        if token.finish_reason is not None and self._count > 1:
+            now = self._clock()
+            self._feedback.finished((now - self._first_at) / (self._count - 1), now)
+
+
+def _batches(peer: Peer) -> float:
+    """Its work in hand in batches of its engine; 0 of one that does not tell."""
+    size = peer.max_batched_tokens
+    return max(peer.load.credit_tokens, peer.load.waiting_tokens) / size if size else 0.0
