@@ -55,19 +55,24 @@ def square(square_cluster: Square) -> Iterator[Square]:
     square_cluster.cluster.wait_settled()
 
 
+def wait_until_relayed(first: WorkerProcess, second: WorkerProcess, prompts: Prompts) -> None:
+    """Until a request that comes to the first goes to the second: a report, up to a second old, may tell of one that has ended."""
+    before = second.metrics()
+
+    def is_relayed() -> bool:
+        first.client.complete(prompts(5), "local", max_tokens=1)
+        return second.growth(before, "generation_tokens_total") > 0
+
+    first.wait_for(is_relayed, f"requests go to {second.name}")
+
+
 @pytest.fixture
 def busy(square: Square, prompts: Prompts) -> Iterator[None]:
     """While decode-0 has a request, the next ones that come to it go to decode-1."""
     first, second = square.decodes
     with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(1)
-        before = second.metrics()
-
-        def is_relayed() -> bool:  # not while a report, up to a second old, says that decode-1 has a request of an earlier test
-            first.client.complete(prompts(5), "local", max_tokens=1)
-            return second.growth(before, "generation_tokens_total") > 0
-
-        first.wait_for(is_relayed, "requests go to decode-1")
+        wait_until_relayed(first, second, prompts)
         yield
 
 
@@ -105,11 +110,14 @@ def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, busy: N
     plain = leaves.client.complete(prompt, "local", max_tokens=LONG, **fields)
     stop = text_of(plain.tokens[-20:-10])
     whole = [text_of(choice.tokens) for choice in plain.choices]
+    wait_until_relayed(ingress, leaves, prompts)
     before = ingress.metrics()
     with ExitStack() as stack:
         usage = {"stream_options": {"include_usage": True}, "stop": stop}
         stream = stack.enter_context(ingress.client.stream(prompt, "local", max_tokens=LONG, **fields, **usage))
         stream.read_tokens(3)
+        while len(stream.texts) < len(whole):
+            assert stream.next()
         if end == "killed":
             leaves.kill()
         else:
