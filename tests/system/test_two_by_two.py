@@ -10,7 +10,7 @@ worker in mid-stream, the ingress being another one, ends as if nothing had been
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -55,24 +55,25 @@ def square(square_cluster: Square) -> Iterator[Square]:
     square_cluster.cluster.wait_settled()
 
 
-def wait_until_relayed(first: WorkerProcess, second: WorkerProcess, prompts: Prompts) -> None:
-    """Until a request that comes to the first goes to the second: a report, up to a second old, may tell of one that has ended."""
-    before = second.metrics()
+@contextmanager
+def kept_busy(first: WorkerProcess, second: WorkerProcess, prompts: Prompts) -> Iterator[None]:
+    """The first has a request, so the next ones that come to it go to the second."""
+    with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
+        stream.read_tokens(1)
+        before = second.metrics()
 
-    def is_relayed() -> bool:
-        first.client.complete(prompts(5), "local", max_tokens=1)
-        return second.growth(before, "generation_tokens_total") > 0
+        def is_relayed() -> bool:  # not while a report, up to a second old, tells of a request that has ended
+            first.client.complete(prompts(5), "local", max_tokens=1)
+            return second.growth(before, "generation_tokens_total") > 0
 
-    first.wait_for(is_relayed, f"requests go to {second.name}")
+        first.wait_for(is_relayed, f"requests go to {second.name}")
+        yield
 
 
 @pytest.fixture
 def busy(square: Square, prompts: Prompts) -> Iterator[None]:
     """While decode-0 has a request, the next ones that come to it go to decode-1."""
-    first, second = square.decodes
-    with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
-        stream.read_tokens(1)
-        wait_until_relayed(first, second, prompts)
+    with kept_busy(*square.decodes, prompts):
         yield
 
 
@@ -105,14 +106,14 @@ SEEDED: Json = {
 
 @pytest.mark.parametrize("end", ["killed", "drained"])
 @pytest.mark.parametrize("fields", [{"n": 1}, SEEDED], ids=["greedy", "two seeded choices"])
-def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, busy: None, prompts: Prompts, end: str, fields: Json) -> None:
+def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, prompts: Prompts, end: str, fields: Json) -> None:
     (ingress, leaves), prompt = square.decodes, prompts(50)
     plain = leaves.client.complete(prompt, "local", max_tokens=LONG, **fields)
     stop = text_of(plain.tokens[-20:-10])
     whole = [text_of(choice.tokens) for choice in plain.choices]
-    wait_until_relayed(ingress, leaves, prompts)
     before = ingress.metrics()
     with ExitStack() as stack:
+        stack.enter_context(kept_busy(ingress, leaves, prompts))
         usage = {"stream_options": {"include_usage": True}, "stop": stop}
         stream = stack.enter_context(ingress.client.stream(prompt, "local", max_tokens=LONG, **fields, **usage))
         stream.read_tokens(3)
