@@ -44,7 +44,7 @@ SETTINGS = EngineSettings(
 class NoModel:
     """A ModelRunner without a model.  took: seconds of the last step."""
 
-    block_bytes, num_blocks, seconds = 16, SETTINGS.num_blocks, StepSeconds()
+    block_bytes, num_blocks, seconds, depth = 16, SETTINGS.num_blocks, StepSeconds(), 1
     took = 0.0
     outcomes: Sequence[RowOutcome] = ()
 

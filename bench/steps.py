@@ -100,7 +100,7 @@ def scheduled(name: str, context: int, num_tokens: int, blocks: Blocks) -> "Sche
     sampling = Sampling(max_tokens=100, seed=0, temperature=0.0)
     request = Request(name, tokens, context, sampling, block_table=blocks.take(context))
     request.num_computed_tokens = context - num_tokens
-    return Scheduled(request, num_tokens)
+    return Scheduled.of(request, num_tokens)
 
 
 def measure(runner: "Runner", batch: "Batch", times: int) -> list[float]:

@@ -33,7 +33,7 @@ def _greedy(runner: Any, prompt: list[int], num_tokens: int) -> list[int]:
     sampling = Sampling(max_tokens=num_tokens, temperature=0.0, seed=0)
     request = Request("one", list(prompt), len(prompt), sampling, block_table=blocks)
     for _ in range(num_tokens):
-        (sample,) = runner.execute(Batch((Scheduled(request, request.num_tokens - request.num_computed_tokens),)))
+        (sample,) = runner.execute(Batch((Scheduled.of(request, request.num_tokens - request.num_computed_tokens),)))
         request.num_computed_tokens = request.num_tokens
         request.tokens.append(sample.token_id)
     runner.forget("one")

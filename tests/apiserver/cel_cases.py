@@ -272,8 +272,11 @@ TYPES = "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, 
 
 
 def lines(role: str, signal: str, right: float, wrong: float) -> Rule:
-    """The rule for a signal's line down: `right` is the least that its line up may be lowered to, `wrong` one step further."""
-    message = f"{signal}Down must be less than {signal}Up: lower it, or raise the line up"
+    """The rule for a scale-down threshold.
+
+    right: the least that its scale-up threshold may be lowered to; wrong: one step further
+    """
+    message = f"{signal}Down must be less than {signal}Up: lower it, or raise the scale-up threshold"
     up = f"{AUTOSCALE}.{role}.{signal}Up"
     return Rule(f"{AUTOSCALE}.{role}.{signal}Down", message, at(up, right), at(up, wrong))
 

@@ -284,12 +284,13 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.prefill", {"queueDown": 8}),
-        "spec.autoscale.prefill.queueDown: must be less than its line up (8), not 8; lower it, or raise the line up",
+        "spec.autoscale.prefill.queueDown: must be less than its scale-up threshold (8), not 8; lower it, or raise the scale-up threshold",
         "spec.autoscale.prefill.queueDown",
     ),
     Wrong(
         at("spec.autoscale.decode", {"kvUsageUp": 0.2}),
-        "spec.autoscale.decode.kvUsageDown: must be less than its line up (0.2), not 0.3; lower it, or raise the line up",
+        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not 0.3; "
+        "lower it, or raise the scale-up threshold",
         "spec.autoscale.decode.kvUsageDown",
     ),
     Wrong(
@@ -569,6 +570,31 @@ BAD = [
         at("spec.qos.tenants", {"alice": {"priority": "low"}}),
         "spec.qos.tenants: is for API keys, and no key is asked for; give service.apiKeySecret, or leave qos.tenants out",
         "spec.qos",
+    ),
+    Wrong(
+        at("spec.qos.estimation.estimator", "oracle"),
+        "spec.qos.estimation.estimator: must be 'ema', 'rwt' or 'loadAware', not 'oracle'; change it to that",
+        "spec.qos.estimation.estimator",
+    ),
+    Wrong(
+        at("spec.qos.estimation.rejectUnmeetable", True),
+        "spec.qos.estimation.rejectUnmeetable: needs an estimate of the completion, and estimator ema has none; set estimator to rwt or",
+        "spec.qos.estimation.rejectUnmeetable",
+    ),
+    Wrong(
+        at("spec.qos.estimation.sloGranularitySeconds", 0),
+        "spec.qos.estimation.sloGranularitySeconds: must be more than 0, not 0; raise it",
+        "spec.qos.estimation.sloGranularitySeconds",
+    ),
+    Wrong(
+        at("spec.qos.estimation.presetTokenMilliseconds", 0),
+        "spec.qos.estimation.presetTokenMilliseconds: must be more than 0, not 0; raise it",
+        "spec.qos.estimation.presetTokenMilliseconds",
+    ),
+    Wrong(
+        at("spec.qos.estimation.presetOutputTokens", 0),
+        "spec.qos.estimation.presetOutputTokens: must be at least 1, not 0; raise it",
+        "spec.qos.estimation.presetOutputTokens",
     ),
     Wrong(
         at("spec.qos.stallSeconds", 0),

@@ -5,7 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pdcluster_operator.cli.main import app
+from pdcluster_worker.dispatch.journey import LIFETIME
 from tests.reference import Reference
 from tests.system.client import body
 from tests.system.cluster import Pair
@@ -45,6 +48,23 @@ def test_router_streams_the_tokens_of_a_decode_worker(router: WorkerProcess, pro
 
     reference.check(prompt, answer.tokens)
     assert (len(answer.tokens), answer.prefill) == (8, mode)
+
+
+def test_router_says_why_a_request_went_where_it_went(router: WorkerProcess, pair: Pair, prompts: Prompts) -> None:
+    reply = router.client.post(body(prompts(70), "remote"), headers={"x-pdcluster-route": "1"})
+    route = reply.headers["x-pdcluster-route"]
+
+    assert f"credit at={pair.decode.name} peer={pair.prefill.name} waited_seconds=" in route
+    assert route.endswith("; prefill=remote")
+    for url in (str(router.client.http.base_url), str(pair.decode.client.http.base_url), str(pair.prefill.client.http.base_url)):
+        shown = CliRunner().invoke(app, ["why", "--request", reply.json()["id"], "--url", url])
+        words = shown.output.split()
+        assert (shown.exit_code, [name for name in LIFETIME if name in words]) == (0, _seen_at(url, pair)), shown.output
+
+
+def _seen_at(url: str, pair: Pair) -> list[str]:
+    """What a prefill worker sees ends with the transfer; the others see all of it."""
+    return list(LIFETIME[:5] if url == str(pair.prefill.client.http.base_url) else LIFETIME)
 
 
 def test_router_has_no_engine_and_no_torch(router: WorkerProcess) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pdcluster_worker.config import AdmissionPolicy, PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.journey import Fact, Journey, begun
+from pdcluster_worker.dispatch.journey import LIFETIME, Fact, Journey, begun, note
 from pdcluster_worker.dispatch.offloading import Offloading, Pace
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
@@ -101,6 +101,33 @@ async def test_remote_prefill_streams_the_peers_token_then_the_engines(
     assert (peer.targets[0].epoch, peer.targets[0].block_ids, peer.targets[0].cached_tokens) == (EPOCH, [5, 6], 4)
     assert [type(m) for m in engine.inputs] == [Receive, ReceiveDone]
     assert (outcomes(worker), worker.credit_queue.num_requests, peer.released) == ({"ok": 1.0}, 0, [])
+
+
+@pytest.mark.parametrize("mode", ["remote", "local"])
+async def test_request_notes_its_lifetime_in_order(dispatcher: DecodeDispatcher, peer: GrantingPeer, mode: PrefillMode) -> None:
+    peer.replies = [FIRST, DONE]
+    with begun("r") as journey:
+        note("issued")
+        await collect(dispatcher, mode)
+
+    migration = ("migration_begin", "migration_end")
+    events = [event for event in journey.events if event.name in LIFETIME]
+    assert [event.name for event in events] == [name for name in LIFETIME if mode == "remote" or name not in migration]
+    assert [event.seconds for event in events] == sorted(event.seconds for event in events)  # [D1]
+    others = {event.name: event.facts for event in journey.events if event.name not in LIFETIME}
+    assert [name for name in others if name in ("credit", "first_step")] == (["credit", "first_step"] if mode == "remote" else [])
+    assert mode == "local" or others["credit"]["peer"] == "p"
+
+
+async def test_request_notes_a_prefill_that_failed_and_what_followed(dispatcher: DecodeDispatcher, peer: GrantingPeer) -> None:
+    peer.replies = [PeerError("gone")]
+    with begun("r") as journey:
+        dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
+        await collect(dispatcher, "auto")
+
+    facts = {event.name: event.facts for event in journey.events}
+    assert facts["prefill_failed"] == {"peer": "p", "outcome": "failed"}
+    assert facts["context_end"]["prefill"] == "local"
 
 
 async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local(
@@ -336,7 +363,7 @@ async def test_offload_notes_what_it_was_decided_by(
         "decode_ratio": 0.25,
         "transfer_seconds": 1.0,
     }
-    assert [event.name for event in journey.events] == ["offload", "credit"]
+    assert [event.name for event in journey.events if event.name not in (*LIFETIME, "first_step")] == ["offload", "credit"]
     assert journey.events[1].facts["peer"] == "p"
 
 

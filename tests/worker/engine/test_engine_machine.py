@@ -4,7 +4,8 @@ The machine plays the server processes of a decode and a prefill worker.  After
 every rule both pools must be whole; every block that is read or written must
 belong to whoever does it; at the end every request has the answer that the
 formula of `pdcluster_worker.testing` gives, and both pools are empty again.
-With and without a window in every layer, and with and without a watermark.
+With and without a window in every layer, with and without a watermark, and with and
+without a second step that is submitted while one computes.
 """
 
 from collections import deque
@@ -49,8 +50,8 @@ class Client:
 class Engine:
     """One core with everything around it."""
 
-    def __init__(self, name: str, sizes: EngineSettings, network: FakeNetwork, clock: FakeClock) -> None:
-        self.runner = FakeRunner(sizes.num_blocks, BLOCK_SIZE, VOCAB, window=sizes.window)
+    def __init__(self, name: str, sizes: EngineSettings, network: FakeNetwork, clock: FakeClock, depth: int) -> None:
+        self.runner = FakeRunner(sizes.num_blocks, BLOCK_SIZE, VOCAB, window=sizes.window, depth=depth)
         self.transport = FakeTransport(network, self.runner, name, clock)
         self.budget = sizes.max_batched_tokens
         epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
@@ -87,10 +88,11 @@ class EngineMachine(RuleBasedStateMachine):
         verify=st.booleans(),
         window=st.sampled_from([None, None, 1, 6, 11]),
         watermark=st.sampled_from([0.0, 0.0, 0.2]),
+        depth=st.sampled_from([1, 2]),
         decode=st.sampled_from(SCHEDULER_NAMES),
         prefill=st.sampled_from(SCHEDULER_NAMES),
     )
-    def choose(self, verify, window, watermark, decode, prefill):
+    def choose(self, verify, window, watermark, depth, decode, prefill):
         def engine(name: str, num_blocks: int, scheduler: str) -> Engine:
             own = SchedulerSettings(name=scheduler)
             budget = MAX_MODEL_LEN if own.computes_whole_prompts else 9
@@ -104,7 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
                 window=window,
                 admission_watermark=watermark,
             )
-            return Engine(name, sizes, self.network, self.clock)
+            return Engine(name, sizes, self.network, self.clock, depth)
 
         self.decode = engine("decode", DECODE_BLOCKS, decode)
         self.prefill = engine("prefill", PREFILL_BLOCKS, prefill)

@@ -1,6 +1,9 @@
 """Continuous batching, seen through what the runner was given [V1]-[V7]."""
 
+from msgspec import structs
+
 from pdcluster_worker.engine import messages as m
+from pdcluster_worker.engine.settings import SchedulerSettings
 
 
 def test_prefill_is_cut_into_chunks_of_the_budget(engine, spec):
@@ -49,6 +52,26 @@ def test_priority_goes_before_arrival(engine, spec):
         rig.clock.advance(1)
     rig.run()
     assert [batch[0][0] for batch in rig.runner.executed] == ["b", "c", "a"]
+
+
+def test_the_earliest_deadline_goes_first_within_a_priority(engine, spec):
+    """EDF; a request without a deadline counts as one that has a minute, so that those with one do not starve it."""
+    rig = engine(max_sequences=1)
+    requests = [("none", 0, None), ("day", 0, 86400.0), ("soon", 0, 20.0), ("sooner", 0, 5.0), ("low", 1, 1.0)]
+    for request_id, priority, deadline in requests:
+        wanted = spec(request_id, priority=priority, max_tokens=1)
+        rig.core.handle(m.Submit(structs.replace(wanted, deadline_seconds=deadline)))
+    rig.run()
+    assert [batch[0][0] for batch in rig.runner.executed] == ["sooner", "soon", "none", "day", "low"]
+
+
+def test_deadlines_change_nothing_under_fcfs(engine, spec):
+    rig = engine(max_sequences=1, scheduler=SchedulerSettings(policy="fcfs"))
+    for request_id, deadline in [("first", None), ("second", 1.0)]:
+        rig.core.handle(m.Submit(structs.replace(spec(request_id, max_tokens=1), deadline_seconds=deadline)))
+        rig.clock.advance(1)
+    rig.run()
+    assert [batch[0][0] for batch in rig.runner.executed] == ["first", "second"]
 
 
 def test_the_last_arrived_is_preempted_recomputed_and_keeps_its_tokens(engine, spec):

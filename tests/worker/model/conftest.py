@@ -107,7 +107,7 @@ class Driver:
 
     def step(self, *items: tuple[Request, int]) -> list[Sample | Exception | None]:
         """Run one batch of (request, num_tokens) and take its results into the requests."""
-        samples = self.runner.execute(Batch(tuple(Scheduled(request, count) for request, count in items)))
+        samples = self.runner.execute(Batch(tuple(Scheduled.of(request, count) for request, count in items)))
         for (request, count), sample in zip(items, samples, strict=True):
             request.num_computed_tokens += count
             if isinstance(sample, Sample):

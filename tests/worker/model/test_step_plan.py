@@ -16,7 +16,7 @@ def scheduled(name, num_tokens, computed, count, table=(7, 3, 5, 1)):
     request = Request(name, list(range(100, 100 + num_tokens)), num_tokens, Sampling(max_tokens=9, seed=0))
     request.num_computed_tokens = computed
     request.block_table = list(table)
-    return Scheduled(request, count)
+    return Scheduled.of(request, count)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_table_that_has_grown_is_extended(planner):
     item.request.block_table += [9]
     item.request.tokens.append(1)
     item.request.num_computed_tokens = 4
-    plan = planner.plan(Batch((item,)))
+    plan = planner.plan(Batch((Scheduled.of(item.request, 1),)))
     assert (table_of(plan, 0), plan.slots.tolist()) == ([2, 9], [9 * SIZE])
 
 

@@ -29,6 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pdcluster_worker.config import DiscoveryConfig, TLSConfig
 from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers import trace_context
 from pdcluster_worker.peers.client import Here, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
@@ -37,7 +38,7 @@ from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.service import WorkerService
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.peers.types import Generated, Hello, Load, Report
+from pdcluster_worker.peers.types import Generated, Hello, Load, Note, Report
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from tests.ports import free_port
@@ -295,6 +296,8 @@ class Handler:
         self.hold = False  # stop after the first token until closed
         self.calls: list[tuple[Any, ...]] = []
         self.closed: list[str] = []
+        self.contexts: list[dict[str, str]] = []
+        self.notes: tuple[Note, ...] = ()
         self.watches = 0
         self._hello = hello
 
@@ -303,8 +306,9 @@ class Handler:
 
     async def generate(self, spec: RequestSpec, prefill: str) -> AsyncIterator[Generated]:
         self.calls.append(("generate", spec, prefill))
+        self.contexts.append(trace_context.current())
         try:
-            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote")
+            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote", notes=self.notes)
             await self._maybe_stop()
             yield Generated(Token(spec.request_id, spec.prompt[-1], finish_reason="length"))
         finally:
@@ -312,6 +316,7 @@ class Handler:
 
     async def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncIterator[Token | PrefillDone]:
         self.calls.append(("prefill", peer, spec, target))
+        self.contexts.append(trace_context.current())
         try:
             ends = spec.sampling.max_tokens == 1
             yield Token(spec.request_id, spec.prompt[-1], finish_reason="length" if ends else None)

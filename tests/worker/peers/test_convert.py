@@ -46,6 +46,7 @@ specs = st.builds(
     cache_salt=st.just(b"") | st.binary(min_size=32, max_size=32),
     ttft_slo_seconds=st.none() | positives.filter(bool),
     tpot_slo_seconds=st.none() | positives.filter(bool),
+    deadline_seconds=st.none() | positives.filter(bool),
 )
 targets = st.builds(
     Target,
@@ -137,6 +138,7 @@ def test_impossible_load_is_refused(change: dict[str, Any], message: str) -> Non
         ({"prompt": [1, -1]}, "prompt holds a negative"),
         ({"output": [-1]}, "output holds a negative"),
         ({"ttft_slo_seconds": 0.0}, "ttft_slo_seconds is not a time"),
+        ({"deadline_seconds": float("inf")}, "deadline_seconds is not a time"),
         ({"tpot_slo_seconds": float("inf")}, "tpot_slo_seconds is not a time"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 from pdcluster_worker.engine.messages import KVGeometry, RequestSpec, Sampling, Target
 from pdcluster_worker.errors import ConfigError, PeerError
+from pdcluster_worker.peers import trace_context
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.peers.types import Load, Report
+from pdcluster_worker.peers.types import Load, Note, Report
 
 Eventually = Callable[..., Any]
 
@@ -219,6 +221,43 @@ async def test_peer_that_left_is_dropped(worker: Any, eventually: Eventually) ->
 
     await eventually(lambda: d.lost == ["p"])
     assert d.directory.prefills() == []
+
+
+async def test_notes_of_a_request_come_back_by_our_clock(worker: Any, spec: Any, eventually: Eventually) -> None:
+    d, d2 = await worker("d", "decode"), await worker("d2", "decode")
+    d.sees(d2)
+    peer = (await eventually(d.directory.decodes))[0]
+    facts = {"policy": "least", "cost": 2.5, "candidates": 3, "is_remote": True}
+    d2.handler.notes = (Note("offload", 0.25, facts), Note("odd", -5.0, {}))
+
+    before = time.monotonic()
+    answers = [generated async for generated in peer.generate(spec(), "auto")]
+
+    assert [len(generated.notes) for generated in answers] == [2, 0]
+    offload, odd = answers[0].notes
+    assert (offload.name, offload.facts, offload.worker) == ("offload", facts, "d2")
+    assert before <= odd.seconds <= time.monotonic()  # never before the call
+    assert offload.seconds == pytest.approx(odd.seconds + 0.25)
+    assert [type(value) for value in offload.facts.values()] == [str, float, int, bool]
+
+
+@pytest.mark.parametrize("context", [{}, {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01", "tracestate": "a=b"}])
+async def test_trace_context_goes_with_each_request(
+    worker: Any, spec: Any, target: Any, eventually: Eventually, context: dict[str, str]
+) -> None:
+    d, d2, p = await worker("d", "decode"), await worker("d2", "decode"), await worker("p", "prefill")
+    d.sees(d2, p)
+    decode, prefill = (await eventually(d.directory.decodes))[0], (await eventually(d.directory.prefills))[0]
+    trace_context.enter(context.get("traceparent", ""), context.get("tracestate", ""))
+
+    async for _ in decode.generate(spec(), "auto"):
+        pass
+    prefill.want("q1", 3, 0)
+    await eventually(lambda: d.credits)
+    async for _ in prefill.prefill(spec(), target):
+        pass
+
+    assert d2.handler.contexts == p.handler.contexts == [context]
 
 
 async def held_call(worker: Any, spec: Any, eventually: Eventually) -> tuple[Any, Any, Any]:

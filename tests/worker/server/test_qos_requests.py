@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.qos_config import SloPolicy, TenantPolicy
+from pdcluster_worker.qos_config import EstimationPolicy, SloPolicy, TenantPolicy
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -35,6 +35,9 @@ async def test_priority_is_a_name_or_a_number(rig, http, asked, number):
         ({"pdcluster": {"ttft_slo_ms": 0}}, "pdcluster.ttft_slo_ms", "greater than 0"),
         ({"pdcluster": {"tpot_slo_ms": -1}}, "pdcluster.tpot_slo_ms", "greater than 0"),
         ({"pdcluster": {"ttft_slo_ms": 1e9}}, "pdcluster.ttft_slo_ms", "less than or equal to 3600000"),
+        ({"pdcluster": {"deadline_ms": 0}}, "pdcluster.deadline_ms", "greater than 0"),
+        ({"pdcluster": {"deadline_ms": 1e9}}, "pdcluster.deadline_ms", "less than or equal to 86400000"),
+        ({"pdcluster": {"deadline_ms": 500}}, "pdcluster.deadline_ms", "set qos.estimation.allowClientDeadline"),
         ({"pdcluster": {"ttft_slo_ms": "fast"}}, "pdcluster.ttft_slo_ms", "valid number"),
     ],
 )
@@ -52,6 +55,13 @@ async def test_objectives_travel_with_the_request_in_seconds(rig, http):
     spec = rig.backend.calls[0][0][0]
 
     assert (spec.ttft_slo_seconds, spec.tpot_slo_seconds) == (0.25, 0.0405)
+
+
+async def test_a_deadline_travels_where_the_policy_lets_it_count(rig, http):
+    rig.policy = replace(rig.policy, estimation=EstimationPolicy(allow_client_deadline=True))
+    await http.post(CHAT, json=BODY | {"pdcluster": {"deadline_ms": 1500}})
+
+    assert rig.backend.calls[0][0][0].deadline_seconds == 1.5
 
 
 async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):

@@ -32,6 +32,7 @@ from pdcluster_worker.moving_config import MovingPolicy
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
     EarlyRejectionPolicy,
+    EstimationPolicy,
     HighPriorityPolicy,
     LowPriorityPolicy,
     SloPolicy,
@@ -266,6 +267,7 @@ class PolicyConfig(PolicySection, frozen=True):
     high_priority: HighPriorityPolicy = HighPriorityPolicy()
     low_priority: LowPriorityPolicy = LowPriorityPolicy()
     degradation: DegradationPolicy = DegradationPolicy()
+    estimation: EstimationPolicy = EstimationPolicy()
     tenant_defaults: TenantPolicy = TenantPolicy()
     tenants: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
     shared_prefix_cache: bool = False

@@ -24,7 +24,7 @@ _FIRST_VALUES = {
     "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel", "operations"),
     "request_rejected": (
         *("queue_full", "bodies_full", "connections_full", "body_timeout"),
-        *("draining", "not_ready", "no_prefill_worker"),
+        *("draining", "not_ready", "no_prefill_worker", "deadline_unmeetable"),
         *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
     ),
     "request_success": get_args(FinishReason),
@@ -37,6 +37,7 @@ _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 
+_ERRORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 _PASSES = (0, 5, 10, 20, 28, 29, 50, 100, 500, 1000, 9999)  # 28, 29: one below the default bound, and it
 _DELAYS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)  # [S7], and shorter ones
 
@@ -56,6 +57,13 @@ class Metrics:
         )
         self.e2e_request_latency_seconds = self._histogram("e2e_request_latency_seconds", "arrival of the request to its last token")
         self.engine_step_seconds = self._histogram("engine_step_seconds", "one engine step", "kind")
+        self.estimate_error_ratio = self._histogram(
+            "estimate_error_ratio",
+            "error of an estimate made at arrival, as a share of what came of it; its mean is the MAPE",
+            "quantity",
+            "group",
+            buckets=_ERRORS,
+        )
         self.kv_transfer_seconds = self._histogram("kv_transfer_seconds", "first write to last acknowledgement of one request's KV")
         self.remote_prefill_phase_seconds = self._histogram(
             "remote_prefill_phase_seconds",

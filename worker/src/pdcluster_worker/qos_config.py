@@ -71,6 +71,29 @@ class DegradationPolicy(PolicySection, frozen=True):
     smaller_model: SmallerModelPolicy | None = None
 
 
+class EstimationPolicy(PolicySection, frozen=True):
+    """How the time until a request is complete is estimated, and what deadlines of clients do.
+
+    estimator:               ema = the averages of `early_rejection` alone; rwt, loadAware: see `routing.waiting_time`.
+    allow_client_deadline:   whether `pdcluster.deadline_ms` of a request counts; it is refused where it does not.
+    reject_unmeetable:       refuse a request whose deadline is before its estimated completion.
+    slo_granularity_seconds: deadlines in one such step are one request group.
+    preset_token_milliseconds, preset_output_tokens: of an output token and of an answer, until they were measured; without the
+                             former nothing is estimated before.
+    """
+
+    estimator: Literal["ema", "rwt", "loadAware"] = "ema"
+    allow_client_deadline: bool = False
+    reject_unmeetable: bool = False
+    slo_granularity_seconds: Annotated[float, msgspec.Meta(gt=0.0, le=86400.0)] = 100.0
+    preset_token_milliseconds: Milliseconds | None = None
+    preset_output_tokens: Positive = 256
+
+    def __post_init__(self) -> None:
+        if self.reject_unmeetable and self.estimator == "ema":
+            raise ValueError("rejectUnmeetable needs an estimate of the completion: set estimator to rwt or loadAware, or leave it out")
+
+
 class TenantPolicy(PolicySection, frozen=True):
     """What the requests with one API key may use of one ingress worker; None = no limit.
 

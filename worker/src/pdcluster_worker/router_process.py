@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
 from pdcluster_worker.dispatch.engines import Engines
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.router_backend import RouterBackend
 from pdcluster_worker.dispatch.worker import Engineless, Worker
@@ -31,15 +31,16 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     folder = Path(config.model.path)
     max_model_len, vocab_size = model_limits(folder, config.engine.max_model_len)
     backend = RouterBackend(config.model.name, max_model_len, vocab_size)
-    metrics = Metrics()
+    metrics, journeys = Metrics(), Journeys()
 
     def policy() -> PolicyConfig:
         return files.policy.current
 
     stop, hurry = signals()
-    app = create_app(backend, Tokenizer.load(folder), metrics, policy, tenant_of=files.tenant_of)
+    app = create_app(backend, Tokenizer.load(folder), metrics, policy, tenant_of=files.tenant_of, journeys=journeys)
     http = await serve(app, config.listen.host, config.listen.http)
-    worker = _worker(config, metrics, files, lambda: node.absence())
+    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, lambda: node.absence())
+    worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)
     node = Node(config, identity, files.credentials, worker, http.untaken)
     life = asyncio.create_task(_live(node, backend, http, files, stop))
     hurried = asyncio.create_task(hurry.wait())
@@ -54,11 +55,6 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(life, return_exceptions=True)
         await http.close()
-
-
-def _worker(config: WorkerConfig, metrics: Metrics, files: Files, absence: Callable[[], str]) -> Worker:
-    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, absence)
-    return Worker(config.role, Engines(), metrics, files.policy.current, engineless=engineless)
 
 
 async def _live(node: Node, backend: RouterBackend, http: HttpServer, files: Files, stop: asyncio.Event) -> None:

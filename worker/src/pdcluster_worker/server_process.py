@@ -28,6 +28,7 @@ from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.engine_group import Child, EngineGroup
 from pdcluster_worker.dispatch.engines import Engine
 from pdcluster_worker.dispatch.head_door import HeadDoor
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.pulse import Pulse, Pulses
 from pdcluster_worker.dispatch.worker import Worker
@@ -77,6 +78,7 @@ class ServerProcess:
         self._files = files
         self._group = group
         self._metrics = Metrics()
+        self._journeys = Journeys()
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
         group.tell_of_children(self._watch_stats)
 
@@ -115,10 +117,10 @@ class ServerProcess:
             return files.policy.current
 
         if self._config.role == "prefill":
-            app = create_prefill_app(backend, self._metrics, policy, tenant_of=tenant_of)
+            app = create_prefill_app(backend, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys)
         else:
             tokenizer = Tokenizer.load(Path(self._config.model.path))
-            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of)
+            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys)
         return await serve(app, listen.host, listen.http)
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
@@ -158,7 +160,7 @@ class ServerProcess:
         self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
         if facts.device.kind == "cuda":
             self._metrics.watch_gpu(facts.device, Gpu().use)
-        worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current)
+        worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current, journeys=self._journeys)
         node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
         watching = self._files.watch(node.set_policy)
         pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)

@@ -58,9 +58,14 @@ class FakeRunner:
     on_write:   called with the id of each block that a step writes.
     on_execute: called at each execution, e.g. to move a clock.
     executed:   (request id, number of tokens) of each batch, in order.
+
+    Of depth 2 a batch is computed as late as `wait` comes for it, when whatever wrongly
+    takes its blocks meanwhile has done so.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 1000, weight: int = 1, *, window: int | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int = 1000, weight: int = 1, *, window: int | None = None, depth: int = 1
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_bytes = block_size * SLOT_BYTES
         self.failing: dict[str, Exception] = {}
@@ -76,16 +81,29 @@ class FakeRunner:
         self._window = window
         self._bytes = memoryview(bytearray((num_blocks + 1) * self.block_bytes))
         self._slots = self._bytes.cast("q")
-        self._outcomes: list[RowOutcome] = []
+        self._submitted: deque[Batch] = deque()
+        self.depth = depth
 
     def submit(self, batch: Batch) -> None:
         """See ports.ModelRunner."""
+        self._submitted.append(batch)
+        assert len(self._submitted) <= self.depth, "a batch too many is under way"
+
+    def wait(self) -> list[RowOutcome]:
+        """See ports.ModelRunner."""
+        try:
+            return self._execute(self._submitted.popleft())
+        except Exception:
+            self._submitted.clear()
+            raise
+
+    def _execute(self, batch: Batch) -> list[RowOutcome]:
         self.on_execute()
         self.executed.append([(item.request.request_id, item.num_tokens) for item in batch.items])
         for item in batch.items:
             if (error := self.failing.get(item.request.request_id)) is not None:
                 raise error
-        self._outcomes = []
+        outcomes: list[RowOutcome] = []
         for item in batch.items:
             tokens, block_table = item.request.tokens, item.request.block_table
             assert item.num_tokens > 0, "a model computes at least one token"
@@ -93,12 +111,9 @@ class FakeRunner:
                 first_seen = block_table[self._first(position) // self._block_size]
                 assert first_seen < self.num_blocks, "a token sees the null block"
                 self.on_write(block_table[position // self._block_size])
-                self._slots[self._slot(block_table, position)] = _kv(tokens[position], position)
-            self._outcomes.append(self._outcome(item))
-
-    def wait(self) -> list[RowOutcome]:
-        """See ports.ModelRunner."""
-        return self._outcomes
+                self._slots[self._slot(block_table, position)] = _kv(tokens[position] if position < len(tokens) else 0, position)
+            outcomes.append(self._outcome(item))
+        return outcomes
 
     def forget(self, request_id: str) -> None:
         """See ports.ModelRunner."""

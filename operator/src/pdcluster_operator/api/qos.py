@@ -1,9 +1,10 @@
 """`spec.qos`: which requests are taken, how long they may wait, and what they get under load."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from pdcluster_operator.api.rules import rule
 from pdcluster_operator.api.section import Section
 from pdcluster_operator.api.values import Natural, Positive, Text
 
@@ -86,6 +87,35 @@ class DegradationSpec(Section):
     smaller_model: SmallerModelSpec | None = None
 
 
+class EstimationSpec(Section):
+    """How the time until a request is complete is estimated, and what deadlines of clients do.
+
+    estimator:               ema = the averages of earlyRejection alone; rwt, loadAware: docs/waiting-time.md
+    allow_client_deadline:   the `pdcluster.deadline_ms` of a request counts; else it is refused
+    reject_unmeetable:       refuse a request whose deadline is before its estimated completion
+    slo_granularity_seconds: deadlines in one such step are one request group
+    preset_token_milliseconds, preset_output_tokens: of an output token and of an answer, until they were measured;
+                             without the former nothing is estimated before
+    """
+
+    estimator: Literal["ema", "rwt", "loadAware"] = "ema"
+    allow_client_deadline: bool = False
+    reject_unmeetable: bool = False
+    slo_granularity_seconds: Annotated[float, Field(gt=0.0, le=86400.0)] = 100.0
+    preset_token_milliseconds: Above0 | None = None
+    preset_output_tokens: Positive = 256
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.reject_unmeetable and self.estimator == "ema":
+            raise rule(
+                "needs an estimate of the completion, and estimator ema has none",
+                "set estimator to rwt or loadAware, or leave it out",
+                at="rejectUnmeetable",
+            )
+        return self
+
+
 class TenantSpec(Section):
     """What the requests with one API key may use of one ingress worker; None = no limit.
 
@@ -118,6 +148,7 @@ class QosSpec(Section):
     high_priority: HighPrioritySpec = HighPrioritySpec()
     low_priority: LowPrioritySpec = LowPrioritySpec()
     degradation: DegradationSpec = DegradationSpec()
+    estimation: EstimationSpec = EstimationSpec()
     tenant_defaults: TenantSpec = TenantSpec()
     tenants: Annotated[dict[str, TenantSpec], Field(max_length=MAX_TENANTS)] = Field(default_factory=dict)
     stall_seconds: Annotated[int, Field(ge=1, le=3600)] = 20

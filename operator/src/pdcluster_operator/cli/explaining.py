@@ -13,7 +13,9 @@ from pdcluster_operator.cli.live import Place, read_live
 from pdcluster_operator.cli.preview import preview_of_cluster, preview_of_files, render_preview
 from pdcluster_operator.cli.refusals import failed, load_file, refused
 from pdcluster_operator.cli.replay import ReplayRequest, run_replay
+from pdcluster_operator.cli.request import AskedRequest, render_request
 from pdcluster_operator.cli.why import object_of_cluster, object_of_file, render_why
+from pdcluster_operator.local.run_directory import default_state_dir
 from pdcluster_operator.plan.autoscale.explain import MAX_DECISIONS
 from pdcluster_operator.plan.immutable import identity_faults
 from pdcluster_operator.plan.preview import Preview
@@ -36,8 +38,21 @@ def why_command(
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="the object, or its status, from a file; - = stdin")
     ] = None,
     last: Annotated[int, typer.Option(min=1, max=MAX_DECISIONS, help="how many decisions, the newest first")] = 1,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="of a request, by its x-request-id or the id of its answer: why it went where it went")
+    ] = None,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="of the one worker to ask for a request")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="PDCLUSTER_API_KEY", metavar="KEY", help="for a worker that asks for one")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="where runs of pdctl up keep state")] = None,
 ) -> None:
-    """Say why each pool has the workers that it has: metric values, rules, replicas."""
+    """Say why each pool has the workers that it has: metric values, rules, replicas; with --request, why a request went where it went."""
+    if request is not None:
+        asked = AskedRequest(request, name, url, api_key, state_dir or default_state_dir())
+        try:
+            typer.echo(render_request(asked, Place(kubeconfig, context, namespace)))
+        except StartError as e:
+            raise failed(e) from e
+        return
     if name is None and file is None:
         raise failed(StartError("which cluster? give its NAME, or a file with -f", exit_code=2))
     try:

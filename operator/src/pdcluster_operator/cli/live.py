@@ -61,7 +61,7 @@ class Place:
 def read_object(place: Place, name: str) -> Body | None:
     """The PDCluster; None = there is none.  Raises StartError when the API server cannot be asked."""
     namespace = place.in_namespace()
-    return _ask(place, lambda client: client.find(PDCLUSTER, namespace, name))
+    return ask(place, lambda client: client.find(PDCLUSTER, namespace, name))
 
 
 def read_live(place: Place, name: str) -> Live | None:
@@ -77,17 +77,19 @@ def read_live(place: Place, name: str) -> Live | None:
             children += [child async for child in client.list(kind, namespace, labels=f"{labels.CLUSTER}={name}")]
         return Live(body, children)
 
-    return _ask(place, read)
+    return ask(place, read)
 
 
-def _ask(place: Place, question: Callable[[ApiClient], Awaitable[Result]]) -> Result:
-    async def ask() -> Result:
+def ask(place: Place, question: Callable[[ApiClient], Awaitable[Result]]) -> Result:
+    """The answer of the API server.  Raises StartError when it cannot be asked."""
+
+    async def connected() -> Result:
         transport = await connect(place.file(), place.context)
         async with ApiClient(transport, ApiMetrics(CollectorRegistry()), _LIMITS) as client:
             return await question(client)
 
     try:
-        return asyncio.run(ask())
+        return asyncio.run(connected())
     except ForbiddenError as e:
         raise StartError(f"{e}; ask for the right, or read a file instead", exit_code=1) from e
     except ClusterError as e:

@@ -20,7 +20,7 @@ from kubernetes.aio.client.api_client import ApiClient as Transport
 
 from pdcluster_operator.api.labels import FIELD_MANAGER
 from pdcluster_operator.cluster.errors import ClusterError, ConflictError, GoneError, NotFoundError, UnavailableError, error_of
-from pdcluster_operator.cluster.kinds import Kind
+from pdcluster_operator.cluster.kinds import POD, Kind
 from pdcluster_operator.cluster.metrics import ApiMetrics
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,11 @@ class ApiClient:
             return await self.get(kind, namespace, name)
         except NotFoundError:
             return None
+
+    async def proxied(self, namespace: str, pod: str, port: int, path: str) -> Body:
+        """What a pod answers to a GET; NotFoundError is the pod's own 404 too."""
+        proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
+        return await self._send(Request("get", "pods/proxy", "GET", proxy, {}))
 
     async def serves(self, kind: Kind) -> bool:
         """Whether the API server has a kind; to ask this takes no right to its objects."""

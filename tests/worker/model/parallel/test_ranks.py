@@ -84,7 +84,7 @@ def test_a_dead_rank_is_told_at_once_and_breaks_the_next_step(tiny_folder: Folde
     engine = EngineConfig(num_blocks=8, max_sequences=4, max_batched_tokens=32, threads=1, tensor_parallel_size=2)
     runner, _, _ = open_runner(ModelConfig("tiny", str(tiny_folder("gemma")), "float32"), engine, "cpu", on_rank_death=on_death)
     try:
-        batch = Batch((Scheduled(Request("a", [1, 2, 3], 3, Sampling(max_tokens=1, seed=0), block_table=[0]), 3),))
+        batch = Batch((Scheduled.of(Request("a", [1, 2, 3], 3, Sampling(max_tokens=1, seed=0), block_table=[0]), 3),))
         assert len(runner.execute(batch)) == 1
         (rank,) = [child for child in psutil.Process().children() if any("rank_process" in word for word in child.cmdline())]
         os.kill(rank.pid, signal.SIGKILL)

@@ -118,7 +118,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
             block_table=table,
         )
         request.num_computed_tokens = computed
-        items.append(Scheduled(request, count))
+        items.append(Scheduled.of(request, count))
     return StepPlanner(block_size=4, max_sequences=6, max_tokens=72, max_blocks=16).plan(Batch(tuple(items)))
 
 

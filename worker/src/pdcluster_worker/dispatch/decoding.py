@@ -11,6 +11,8 @@ from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import Mailbox
 from pdcluster_worker.dispatch.engines import Place
+from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.dispatch.lifetime import note_first_token, note_last_token
 from pdcluster_worker.dispatch.offloading import Offloading
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
@@ -50,6 +52,13 @@ class DecodeDispatcher:
 
     async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
+        with self._worker.estimation.following(spec) as followed:
+            async with aclosing(self._run(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    followed.token(generated.token)
+                    yield generated
+
+    async def _run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
         num_tokens = len(spec.prompt) + len(spec.output)
         self._queue(1, num_tokens)
@@ -60,15 +69,20 @@ class DecodeDispatcher:
                 async for generated in firsts:
                     if not started:
                         started = True
+                        note_first_token(generated)
                         self._queue(-1, -num_tokens)
                         self._num_decoding += 1
                     token = generated.token
                     pace.token(generated)
+                    if token.finish_reason is not None:
+                        note_last_token(token)
                     yield generated
             while token is None or token.finish_reason is None:
                 token = await place.mailbox.token()
                 generated = Generated(token)
                 pace.token(generated)
+                if token.finish_reason is not None:
+                    note_last_token(token)
                 yield generated
         finally:
             if started:
@@ -105,4 +119,5 @@ class DecodeDispatcher:
         start = clock()
         token = await mailbox.token()
         self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
+        note("first_step", seconds=clock() - start)
         return token

@@ -3,7 +3,10 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from msgspec.structs import replace
+
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.lifetime import note_prefill
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
@@ -48,15 +51,21 @@ class Handler:
         with self._worker.request():
             if not spec.output:  # one that has begun was admitted where it began
                 self._work.admit(len(spec.prompt))
-            async with aclosing(self._work.run(spec, prefill)) as tokens:
-                async for generated in tokens:
-                    yield generated
+            with self._worker.journeys.of(spec.request_id, role=self._hello.role) as journey:
+                async with aclosing(self._work.run(spec, prefill)) as tokens:
+                    async for generated in tokens:
+                        is_told = generated.prefill is not None or generated.token.finish_reason is not None
+                        yield replace(generated, notes=journey.take()) if is_told else generated
 
-    def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
+    async def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
         """Prefill for a decode engine.  Raises RequestError on any other worker."""
         if not isinstance(self._work, PrefillDispatcher):
             raise RequestError(f"this is a {self._hello.role} worker: it prefills for no peer ({peer})")
-        return self._work.prefill(spec, target)
+        with self._worker.journeys.of(spec.request_id, role=self._hello.role, decode_worker=peer):
+            async with aclosing(self._work.prefill(spec, target)) as replies:
+                async for reply in replies:
+                    note_prefill(reply)
+                    yield reply
 
     def watch(self) -> AsyncGenerator[Report, None]:
         """Load and prefix cache, until closed."""

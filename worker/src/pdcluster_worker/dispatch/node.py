@@ -102,6 +102,7 @@ class Node:
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
         self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce, untaken)
         worker.on_request = self._drain.look
+        worker.estimation.seats = lambda: config.engine.max_sequences * max(1, len(worker.engines))
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()
         self._disaggregating = self._make_disaggregating() if config.role in ("prefill", "decode") else None

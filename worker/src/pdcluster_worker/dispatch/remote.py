@@ -18,6 +18,7 @@ from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.engine_client import ENGINE_STALLED, EngineDiedError, EngineStalledError
 from pdcluster_worker.dispatch.engines import Place
 from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.dispatch.lifetime import note_migration
 from pdcluster_worker.dispatch.patience import NoProgressError, PrefillPatience, checked
 from pdcluster_worker.dispatch.stall_watch import period_seconds
 from pdcluster_worker.dispatch.worker import Worker
@@ -94,6 +95,7 @@ class RemotePrefill:
         except (PeerError, RequestError) as e:
             outcome = "stalled" if _is_stall(e) else "failed"
             logger.warning("remote prefill failed request=%s peer=%s reason=%s", spec.request_id, reserved.peer.key, e)
+            note("prefill_failed", peer=reserved.peer.key, outcome=outcome)
             if forced and first is None:
                 message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
                 raise RequestError(message, status=503, code="prefill_failed") from e
@@ -135,6 +137,7 @@ class RemotePrefill:
         self._worker.pair_rates.add(reserved.peer.key, done.num_bytes, done.busy_seconds)
         metrics.kv_transfer_seconds.observe(done.seconds)
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
+        note_migration(done)
         place.send(ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum))
 
     async def _reserve(self, place: Place, spec: RequestSpec, hashes: list[bytes]) -> _Reserved | None:
@@ -152,7 +155,9 @@ class RemotePrefill:
                         note("credit", peer=peer.key, waited_seconds=waited)
                         self._worker.metrics.credit_wait_seconds.observe(waited)
                         return _Reserved(peer, blocks, waited)
+                    note("no_blocks", needed=blocks.needed_blocks)
                     await self._worker.room(place.engine, spec.request_id, blocks.needed_blocks)
+            note("credit", peer="", waited_seconds=clock() - start)
             return None
         finally:
             self._worker.credit_queue.discard(spec.request_id)

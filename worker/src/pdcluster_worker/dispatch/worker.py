@@ -12,6 +12,8 @@ from pdcluster_worker.config import NO_ACCELERATOR, PolicyConfig, Role
 from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.engine_client import EngineStalledError
 from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.estimation import Estimation
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, RequestSpec
 from pdcluster_worker.errors import RequestError
@@ -52,8 +54,10 @@ class Worker:
     engines:       those that have loaded; a router has none.
     engine_id:     of this worker for its peers: that of its first engine at its start.
     engineless:    of a router.
+    journeys:      of the last requests, at its HTTP side too.
     policy:        the one in force now.
     blocks:        prefix caches of the peers that we watch.
+    estimation:    of waiting times, see `dispatch.estimation`.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     has_ended:     nothing is taken any more, for the process is about to end.
@@ -83,7 +87,9 @@ class Worker:
     promised_tokens: Callable[[], int] = lambda: 0
     sent_bytes_per_second: float = 0.0
     engineless: Engineless | None = None
+    journeys: Journeys = field(default_factory=Journeys)
     engine_id: str = field(init=False)
+    estimation: Estimation = field(init=False)
     _facts: EngineReady | None = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
@@ -95,6 +101,7 @@ class Worker:
         self.engines.on_blocks.append(self._on_blocks)
         self.engines.on_stats.append(self._on_stats)
         self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(str(engine.rank)).inc()
+        self.estimation = Estimation(self.metrics, lambda: self.policy.estimation)
         self._export_queues()
         self._export_engines()
         if self._facts is not None:

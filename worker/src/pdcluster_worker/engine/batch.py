@@ -8,26 +8,27 @@ from pdcluster_worker.engine.request import Request
 
 
 class Scheduled(msgspec.Struct, frozen=True):
-    """`num_tokens` tokens of one request, from `request.num_computed_tokens` on, whose blocks are allocated."""
+    """`num_tokens` tokens of one request, whose blocks are allocated.
+
+    start:   position of the first of them.
+    samples: whether a token is sampled after this step: all known tokens are then computed.
+    """
 
     request: Request
     num_tokens: int
+    start: int
+    samples: bool
 
-    @property
-    def start(self) -> int:
-        """Position of the first scheduled token."""
-        return self.request.num_computed_tokens
+    @classmethod
+    def of(cls, request: Request, num_tokens: int) -> "Scheduled":
+        """The next tokens of a request, after those of the steps under way."""
+        start = request.num_scheduled_tokens
+        return cls(request, num_tokens, start, start + num_tokens == request.num_planned_tokens)
 
     @property
     def end(self) -> int:
         """One past the position of the last scheduled token."""
-        return self.request.num_computed_tokens + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """Whether a token is sampled after this step: all known tokens are then computed."""
-        request = self.request
-        return request.num_computed_tokens + self.num_tokens == len(request.tokens)
+        return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

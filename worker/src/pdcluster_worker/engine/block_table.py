@@ -11,6 +11,7 @@ of its prompt chunk by chunk; what it has yet to take, its quota less what it
 holds, is promised to it and no other request gets it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
@@ -118,6 +119,14 @@ class BlockTables:
         if not others:
             return self.pool.num_available
         return max(own, self.pool.num_available - others - self.pool.num_shares)
+
+    def has_room_for_next(self, requests: Iterable[Request]) -> bool:
+        """Whether each of these finds a block for its next token, so that none is taken from another."""
+        size = self._block_size
+        num_short = sum(request.num_scheduled_tokens >= len(request.block_table) * size for request in requests)
+        promised = self.num_promised
+        reserved = promised + self.pool.num_shares if promised else 0
+        return num_short == 0 or num_short + reserved <= self.pool.num_available
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Extend the table to `num_tokens`; False, with nothing taken, when blocks are short.

@@ -16,6 +16,10 @@ SLICE_BLOCKS = 1024
 """Blocks of one turn, and holds counted in one: about 1 ms."""
 
 
+CHECK_INTERVALS = 100
+"""Time between two turns of the walk of an idle engine, as a multiple of what the last one took."""
+
+
 class PoolWalk:
     """One per engine.  holders: blocks held by live requests and sends, once for each hold."""
 
@@ -74,3 +78,22 @@ class PoolWalk:
         self._next_free += SLICE_BLOCKS
         if self._num_left == 0:
             pool.check_counts(self._found)
+
+
+class IdleCheck:
+    """When an idle engine takes the next turn of the walk: at most a hundredth of the time is spent on it."""
+
+    def __init__(self, walk: PoolWalk, clock: Callable[[], float]) -> None:
+        self._walk = walk
+        self._clock = clock
+        self._next = clock()
+
+    def next_seconds(self, now: float) -> float | None:
+        """In how many seconds a turn is due, 0 for now; None while nothing is left to look at."""
+        return max(0.0, self._next - now) if self._walk.is_due else None
+
+    def turn(self) -> None:
+        """Check the next slice.  Raises AssertionError."""
+        started = self._clock()
+        self._walk.turn()
+        self._next = started + CHECK_INTERVALS * (self._clock() - started)

@@ -8,28 +8,27 @@ neither torch nor sockets nor processes.
 """
 
 import logging
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.acceptance import refusal
-from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.checking import PoolWalk
+from pdcluster_worker.engine.checking import IdleCheck, PoolWalk
 from pdcluster_worker.engine.delayed_schedule import delayed_schedule
 from pdcluster_worker.engine.execution import Executor
+from pdcluster_worker.engine.flights import Flights
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestFailed, RequestSpec, Target, Token
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
-from pdcluster_worker.engine.receiving import Receiver
+from pdcluster_worker.engine.receiving import Receiver, random_epoch
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, StepTimes, StepWork, with_delays
+from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, with_delays
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
 from pdcluster_worker.errors import RequestError
 
@@ -37,13 +36,6 @@ logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_SECONDS = 0.1
 """While the engine works, statistics go out at most this often."""
-
-CHECK_INTERVALS = 100
-"""Time between two turns of the pool's self-check, as a multiple of what the last one took."""
-
-
-def _random_epoch() -> bytes:
-    return secrets.token_bytes(messages.EPOCH_BYTES)
 
 
 class EngineCore:
@@ -55,7 +47,7 @@ class EngineCore:
         runner: ModelRunner,
         transport: Transport,
         clock: Callable[[], float],
-        new_epoch: Callable[[], bytes] = _random_epoch,
+        new_epoch: Callable[[], bytes] = random_epoch,
         *,
         delayer: PrefillDelayer | None = None,
     ) -> None:
@@ -69,6 +61,8 @@ class EngineCore:
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)
+        self._flights = Flights(self._executor, runner.depth, settings.max_model_len, clock)
+        self._leaving: set[Request] = set()  # ended, and a step under way writes their blocks
         self._delayer = delayer
         self._counters = Counters()
         self._first_tokens = FirstTokens()
@@ -79,13 +73,12 @@ class EngineCore:
         self._reported_seconds = clock()
         self._num_overdue = 0
         self._num_inputs = 0
-        self._walk = PoolWalk(self.pool, self._holders)
-        self._next_check_seconds = clock()
+        self._check = IdleCheck(PoolWalk(self.pool, self._holders), clock)
 
     @property
     def has_work(self) -> bool:
         """Whether a step now would run the model; False while every request waits for blocks, a transfer or a message."""
-        return self._scheduler.num_requests > 0 and not self._stalled
+        return len(self._flights) > 0 or (self._scheduler.num_requests > 0 and not self._stalled)
 
     @property
     def num_steps(self) -> int:
@@ -101,7 +94,7 @@ class EngineCore:
         due = [self._receiver.next_overdue_seconds(now)]
         if not self.has_work:
             due.append(self._delayer.next_pass_seconds(now) if self._delayer is not None else None)
-            due.append(max(0.0, self._next_check_seconds - now) if self._walk.is_due else None)
+            due.append(self._check.next_seconds(now))
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def handle(self, message: EngineInput) -> None:
@@ -130,16 +123,20 @@ class EngineCore:
                 pass
 
     def step(self) -> list[EngineOutput]:
-        """Take transfer events, run at most one batch, return everything to send.  Raises EngineBrokenError."""
+        """Take transfer events, begin at most one batch, end at most two; return everything to send.  Raises EngineBrokenError."""
         started = self._clock()
         for event in self._transport.poll():
             self._touch()
             self._on_transfer(event)
+        if self._flights and not self._tables.has_room_for_next([*self._scheduler.computing, *self._scheduler.ready]):
+            self._land()  # for blocks may be taken from a request now, and the step under way writes them
         schedule = delayed_schedule(self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started)
         self._begin(schedule, started)
         if schedule.items:
-            self._run(schedule.batch, started)
-        self._stalled = not schedule.progressed
+            self._flights.submit(schedule.batch, started)
+        self._stalled = not schedule.progressed and not self._flights
+        while self._flights.is_full or (self._flights and not schedule.items):
+            self._land()
         if self._delayer is not None:
             self._delayer.finish(len(schedule.admitted), self._scheduler.num_requests == 0, started)
         self._report()
@@ -147,15 +144,10 @@ class EngineCore:
         return outbox
 
     def check_when_idle(self) -> None:
-        """Let the pool check itself if no step is due; for after a step's output is sent.
-
-        A slice of it a turn, and the next one is put off until it costs at most a hundredth of the time.
-        """
-        now = self._clock()
-        if not self.has_work and self._walk.is_due and now >= self._next_check_seconds:
+        """Let the pool check itself if no step is due; for after a step's output is sent."""
+        if not self.has_work and self._check.next_seconds(self._clock()) == 0.0:
             self._check_receiving()
-            self._walk.turn()
-            self._next_check_seconds = now + CHECK_INTERVALS * (self._clock() - now)
+            self._check.turn()
 
     def check(self) -> None:
         """Assert that the pool is whole and that its references are exactly those of live requests and sends; O(num_blocks)."""
@@ -164,7 +156,7 @@ class EngineCore:
         self._check_receiving()
 
     def _holders(self) -> Iterator[int]:
-        tables = [request.block_table for request in self._requests.values()]
+        tables = [request.block_table for request in chain(self._requests.values(), self._leaving)]
         return chain(self._sender.held(), chain.from_iterable(tables))
 
     def _check_receiving(self) -> None:
@@ -283,27 +275,27 @@ class EngineCore:
             self._first_tokens.schedule(request, now)
             self._write_full(request, now)
 
-    def _run(self, batch: Batch, started: float) -> None:
-        work = StepWork.of(batch)
-        model_started = self._clock()
-        self._executor.submit(batch)
-        outcomes = self._executor.wait()
-        now = self._clock()
+    def _land(self) -> None:
+        """Wait for the oldest step under way, and take what it gives."""
+        landing = self._flights.land()
         tokens: list[Token] = []
-        for item, outcome in zip(batch.items, outcomes, strict=True):
+        for item, outcome in landing.outcomes:
             if isinstance(outcome, Exception):
                 self._fail(item.request, outcome)
                 continue
             assert (outcome is not None) == item.samples, f"the runner's answer for {item.request.request_id} does not fit its tokens"
             self._tables.advance(item.request, item.num_tokens)
             if outcome is None:
-                self._write_full(item.request, now)
+                self._write_full(item.request, landing.landed)
             else:
-                tokens.append(self._sampled(item.request, outcome, now))
+                tokens.append(self._sampled(item.request, outcome, landing.landed))
+        for request in landing.gone:
+            self._leaving.discard(request)
+            self._release(request)
         if tokens:
             self._outbox.append(messages.Tokens(tokens))
         self._changed = True
-        times = StepTimes(self._clock() - started, now - model_started, self._executor.seconds)
+        work, times = landing.flight.work, self._flights.times(landing)
         self._counters.count_step(work, times, len(tokens))
         self._scheduler.completed(work.num_tokens, times.step)
 
@@ -353,8 +345,15 @@ class EngineCore:
     def _leave(self, request: Request) -> None:
         """No more model steps for this request."""
         self._scheduler.remove(request)
-        self._tables.release(request)
         self._first_tokens.forget(request)
+        if request.num_in_flight_tokens:
+            self._leaving.add(request)
+        else:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """No step has it any more: its blocks are free for others."""
+        self._tables.release(request)
         self._runner.forget(request.request_id)
 
     # --- statistics ---------------------------------------------------------------------------

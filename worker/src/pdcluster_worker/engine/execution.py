@@ -7,10 +7,12 @@ again are failed; that an engine which fails whole batches in a row is given up
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import dataclass
 
-from pdcluster_worker.engine.batch import Batch
+from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.ports import ROW_FAILURES, ModelRunner, Sample, StepSeconds
+from pdcluster_worker.engine.request import Status
 from pdcluster_worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -34,8 +36,17 @@ _OWN_FAULTS = ("no_token_left", "unknown_token_ids")
 """Reasons that lie in the request: they say nothing of the device or the model."""
 
 
+@dataclass(slots=True)
+class _Submitted:
+    """A batch.  failure: of its submission.  is_held: the runner does not have it, for an earlier one failed."""
+
+    batch: Batch
+    failure: Exception | None = None
+    is_held: bool = False
+
+
 class Executor:
-    """A runner and the memory of its failures.  Each `submit` is followed by its `wait`.
+    """A runner and the memory of its failures.
 
     seconds:    what the runner spent on the last batch, retries of its items included.
     num_failed: items that failed since the start, by reason (`ports.RowFailure` and `RAISED`).
@@ -46,48 +57,77 @@ class Executor:
         self.num_failed: Counter[str] = Counter()
         self._runner = runner
         self._num_failed_steps = 0
-        self._batch = Batch(())
-        self._failure: Exception | None = None
+        self._queue: deque[_Submitted] = deque()
 
     def submit(self, batch: Batch) -> None:
         """Begin to compute a batch; why that failed is `wait`'s to say.  Raises EngineBrokenError."""
-        self._batch, self._failure = batch, None
-        try:
-            self._runner.submit(batch)
-        except EngineBrokenError:
-            raise  # a rank of the engine is gone: nothing can be tried again
-        except Exception as e:
-            self._failure = e
+        follows_failure = any(before.is_held or before.failure is not None for before in self._queue)
+        submitted = _Submitted(batch, is_held=follows_failure)
+        self._queue.append(submitted)
+        if not follows_failure:
+            self._give(submitted)
 
     def wait(self) -> list[Outcome]:
-        """One outcome per item of the batch, in order.  Raises EngineBrokenError after MAX_FAILED_STEPS failed batches in a row."""
+        """One outcome per item of the oldest batch, in order; None for a request that has ended meanwhile.
+
+        Raises EngineBrokenError after MAX_FAILED_STEPS failed batches in a row.
+        """
         self.seconds = StepSeconds()
-        batch = self._batch
+        submitted = self._queue.popleft()
+        batch = submitted.batch
         try:
-            outcomes = self._waited()
+            if submitted.is_held:
+                return self._wait_held(batch)
+            outcomes = self._waited(submitted)
         except EngineBrokenError:
             raise
         except Exception as e:
             logger.exception("model step failed items=%d", len(batch.items))
+            for later in self._queue:
+                later.is_held = True  # the tokens of this one are not in it
             outcomes = [e] if len(batch.items) == 1 else self._execute_each(batch)
         assert len(outcomes) == len(batch.items), f"{len(outcomes)} outcomes for {len(batch.items)} items"
-        self._count(outcomes)
+        outcomes = [outcome if _is_alive(item) else None for item, outcome in zip(batch.items, outcomes, strict=True)]
+        self._count(batch, outcomes)
         return outcomes
 
-    def _waited(self) -> list[Outcome]:
-        if self._failure is not None:
-            raise self._failure
+    def _wait_held(self, batch: Batch) -> list[Outcome]:
+        """Run a batch whose tokens are known by now, without what has ended."""
+        items = tuple(item for item in batch.items if _is_alive(item))
+        if not items:
+            return [None] * len(batch.items)
+        submitted = _Submitted(Batch(items))
+        self._give(submitted)
+        self._queue.appendleft(submitted)
+        outcomes = iter(self.wait())
+        return [next(outcomes) if _is_alive(item) else None for item in batch.items]
+
+    def _give(self, submitted: _Submitted) -> None:
+        try:
+            self._runner.submit(submitted.batch)
+        except EngineBrokenError:
+            raise  # a rank of the engine is gone: nothing can be tried again
+        except Exception as e:
+            submitted.failure = e
+
+    def _waited(self, submitted: _Submitted) -> list[Outcome]:
+        if submitted.failure is not None:
+            raise submitted.failure
         outcomes: list[Outcome] = list(self._runner.wait())
         self.seconds += self._runner.seconds
         return outcomes
 
     def _run(self, batch: Batch) -> list[Outcome]:
-        self.submit(batch)
-        return self._waited()
+        submitted = _Submitted(batch)
+        self._give(submitted)
+        return self._waited(submitted)
 
     def _execute_each(self, batch: Batch) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for item in batch.items:
+            if not _is_alive(item):
+                outcomes.append(None)
+                continue
             try:
                 outcomes += self._run(Batch((item,)))
             except Exception as e:
@@ -95,11 +135,12 @@ class Executor:
                 outcomes.append(e)
         return outcomes
 
-    def _count(self, outcomes: list[Outcome]) -> None:
+    def _count(self, batch: Batch, outcomes: list[Outcome]) -> None:
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        num_alive = sum(1 for item in batch.items if _is_alive(item))
         reasons = [_reason(failure) for failure in failures]
         self.num_failed.update(reasons)
-        if len(failures) < len(outcomes):
+        if len(failures) < num_alive:
             self._num_failed_steps = 0
         elif len(failures) >= 2 and _are_alike(failures) and reasons[0] not in _OWN_FAULTS:
             # A lone item tells nothing: it may be the request's fault, so it neither counts nor
@@ -109,6 +150,10 @@ class Executor:
                 raise EngineBrokenError(
                     f"{self._num_failed_steps} model steps in a row failed for every request: {failures[-1]!r}"
                 ) from failures[-1]
+
+
+def _is_alive(item: Scheduled) -> bool:
+    return item.request.status is not Status.FINISHED
 
 
 def _reason(error: Exception) -> str:

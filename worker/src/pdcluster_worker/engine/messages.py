@@ -83,6 +83,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves.
 
     ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the policy.
+    deadline_seconds: from now, until which it is to be complete; None = whenever.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
     ttft_slo_seconds: float | None = None
     tpot_slo_seconds: float | None = None
+    deadline_seconds: float | None = None
 
 
 class Target(msgspec.Struct, frozen=True):

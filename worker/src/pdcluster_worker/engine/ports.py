@@ -60,7 +60,12 @@ class StepSeconds:
 
 
 class ModelRunner(Protocol):
-    """Runs one step of the model over the paged KV cache that it owns."""
+    """Runs steps of the model over the paged KV cache that it owns, in the order in which they are submitted."""
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be submitted and not waited for: 1, or 2 where a step is taken while another computes."""
+        ...
 
     @property
     def seconds(self) -> StepSeconds:
@@ -68,23 +73,24 @@ class ModelRunner(Protocol):
         ...
 
     def submit(self, batch: Batch) -> None:
-        """Begin to compute the scheduled tokens and write their KV; `wait` follows before the next batch.
+        """Take a batch, to compute its tokens and write their KV, after those that were submitted before.
 
-        A device that computes by itself does so from here on, while the caller goes on; on a CPU
-        the forward pass is done when this returns.  Raises whatever a forward pass raises, and then
-        nothing is to be waited for.
+        Of a token that is not known yet [V1] the value is what the batch before samples for its
+        request; where that samples none, whatever this computes for the request counts for nothing.
+        Blocks and known tokens of a request stay as they are while a batch with it is under way.
+        May raise, and then this batch is not to be waited for.
         """
         ...
 
     def wait(self) -> Sequence[RowOutcome]:
-        """The outcomes of the batch that was submitted; one entry per item, in order.
+        """The outcomes of the oldest batch that was submitted; one entry per item, in order.
 
         An entry is a Sample when the item reaches the end of its known tokens
         (`item.samples`), else None.  Where a row fails by itself its entry is the
         error (`failed_row`), and the other rows are as if it were not there.
         Running the same items again gives the same result (writes are idempotent),
         so a failed batch may be retried in parts.  Raises whatever a forward pass
-        raises; the core isolates the request at fault.
+        raises, and then no batch is under way any more; the core isolates the request at fault.
         """
         ...
 

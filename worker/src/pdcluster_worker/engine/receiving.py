@@ -7,11 +7,12 @@ What happens to the request after the fence is `engine.core`'s decision.
 """
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.messages import ReceiveDone, ReceiveReady, ReceiveRefused
+from pdcluster_worker.engine.messages import EPOCH_BYTES, ReceiveDone, ReceiveReady, ReceiveRefused
 from pdcluster_worker.engine.ports import Fenced, Transport
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.settings import EngineSettings
@@ -44,6 +45,11 @@ class Arrival:
     request: Request
     done: ReceiveDone
     usable: bool
+
+
+def random_epoch() -> bytes:
+    """One that nobody can guess."""
+    return secrets.token_bytes(EPOCH_BYTES)
 
 
 class Receiver:

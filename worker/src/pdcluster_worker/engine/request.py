@@ -6,6 +6,9 @@ from enum import Enum
 from pdcluster_worker.engine.block_hash import extend_hashes
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Target
 
+UNDATED_SECONDS = 60.0
+"""Deadline of a request that has none, for the order of the waiting line alone: those with one overtake it for so long at most."""
+
 
 class Status(Enum):
     """Where a request stands.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
@@ -24,12 +27,16 @@ class Request:
 
     tokens:               prompt and output together; `num_prompt_tokens` divides them.
     num_computed_tokens:  tokens whose KV is in `block_table`.
+    num_in_flight_tokens: those after them that steps under way compute.
+    num_placeholders:     tokens after the known ones that steps under way sample [V1].
+    is_ending:            the last of these ends the request, whatever it is, or makes it leave.
     num_lost_tokens:      most tokens whose KV was here and was given up, to be computed again.
     num_null_blocks:      entries at the head of `block_table` that are the null block.
     num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
     block_table:          block ids in order, grown at its end or replaced by another list;
                           slot of position p is block_table[p // block_size] * block_size + p % block_size.
     block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
+    due_seconds:          of the engine's clock: when it is to be complete; UNDATED_SECONDS after its arrival without a deadline.
     cache_salt:           where that chain starts, see `RequestSpec`.
     """
 
@@ -39,9 +46,13 @@ class Request:
     sampling: Sampling
     priority: int = 0
     arrival_seconds: float = 0.0
+    due_seconds: float = 0.0
     target: Target | None = None
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    num_placeholders: int = 0
+    is_ending: bool = False
     num_lost_tokens: int = 0
     num_null_blocks: int = 0
     num_cached_tokens: int = 0
@@ -59,6 +70,7 @@ class Request:
             sampling=spec.sampling,
             priority=spec.priority,
             arrival_seconds=now,
+            due_seconds=now + (UNDATED_SECONDS if spec.deadline_seconds is None else spec.deadline_seconds),
             target=target,
             cache_salt=spec.cache_salt,
         )
@@ -71,6 +83,16 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
         return len(self.tokens)
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens known when the steps under way have ended, whatever they are."""
+        return len(self.tokens) + self.num_placeholders
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens whose KV is computed when the steps under way have ended."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
     def num_output_tokens(self) -> int:

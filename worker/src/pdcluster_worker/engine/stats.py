@@ -39,7 +39,7 @@ class StepWork:
         num_tokens = num_decode = num_prompt = num_recomputed = 0
         for item in batch.items:
             request = item.request
-            count, start, prompt = item.num_tokens, request.num_computed_tokens, request.num_prompt_tokens
+            count, start, prompt = item.num_tokens, item.start, request.num_prompt_tokens
             num_tokens += count
             if start < request.num_lost_tokens:
                 num_recomputed += min(count, request.num_lost_tokens - start)

@@ -75,7 +75,7 @@ def _logits(forward: Forward, lengths: Sequence[int], block_size: int, vocab_siz
     planner = StepPlanner(block_size=block_size, max_sequences=len(lengths), max_tokens=sum(lengths), max_blocks=num_blocks)
     rows: dict[str, list[Tensor]] = {request.request_id: [] for request in requests}
     for counts in ([length - 1 for length in lengths], [1] * len(lengths)):
-        items = [Scheduled(request, count) for request, count in zip(requests, counts, strict=True) if count]
+        items = [Scheduled.of(request, count) for request, count in zip(requests, counts, strict=True) if count]
         if not items:
             continue
         plan = planner.plan(Batch(tuple(items)))

@@ -8,10 +8,14 @@ same items again writes the same keys and values and chooses the same tokens.
 import gc
 import logging
 import time
-from dataclasses import replace
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pdcluster_worker.config import EngineConfig, ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
@@ -21,6 +25,7 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.answers import Asked, Question, forget
 from pdcluster_worker.model.assembly import assemble
+from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
 from pdcluster_worker.model.families import NotOursError
 from pdcluster_worker.model.forward import Forward
@@ -34,7 +39,7 @@ from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
 from pdcluster_worker.model.pool_length import fit_length
 from pdcluster_worker.model.sampler import Sampler
-from pdcluster_worker.model.step_plan import StepPlanner, row_sizes
+from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
 from pdcluster_worker.native_dtype import read_native_dtype
 
 logger = logging.getLogger(__name__)
@@ -42,62 +47,104 @@ logger = logging.getLogger(__name__)
 Cache = KVCache | DeviceKVCache | RanksDeviceCache
 
 
+@dataclass(slots=True)
+class _Step:
+    """A batch that was submitted.
+
+    unknown: its rows whose tokens are those that the step before samples, and their requests.
+    seconds: of making its inputs.  logits: of its forward pass, once that has begun.
+    """
+
+    batch: Batch
+    plan: StepPlan
+    unknown: list[tuple[int, Request]]
+    seconds: float
+    logits: "Future[tuple[Tensor, float]] | None" = None
+
+
 class Runner:
     """A loaded model over its KV cache.
 
     forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
-    seconds: see `engine.ports.ModelRunner`.
+    seconds, depth: see `engine.ports.ModelRunner`.
     """
 
-    def __init__(self, info: ModelInfo, forward: Forward, cache: Cache, limits: StepLimits) -> None:
+    def __init__(self, info: ModelInfo, forward: Forward, cache: Cache, limits: StepLimits, beginning: Beginning | None = None) -> None:
         self.info = info
         self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
+        self._beginning: Beginning = beginning or AtOnce()
+        self.depth = self._beginning.depth
         self._cache = cache
-        self._batch = Batch(())
-        self._logits = torch.empty(0)
+        self._steps: deque[_Step] = deque()
         self._max_tokens = limits.max_tokens
-        self._planner = StepPlanner(
-            block_size=limits.block_size,
-            max_sequences=limits.max_sequences,
-            max_tokens=limits.max_tokens,
-            max_blocks=limits.blocks,
-            pads=forward.operations.pads_rows,
+        # A plan is read until its step has ended: each step under way has a planner's arrays.
+        self._planners = deque(
+            StepPlanner(
+                block_size=limits.block_size,
+                max_sequences=limits.max_sequences,
+                max_tokens=limits.max_tokens,
+                max_blocks=limits.blocks,
+                pads=forward.operations.pads_rows,
+            )
+            for _ in range(self.depth)
         )
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
 
     def submit(self, batch: Batch) -> None:
-        """Plan the batch and run the forward pass, which a GPU does while this returns; see `engine.ports.ModelRunner`.
-
-        Raises whatever the model raises.
-        """
+        """Plan the batch; its forward pass begins now, or when the step before has its tokens.  See `engine.ports.ModelRunner`."""
         started = time.monotonic()
-        self._batch = batch
-        if not batch.items:
-            return
-        plan = self._planner.plan(batch)
-        planned = time.monotonic()
-        with torch.inference_mode():
-            self._logits = self.forward.logits(plan)
-        self.seconds = StepSeconds(planned - started, time.monotonic() - planned)
+        self._planners.rotate(1)
+        step = _Step(batch, self._planners[0].plan(batch), _unknown_rows(batch), time.monotonic() - started)
+        self._steps.append(step)
+        if len(self._steps) == 1:
+            self._begin(step)
 
     def wait(self) -> list[RowOutcome]:
-        """Wait for the logits and choose tokens; see `engine.ports.ModelRunner`.
+        """Wait for the logits, choose tokens, and begin the step after; see `engine.ports.ModelRunner`.
 
         A request whose logits are not finite, or whose sampling leaves no token, fails alone.
         """
-        batch, submitted = self._batch, self.seconds
-        if not batch.items:
-            return []
+        step = self._steps.popleft()
+        try:
+            outcomes = self._outcomes(step)
+        except BaseException:
+            self._steps.clear()  # what was submitted since has not begun
+            raise
+        if self._steps:
+            following = self._steps[0]
+            chosen = {
+                item.request: outcome.token_id
+                for item, outcome in zip(step.batch.items, outcomes, strict=True)
+                if isinstance(outcome, Sample)
+            }
+            token_ids = following.plan.token_ids.numpy()
+            for row, request in following.unknown:
+                token_ids[row] = chosen.get(request, 0)
+            self._begin(following)
+        return outcomes
+
+    def _begin(self, step: _Step) -> None:
+        def forward() -> tuple[Tensor, float]:
+            started = time.monotonic()
+            with torch.inference_mode():
+                logits = self.forward.logits(step.plan)
+            return logits, time.monotonic() - started
+
+        step.logits = self._beginning.begin(forward)
+
+    def _outcomes(self, step: _Step) -> list[RowOutcome]:
+        assert step.logits is not None, "a step begins before it is waited for"
+        logits, seconds = step.logits.result()
         started = time.monotonic()
         with torch.inference_mode():
-            logits = self._logits.cpu()  # tokens are chosen in host memory
+            logits = logits.cpu()  # tokens are chosen in host memory
             computed = time.monotonic()
-            sampled = [item.request for item in batch.items if item.samples]
+            sampled = [item.request for item in step.batch.items if item.samples]
             samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
-        self.seconds = submitted + StepSeconds(forward=computed - started, sample=time.monotonic() - computed)
-        return [next(samples) if item.samples else None for item in batch.items]
+        self.seconds = StepSeconds(step.seconds, seconds + computed - started, time.monotonic() - computed)
+        return [next(samples) if item.samples else None for item in step.batch.items]
 
     def execute(self, batch: Batch) -> list[RowOutcome]:
         """Submit the batch and wait for it."""
@@ -106,11 +153,13 @@ class Runner:
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for this request; unknown ids are a no-op."""
-        self._planner.forget(request_id)
+        for planner in self._planners:
+            planner.forget(request_id)
         self._sampler.forget(request_id)
 
     def close(self) -> None:
-        """End the other ranks, where there are some."""
+        """End the other ranks, where there are some, after the step under way."""
+        self._beginning.close()
         self.forward.close()
 
     def warm_up(self) -> None:
@@ -127,7 +176,7 @@ class Runner:
         request = Request("warm-up", prompt, len(prompt), Sampling(max_tokens=2, seed=0), block_table=list(range(num_blocks)))
         for _ in range(2):
             start = time.monotonic()
-            (sample,) = self.execute(Batch((Scheduled(request, request.num_tokens - request.num_computed_tokens),)))
+            (sample,) = self.execute(Batch((Scheduled.of(request, request.num_tokens - request.num_computed_tokens),)))
             if not isinstance(sample, Sample):
                 raise ModelError(f"the model computes no token after token 0 repeated {len(prompt)} times: {sample}")
             request.num_computed_tokens = request.num_tokens
@@ -136,11 +185,20 @@ class Runner:
         self.forget(request.request_id)
 
 
+def _unknown_rows(batch: Batch) -> list[tuple[int, Request]]:
+    """Rows of tokens that are not known when the batch is planned, each its request's only one."""
+    ends = accumulate(item.num_tokens for item in batch.items)
+    return [(end - 1, item.request) for item, end in zip(batch.items, ends, strict=True) if item.end > item.request.num_tokens]
+
+
 def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig) -> Runner:
-    """A runner of this model, over this cache.  The model's own weights are dropped where they are packed."""
+    """A runner of this model, over this cache.  The model's own weights are dropped where they are packed.
+
+    A GPU's next step is planned while it computes; on a CPU that would take a core from the kernels (docs/engine.md).
+    """
     limits = _limits(loaded, engine)
     forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
-    return Runner(loaded.info, forward, cache, limits)
+    return Runner(loaded.info, forward, cache, limits, AtOnce(depth=2 if cache.tensor.is_cuda else 1))
 
 
 def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
@@ -203,7 +261,7 @@ def _make(loaded: LoadedModel, question: Question, engine: EngineConfig, device:
 
 
 def _make_over(ranks: Ranks, loaded: LoadedModel, engine: EngineConfig, device: str) -> tuple[Runner, Cache]:
-    """A runner over several ranks."""
+    """A runner over several ranks, whose step rank 0 waits for in a thread of its own."""
     limits = _limits(loaded, engine)
     shared, forward = open_ranks(loaded, engine, limits, ranks, device)
-    return Runner(fit_length(loaded.info, shared, engine), forward, shared, limits), shared
+    return Runner(fit_length(loaded.info, shared, engine), forward, shared, limits, InThread()), shared

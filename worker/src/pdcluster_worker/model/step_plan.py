@@ -102,7 +102,9 @@ class StepPlanner:
             firsts.append(row)
             last = row + end - start
             if last == row + 1:
-                token_ids[row], positions[row] = item.request.tokens[start], start
+                known = item.request.tokens
+                token_ids[row] = known[start] if start < len(known) else 0  # the step before samples it
+                positions[row] = start
                 slots[row] = item.request.block_table[start // self._size] * self._size + start % self._size
             else:
                 token_ids[row:last] = item.request.tokens[start:end]

@@ -9,6 +9,7 @@ business, which one serves a request `dispatch`'s.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Literal, TypeVar
 
 from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
 from pdcluster_worker.errors import PeerError, WorkerError
-from pdcluster_worker.peers import convert
+from pdcluster_worker.peers import convert, trace_context
 from pdcluster_worker.peers.calls import Line, replies, unary
+from pdcluster_worker.peers.notes import notes_from_proto
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
@@ -155,13 +157,14 @@ class Peer:
     async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """Run a request there; closing the iterator cancels it.  Raises PeerError, or RequestError as raised there."""
         request = pb.GenerateRequest(request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill)
-        finished = False
+        finished, began_seconds = False, time.monotonic()
         with self._line.request() as stub:
-            async with aclosing(replies(lambda: stub.Generate(request))) as answers:
+            async with aclosing(replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))) as answers:
                 async for reply in answers:
                     token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                     finished = token.finish_reason is not None
-                    yield Generated(token, _PLACES.get(reply.prefill))
+                    notes = notes_from_proto(reply.notes, began_seconds, self.key) if reply.notes else ()
+                    yield Generated(token, _PLACES.get(reply.prefill), notes=notes)
         if not finished:
             raise PeerError("the answer broke off")
 
@@ -178,7 +181,7 @@ class Peer:
         )
         finished = False
         with self._line.request() as stub:
-            async with aclosing(replies(lambda: stub.Prefill(request))) as answers:
+            async with aclosing(replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))) as answers:
                 async for reply in answers:
                     if reply.WhichOneof("reply") == "done":
                         finished = True

@@ -131,6 +131,7 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         cache_salt=spec.cache_salt,
         ttft_slo_seconds=spec.ttft_slo_seconds,
         tpot_slo_seconds=spec.tpot_slo_seconds,
+        deadline_seconds=spec.deadline_seconds,
     )
 
 
@@ -152,6 +153,7 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
         cache_salt=message.cache_salt,
         ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds) if message.HasField("ttft_slo_seconds") else None,
         tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds) if message.HasField("tpot_slo_seconds") else None,
+        deadline_seconds=_time("deadline_seconds", message.deadline_seconds) if message.HasField("deadline_seconds") else None,
     )
 
 

@@ -13,8 +13,9 @@ from typing import Protocol, TypeVar, get_args
 
 from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers import convert
+from pdcluster_worker.peers import convert, trace_context
 from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
+from pdcluster_worker.peers.notes import notes_to_proto
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.status import Context, RefusalError, answering
 from pdcluster_worker.peers.types import Generated, Hello, PrefillMode, Report
@@ -82,18 +83,23 @@ class WorkerService(WorkerServicer):
         """Stream the tokens of a whole request."""
         async with answering(context):
             self._check_engine(request.engine_id)
+            trace_context.receive(context.invocation_metadata())
             spec = _parsed(convert.request_from_proto, request.request)
             mode = _MODES.get(request.prefill)
             if mode is None:
                 raise RequestError(f"prefill is {request.prefill!r}: must be one of {', '.join(_MODES)}")
             async with aclosing(self._handler.generate(spec, mode)) as tokens:
                 async for generated in tokens:
-                    await context.write(pb.GenerateReply(token=convert.token_to_proto(generated.token), prefill=generated.prefill or ""))
+                    reply = pb.GenerateReply(token=convert.token_to_proto(generated.token), prefill=generated.prefill or "")
+                    if generated.notes:
+                        reply.notes.extend(notes_to_proto(generated.notes))
+                    await context.write(reply)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream the first token and the end of a remote prefill."""
         async with answering(context):
             self._check_engine(request.engine_id)
+            trace_context.receive(context.invocation_metadata())
             spec = _parsed(convert.request_from_proto, request.request)
             target = _parsed(convert.target_from_proto, request.target)
             peer = request.worker_id or target.engine_id  # a worker of several engines has one name for credits

@@ -15,12 +15,28 @@ PrefillPlace = Literal["local", "remote"]
 """Where the first token was made."""
 
 
+Fact = str | int | float | bool
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a worker has decided or done about a request of a peer; seconds: of `time.monotonic` of whoever reads it.
+
+    worker: its pod; "" on the way out.
+    """
+
+    name: str
+    seconds: float
+    facts: dict[str, Fact]
+    worker: str = ""
+
+
 class Generated(msgspec.Struct, frozen=True):
-    """One token of one choice; `prefill` is set on a choice's first token."""
+    """One token of one choice; `prefill` is set on a choice's first token.  notes: of the peer that made it."""
 
     token: Token
     prefill: PrefillPlace | None = None
     index: int = 0
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

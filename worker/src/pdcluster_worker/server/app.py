@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from pdcluster_worker import __version__
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server import chat, completion, openai_errors
@@ -25,6 +26,7 @@ from pdcluster_worker.server.body_limit import BodyLimit, taken_by
 from pdcluster_worker.server.crowd import Crowd
 from pdcluster_worker.server.farewell import Farewell
 from pdcluster_worker.server.generation import Serving
+from pdcluster_worker.server.journey_route import add_journeys
 from pdcluster_worker.server.limits import HttpLimits
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
@@ -58,14 +60,16 @@ def create_app(
     *,
     tenant_of: TenantOfKey = None,
     limits: HttpLimits = DEFAULT_LIMITS,
+    journeys: Journeys | None = None,
 ) -> FastAPI:
-    """The application of a decode or mixed worker.
+    """The application of a decode or mixed worker, or of a router.
 
     policy:      returns the policy in force now
     tenant_of:   see `authorization.Authorization`
     limits:      of all clients together
+    journeys:    where those of requests are kept; None = in new ones
     """
-    app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits))
+    app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
     serving = Serving(backend, tokenizer, metrics, policy, clock)
 
     @app.post(_CHAT, responses=_documented(ChatReply))
@@ -87,9 +91,10 @@ def create_prefill_app(
     *,
     tenant_of: TenantOfKey = None,
     limits: HttpLimits = DEFAULT_LIMITS,
+    journeys: Journeys | None = None,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
-    app = _base_app(worker, metrics, policy, clock, _Doors(tenant_of, limits))
+    app = _base_app(worker, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
 
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
@@ -105,6 +110,7 @@ class _Doors:
 
     tenant_of: TenantOfKey
     limits: HttpLimits
+    journeys: Journeys
 
 
 def _base_app(
@@ -125,11 +131,12 @@ def _base_app(
     )
     app.add_middleware(Authorization, tenant_of=doors.tenant_of, rejected=rejected, limits=limits)
     app.add_middleware(Crowd, limits=limits, rejected=rejected)
-    app.add_middleware(RequestContextMiddleware, clock=clock)
+    app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
     app.add_middleware(Farewell, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected)
     _add_models(app, worker)
     _add_state(app, worker, metrics)
+    add_journeys(app, doors.journeys, doors.tenant_of)
     return app
 
 

@@ -44,7 +44,7 @@ class Authorization:
         if self._tenant_of is None or scope["type"] != "http" or not is_api(scope["path"]):
             await self._app(scope, receive, send)
             return
-        key = _presented(scope)
+        key = presented_key(scope)
         if key is not None and (tenant := self._tenant_of(key)) is not None:
             note_key(scope, key, tenant)
             await self._app(scope, receive, send)
@@ -56,7 +56,7 @@ class Authorization:
         await unread.answer(response, scope, receive, send, self._limits)
 
 
-def _presented(scope: Scope) -> str | None:
+def presented_key(scope: Scope) -> str | None:
     """The key that the client sent; None = it sent none."""
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     return key.strip() or None if scheme.lower() == _SCHEME else None

@@ -24,6 +24,8 @@ MAX_N = 16
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 1000
 """Either way of 0, the default; lower goes first."""
+MAX_DEADLINE_MILLISECONDS = 86_400_000.0
+"""Of a request's completion: a day, as a batch may take."""
 MAX_SLO_MILLISECONDS = 3_600_000
 
 Prompt = str | list[int]
@@ -79,6 +81,7 @@ def _priority(value: Any) -> int:
 
 Priority = Annotated[int, PlainValidator(_priority, json_schema_input_type=int | Tier)]
 SloMilliseconds = Annotated[float, Field(gt=0, le=MAX_SLO_MILLISECONDS)]
+DeadlineMilliseconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_MILLISECONDS)]
 
 
 def _is_token_ids(value: list[Any]) -> bool:

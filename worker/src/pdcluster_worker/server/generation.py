@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.dispatch.journey import adopt
 from pdcluster_worker.dispatch.merging import Merged
 from pdcluster_worker.engine.messages import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
@@ -83,6 +84,8 @@ class Generation:
         is_cut = False  # whether a stop string ended a choice that the engine would go on with
         async with aclosing(self._generated()) as stream:
             async for generated in stream:
+                if generated.notes:
+                    adopt(generated.notes)
                 choice = self._choices[generated.index]
                 if choice.finish_reason is not None:
                     continue  # made before the engine heard of the stop string

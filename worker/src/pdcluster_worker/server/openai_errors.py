@@ -15,11 +15,13 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
+from pdcluster_worker.dispatch.journey import note
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.fields import indexed
 from pdcluster_worker.server.replies import Error, ErrorReply
 
 _SHOULD = re.compile("^(Input|String|List) should")
+_NOTED_CHARACTERS = 200
 _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REASONS = {400: "invalid_request", 404: "not_found", 413: "body_too_large", 429: "rate_limited"}
@@ -54,6 +56,7 @@ def install(app: FastAPI, rejected: Counter) -> None:
 
     def _on_request_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
+        note("refused" if is_refusal(error) else "failed", reason=reason(error), message=error.message[:_NOTED_CHARACTERS])
         if is_refusal(error):
             rejected.labels(reason(error)).inc()
         return response(error)

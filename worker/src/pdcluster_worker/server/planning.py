@@ -35,7 +35,12 @@ def check_servable(request: Generate, num_prompts: int, serving: Serving) -> Non
 
 
 def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
-    """Raises RequestError for more generations than may wait."""
+    """Raises RequestError for a deadline that does not count, and for more generations than may wait."""
+    if request.pdcluster and request.pdcluster.deadline_ms and not policy.estimation.allow_client_deadline:
+        raise RequestError(
+            "pdcluster.deadline_ms: is not allowed here: leave it out, or set qos.estimation.allowClientDeadline of the PDCluster",
+            param="pdcluster.deadline_ms",
+        )
     limit, n = policy.admission.max_queued_requests, request.n or 1
     if num_prompts * n > limit:
         param = "prompt" if num_prompts > 1 else "n"

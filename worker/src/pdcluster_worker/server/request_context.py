@@ -1,5 +1,9 @@
 """Pure ASGI: gives every HTTP request an id and an arrival time, and turns a bug into a 500.
 
+A request that may generate has a journey from here on (`dispatch.journey`), in
+the trace whose W3C context its headers name.  One with the header
+`x-pdcluster-route` is answered with that header: why it went where it went.
+
 The id is ours and unguessable; it is the `x-request-id` of the answer and part
 of the completion's id.  A client's own x-request-id is only a label in the log.
 """
@@ -15,11 +19,18 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pdcluster_worker.dispatch.journey import Journey, note
+from pdcluster_worker.dispatch.journeys import Journeys, route_of
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.peers import trace_context
 from pdcluster_worker.server import openai_errors
 
 logger = logging.getLogger(__name__)
 
+ROUTE_HEADER = "x-pdcluster-route"
+"""Of a request: asks for that of the answer, with any value but these."""
+
+_NO = ("", "0", "false")
 _KEY = "pdcluster.context"
 _LABEL_CHARACTERS = 64
 
@@ -57,8 +68,9 @@ def note_key(scope: Scope, key: str, tenant: str) -> None:
 class RequestContextMiddleware:
     """Outermost middleware of ours; `clock` gives monotonic seconds."""
 
-    def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, app: ASGIApp, journeys: Journeys, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
+        self._journeys = journeys
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,8 +78,18 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        label = Headers(scope=scope).get("x-request-id", "")[:_LABEL_CHARACTERS]
+        headers = Headers(scope=scope)
+        label = headers.get("x-request-id", "")[:_LABEL_CHARACTERS]
         context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
+        if scope["method"] != "POST":
+            await self._answer(scope, receive, send, context)
+            return
+        trace_context.enter(headers.get(trace_context.HEADER, ""), headers.get(trace_context.STATE_HEADER, ""))
+        with self._journeys.of(context.request_id, role="ingress") as journey:
+            asked = headers.get(ROUTE_HEADER, "").lower() not in _NO
+            await self._answer(scope, receive, _noting(send, journey, shows=asked), context)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -87,3 +109,16 @@ class RequestContextMiddleware:
                 f"internal error: see the worker's log for request {context.request_id}", status=500, code="internal_error"
             )
             await openai_errors.response(error)(scope, receive, send_with_id)
+
+
+def _noting(send: Send, journey: Journey, *, shows: bool) -> Send:
+    """`send` that notes the answer's status, and shows the route where that is asked for."""
+
+    async def send_noted(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            note("answered", status=message["status"])
+            if shows:
+                MutableHeaders(scope=message)[ROUTE_HEADER] = route_of(journey)
+        await send(message)
+
+    return send_noted

@@ -72,6 +72,7 @@ def specs_for(
                     cache_salt=cache_salt,
                     ttft_slo_seconds=_seconds(asked.ttft_slo_ms),
                     tpot_slo_seconds=_seconds(asked.tpot_slo_ms),
+                    deadline_seconds=_seconds(asked.deadline_ms),
                 )
                 for i in choices
             ]

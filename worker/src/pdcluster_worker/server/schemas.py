@@ -15,6 +15,7 @@ from pdcluster_worker.server.fields import (
     MAX_N,
     CacheSalt,
     Content,
+    DeadlineMilliseconds,
     LogitBias,
     Only,
     Priority,
@@ -46,11 +47,13 @@ class Extension(_Body):
 
     prefill: where the prompt is computed; auto leaves it to the policy.
     ttft_slo_ms, tpot_slo_ms: latency objectives of this request, in milliseconds; null = the policy's.
+    deadline_ms: until its last token, in milliseconds; requests that wait go by it. null = whenever.
     """
 
     prefill: PrefillMode = "auto"
     ttft_slo_ms: SloMilliseconds | None = None
     tpot_slo_ms: SloMilliseconds | None = None
+    deadline_ms: DeadlineMilliseconds | None = None
 
 
 class _Unsupported(_Body):

@@ -28,7 +28,7 @@ def schedule_chunks(queues: Queues, prefills: list[Request], step: Schedule, lim
             return
         if request.status is Status.RUNNING:  # no decode has preempted it
             item = step.add(request, limit)
-            is_held = queues.tables.grow(request, request.num_computed_tokens + item.num_tokens)
+            is_held = queues.tables.grow(request, item.end)
             assert is_held, f"request {request.request_id} lacks blocks that it was admitted for"
 
 

@@ -27,7 +27,7 @@ class Continuous(Queues):
         """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
         seat_ready(self, step)
-        decodes, prefills = by_kind(self.running)
+        decodes, prefills = by_kind(self.computing)
         decode_or_preempt(self, decodes, step)
         admits = admit and not step.preempted
         limit = self._limit(prefills, step, admits=admits)

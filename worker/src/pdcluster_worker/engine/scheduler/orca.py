@@ -30,7 +30,7 @@ class Orca(Queues):
         """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
         seat_ready(self, step)
-        decode_or_preempt(self, list(self.running), step)
+        decode_or_preempt(self, self.computing, step)
         if admit and not step.preempted:
             admit_waiting(self, step, Terms(whole=True))
         return step

@@ -8,14 +8,13 @@ from pdcluster_worker.engine.settings import SchedulingPolicy
 
 
 def num_uncomputed(request: Request) -> int:
-    """Known tokens whose KV is still to be computed."""
-    return len(request.tokens) - request.num_computed_tokens
+    """Tokens that the next step can compute: those known by then, less those computed by then."""
+    return request.num_planned_tokens - request.num_scheduled_tokens
 
 
 def is_decode(request: Request) -> bool:
     """Whether the request is past its prefill: only its newest output token is uncomputed."""
-    num_tokens = len(request.tokens)
-    return num_tokens > request.num_prompt_tokens and num_tokens - request.num_computed_tokens == 1
+    return request.num_planned_tokens > request.num_prompt_tokens and num_uncomputed(request) == 1
 
 
 def by_kind(requests: list[Request]) -> tuple[list[Request], list[Request]]:
@@ -31,7 +30,8 @@ class Order:
     """Sort keys; the least goes first.
 
     running: of requests that hold blocks; the last of them is the victim of a preemption [V5].
-    waiting: of the others; a preempted request goes to the front of its equals [V5].
+    waiting: of the others; a preempted request goes to the front of its equals [V5], and of the same priority the earliest
+             deadline goes first (EDF).
     """
 
     running: Callable[[Request], tuple[float, ...]]
@@ -54,6 +54,6 @@ _ORDERS = {
     ),
     "priority": Order(
         running=lambda request: (request.priority, request.arrival_seconds),
-        waiting=lambda request: (request.priority, _never_ran(request), request.arrival_seconds),
+        waiting=lambda request: (request.priority, _never_ran(request), request.due_seconds, request.arrival_seconds),
     ),
 }

@@ -24,7 +24,7 @@ def grow_or_preempt(queues: Queues, request: Request, step: Schedule) -> bool:
 
     False when the request itself was the last, or can never be held here.
     """
-    while not queues.tables.grow(request, len(request.tokens)):
+    while not queues.tables.grow(request, request.num_planned_tokens):
         if fails_for_size(queues, request, step):
             return False
         victim = last_in_order(queues)
@@ -44,6 +44,7 @@ def preempt(queues: Queues, request: Request, step: Schedule) -> None:
     """Take the request's blocks and queue it again, before those that never ran."""
     # Requests preempt in the order of `running`, so the last in order is planned last.
     assert request not in step.items, f"request {request.request_id} is preempted after its turn"
+    assert not request.num_in_flight_tokens, f"request {request.request_id} is preempted in the middle of a step"
     queues.remove(request)
     step.preempted.append(request)
     queues.num_preemptions += 1

@@ -23,7 +23,7 @@ class PrefillFirst(Queues):
         """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
         seat_ready(self, step)
-        decodes = list(self.running)
+        decodes = self.computing
         if admit:
             admit_waiting(self, step, Terms(whole=True))
         if not step.items:

@@ -31,6 +31,11 @@ class Scheduler(Protocol):
         ...
 
     @property
+    def computing(self) -> list[Request]:
+        """Running requests with a token for the next step: all but those whose last one is under way."""
+        ...
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether a running request has prompt left to compute."""
         ...

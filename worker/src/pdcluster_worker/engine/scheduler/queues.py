@@ -63,6 +63,11 @@ class Queues:
         return growing + most_blocks(self.room.num_tokens(self.waiting[0]), self.settings)
 
     @property
+    def computing(self) -> list[Request]:
+        """Running requests with a token for the next step: all but those whose last one is under way."""
+        return [request for request in self.running if not request.is_ending]
+
+    @property
     def has_free_seat(self) -> bool:
         """Whether one more request may run [V2]."""
         return len(self.running) < self.settings.max_sequences

@@ -31,7 +31,7 @@ class RequestLevel(Queues):
         is_new_batch = not self.running
         if is_new_batch:
             seat_ready(self, step)
-        decode_or_preempt(self, list(self.running), step)
+        decode_or_preempt(self, self.computing, step)
         if is_new_batch and admit:
             admit_waiting(self, step, Terms(whole=True))
         return step

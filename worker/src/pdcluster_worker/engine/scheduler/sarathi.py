@@ -54,7 +54,7 @@ class Sarathi(Queues):
         """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
         seat_ready(self, step)
-        decodes, prefills = by_kind(self.running)
+        decodes, prefills = by_kind(self.computing)
         self._schedule_decodes(decodes, step)
         # However many decodes there are, prompts go on.
         target = max(self._budget.num_tokens, len(step.items) + self._least_chunk)
@@ -71,7 +71,7 @@ class Sarathi(Queues):
     def _schedule_decodes(self, decodes: list[Request], step: Schedule) -> None:
         short: list[Request] = []
         for request in decodes:
-            if self.tables.grow(request, len(request.tokens)):
+            if self.tables.grow(request, request.num_planned_tokens):
                 step.add(request)
             else:
                 short.append(request)
@@ -80,7 +80,7 @@ class Sarathi(Queues):
                 step.add(request)
 
     def _finds_block(self, request: Request, step: Schedule) -> bool:
-        while not self.tables.grow(request, len(request.tokens)):
+        while not self.tables.grow(request, request.num_planned_tokens):
             if fails_for_size(self, request, step):
                 return False
             victim = last_in_order(self)
@@ -93,7 +93,7 @@ class Sarathi(Queues):
 
     def _schedule_chunk(self, request: Request, step: Schedule) -> None:
         """A chunk of an unfinished prefill, cut to the free blocks."""
-        computed = request.num_computed_tokens
+        computed = request.num_scheduled_tokens
         num_blocks = len(request.block_table) + self.tables.num_available_to(request)
         free = num_blocks * self.settings.block_size - computed
         size = min(num_uncomputed(request), self._limit(computed, step), free)

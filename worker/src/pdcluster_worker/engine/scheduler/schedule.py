@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.scheduler.order import num_uncomputed
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Schedule:
     def add(self, request: Request, limit: int | None = None) -> Scheduled:
         """Spend budget on as many of the request's tokens as it allows, `limit` at most."""
         most = self.budget if limit is None else min(self.budget, limit)
-        num_tokens = min(len(request.tokens) - request.num_computed_tokens, most)
-        item = self.items[request] = Scheduled(request, num_tokens)
+        num_tokens = min(num_uncomputed(request), most)
+        item = self.items[request] = Scheduled.of(request, num_tokens)
         self.budget -= num_tokens
         return item

@@ -33,7 +33,7 @@ class SimpleChunking(Queues):
         """
         step = Schedule(self.settings.max_batched_tokens)
         seat_ready(self, step)
-        decodes, prefills = by_kind(self.running)
+        decodes, prefills = by_kind(self.computing)
         if self._decodes_next:
             decode_or_preempt(self, decodes, step)
         if not step.items and not step.preempted:

@@ -68,10 +68,15 @@ def swap(queue: VirtualQueue, num_running: int) -> str | None:
 
 
 def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[RequestGroup]:
-    """The order of the groups from now on: that of now while all are in time [R5], else the best one."""
-    if num_late(queue, service, now) == 0:
+    """The order of the groups from now on: that of now while all are in time [R5], or while no other has fewer late requests.
+
+    A change for less would come and go with each estimate, and every change may cost an eviction.
+    """
+    late = num_late(queue, service, now)
+    if late == 0:
         return list(queue.groups)
-    return best_order(queue, service, now)
+    best = best_order(queue, service, now)
+    return best if num_late(queue.with_groups(best), service, now) < late else list(queue.groups)
 
 
 def place(queues: Sequence[VirtualQueue], group: RequestGroup, service: ServiceSeconds, now: float) -> str:

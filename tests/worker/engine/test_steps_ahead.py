@@ -1,0 +1,177 @@
+"""The next step is submitted while one computes [V1]: the same tokens, and no block is anyone else's before its step has ended.
+
+The runner computes a batch as late as it can, so whatever is taken too early is seen.
+"""
+
+import pytest
+
+from pdcluster_worker.engine import messages as m
+from pdcluster_worker.engine.ports import failed_row
+from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
+from pdcluster_worker.engine.settings import SCHEDULER_NAMES, SchedulerSettings
+
+PROMPT = list(range(10))
+
+
+@pytest.fixture
+def ahead(engine):
+    """Builds an engine that submits a step while another computes; sizes by keyword."""
+    return lambda **sizes: engine(depth=2, **sizes)
+
+
+def watch(rig):
+    """What the runner is asked for from now on, in order."""
+    asked = []
+    submit, wait = rig.runner.submit, rig.runner.wait
+    rig.runner.submit = lambda batch: (asked.append([(item.request.request_id, item.start) for item in batch.items]), submit(batch))
+    rig.runner.wait = lambda: (asked.append("wait"), wait())[1]
+    return asked
+
+
+def test_step_is_submitted_while_the_one_before_computes_v1(ahead, spec):
+    """By position: the token at 11 is not known when its step is submitted.  A length is known ahead, so no step is too many."""
+    rig = ahead()
+    asked = watch(rig)
+    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=4)))
+    assert rig.tokens("a") == []
+    rig.run()
+    assert asked == [[("a", 0)], [("a", 10)], "wait", [("a", 11)], "wait", [("a", 12)], "wait", "wait"]
+    assert rig.token_ids("a") == rig.runner.reference(PROMPT, 4)
+    assert rig.tokens("a")[-1].finish_reason == "length"
+
+
+def test_stop_token_costs_a_step_whose_output_is_dropped(ahead, engine, spec):
+    expected = engine().runner.reference(PROMPT, 9)
+    rig = ahead()
+    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9, eos_token_ids=[expected[2]])))
+    while not rig.tokens("a") or rig.tokens("a")[-1].finish_reason is None:
+        rig.step()
+    assert rig.core.has_work  # the step too many
+    assert rig.blocks["in_use"] == 4  # it writes the last of them
+    assert rig.runner.forgotten == []
+    rig.run()
+    assert rig.token_ids("a") == expected[:3]
+    assert set(rig.blocks) == {"free", "cached"}
+    assert rig.runner.forgotten == ["a"]
+    assert rig.stats.generation_tokens == 3
+
+
+def test_only_known_tokens_are_hashed_and_as_many_as_without(ahead, engine, spec):
+    hashes = []
+    for build in (engine, ahead):
+        rig = build()
+        rig.handle(m.Submit(spec("a", PROMPT, max_tokens=8)))
+        rig.run()
+        hashes.append({stored for events in rig.of(m.BlockEvents) for stored in events.stored})
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 4  # 10 + 8 - 1 computed tokens
+
+
+def test_blocks_of_an_aborted_request_are_no_peers_before_its_step_has_ended(ahead, spec):
+    """Else the step under way would write into what a peer has written."""
+    rig = ahead(num_blocks=4, prefix_caching=False)
+    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=6)))
+    rig.core.handle(m.Abort("a"))
+    rig.core.handle(m.Receive(spec("b", range(50, 60))))
+    rig.step()
+    (refused,) = rig.of(m.ReceiveRefused)
+    assert refused.request_id == "b"
+    assert rig.blocks == {"free": 4}
+    rig.handle(m.Receive(spec("b", range(50, 60))))
+    assert rig.of(m.ReceiveReady)
+    assert rig.tokens("a") == []
+
+
+def test_blocks_of_a_stopped_request_are_no_peers_before_its_last_step_has_ended(ahead, engine, spec):
+    rig = ahead(num_blocks=4, prefix_caching=False)
+    (first,) = engine().runner.reference(PROMPT, 1)
+    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=6, eos_token_ids=[first])))
+    rig.step()
+    assert rig.tokens("a")[-1].finish_reason == "stop"
+    rig.core.handle(m.Receive(spec("b", range(50, 60))))
+    rig.step()
+    assert rig.of(m.ReceiveRefused)
+    assert rig.blocks == {"free": 4}
+
+
+def test_id_of_an_aborted_request_may_be_used_again_in_the_middle_of_its_step(ahead, spec):
+    rig = ahead()
+    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=6)))
+    rig.core.handle(m.Abort("a"))
+    rig.core.handle(m.Submit(spec("a", [7, 8, 9], max_tokens=3)))
+    rig.run()
+    assert rig.token_ids("a") == rig.runner.reference([7, 8, 9], 3)
+
+
+@pytest.mark.parametrize("name", SCHEDULER_NAMES)
+def test_every_scheduler_makes_the_same_tokens_where_blocks_run_out(ahead, spec, name):
+    """Who would lose blocks is in no step then: the one under way is waited for first."""
+    own = SchedulerSettings(name=name)
+    rig = ahead(num_blocks=7, max_batched_tokens=100, prefix_caching=False, scheduler=own)
+    prompts = {"a": list(range(8)), "b": list(range(20, 28)), "c": list(range(40, 47))}
+    for request_id, prompt in prompts.items():
+        rig.core.handle(m.Submit(spec(request_id, prompt, max_tokens=9)))
+    rig.run()
+    assert {request_id: rig.token_ids(request_id) for request_id in prompts} == {
+        request_id: rig.runner.reference(prompt, 9) for request_id, prompt in prompts.items()
+    }
+    assert (rig.stats.preemptions > 0) == (name not in ("orca", "request-level"))
+
+
+def test_one_bad_request_fails_alone_with_a_step_behind_it(ahead, spec):
+    """The step behind it has tokens of the one that failed: it is run again when they are known."""
+    rig = ahead()
+    names = ("a", "bad", "c")
+    rig.handle(*(m.Submit(spec(name, [ord(name[0])], max_tokens=4)) for name in names))
+    rig.runner.failing = {"bad": ValueError("no such position")}
+    rig.run()
+    assert rig.of(m.RequestFailed) == [m.RequestFailed("bad", "the model failed on this request: ValueError: no such position")]
+    for name in "ac":
+        assert rig.token_ids(name) == rig.runner.reference([ord(name)], 4)
+    assert set(rig.blocks) <= {"free", "cached"}
+    assert rig.stats.failed_rows == {"raised": 1}
+
+
+def test_row_without_a_token_fails_once_though_a_second_step_has_it(ahead, spec):
+    rig = ahead()
+    rig.runner.failing_rows = {"bad": failed_row("not_finite", "the logits are not finite")}
+    rig.handle(*(m.Submit(spec(name, [ord(name[0])], max_tokens=4)) for name in ("a", "bad")))
+    rig.run()
+    assert [failed.request_id for failed in rig.of(m.RequestFailed)] == ["bad"]
+    assert rig.stats.failed_rows == {"not_finite": 1}
+    assert rig.token_ids("a") == rig.runner.reference([ord("a")], 4)
+    assert set(rig.blocks) <= {"free", "cached"}
+
+
+def test_prefill_for_a_peer_is_in_no_step_after_its_last_chunk(pair, spec):
+    both = pair(prefill={"depth": 2, "max_batched_tokens": 4}, decode={"depth": 2})
+    both.start(spec("a", PROMPT, max_tokens=4))
+    both.prefill.run()
+    assert both.prefill.runner.executed == [[("a", 4)], [("a", 4)], [("a", 2)]]
+    both.network.deliver_all()
+    both.prefill.step()
+    (done,) = both.prefill.of(m.PrefillDone)
+    ready = both.decode.of(m.ReceiveReady)[0]
+    both.decode.handle(m.ReceiveDone("a", ready.epoch, both.prefill.tokens("a")[0], done.checksum))
+    both.decode.run()
+    expected = both.decode.runner.reference(PROMPT, 4)
+    assert [*both.prefill.token_ids("a"), *both.decode.token_ids("a")] == expected
+
+
+def test_held_back_prompts_come_out_right(ahead, spec):
+    delayer = PrefillDelayer(DelayerSettings(max_delay_passes=3, queue_min_ratio=1.0), OwnBoard())
+    rig = ahead(delayer=delayer)
+    prompts = {"a": PROMPT, "b": [1, 2], "c": [3, 4, 5]}
+    for name, prompt in prompts.items():
+        rig.handle(m.Submit(spec(name, prompt, max_tokens=6)))
+    for _ in range(60):
+        rig.step()
+    assert {name: rig.token_ids(name) for name in prompts} == {name: rig.runner.reference(prompt, 6) for name, prompt in prompts.items()}
+
+
+def test_steps_that_overlap_share_no_second(ahead, spec):
+    rig = ahead()
+    rig.runner.on_execute = lambda: rig.clock.advance(1.0)
+    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=3)))
+    rig.run()
+    assert (rig.stats.num_steps, rig.stats.busy_seconds, rig.stats.overhead_seconds) == (3, 3.0, 0.0)

@@ -1,0 +1,168 @@
+"""Watches the requests of this worker, lets an estimator learn from them, and refuses deadlines that cannot be met.
+
+Every request that runs here is followed: how many tokens it has, how long its
+prefill and decode took, how many decoded beside it.  Each estimate is compared
+with what came of it.  What is estimated, and how, is `routing.waiting_time`'s
+business; with estimator ema nothing is followed here.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import ceil, inf
+
+from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.engine.messages import RequestSpec, Token
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.qos_config import EstimationPolicy
+from pdcluster_worker.routing.estimator import Completion, Estimator, Flight, Line
+from pdcluster_worker.routing.waiting_time.groups import Labels, group_of
+from pdcluster_worker.routing.waiting_time.registry import make_estimator
+
+MAX_LABELS = 16
+"""Groups with a label of their own in the metrics; clients choose deadlines, and so how many groups there are."""
+
+MAX_RETRY_SECONDS = 600
+
+
+class Followed:
+    """One request from its arrival; `token` takes each of its tokens."""
+
+    def __init__(self, flight: Flight, estimation: "Estimation") -> None:
+        self.flight = flight
+        self._estimation = estimation
+        self._arrival = estimation.clock()
+        self._first: tuple[float, float, Token] | None = None  # seconds, area, token
+        self.estimates: dict[str, float] = {}
+        self.is_complete = False
+
+    def token(self, token: Token) -> None:
+        """Count a token; the first and the last are compared with what was estimated."""
+        self.flight.num_tokens += 1
+        if self._first is None:
+            self._estimation.started()
+            self._first = (self._estimation.clock(), self._estimation.area, token)
+            self._compare("ttft")
+        if token.finish_reason is not None:
+            self.is_complete = True
+            self._compare("completion")
+
+    def completion(self) -> Completion | None:
+        """What was measured; None of a request that did not end by itself."""
+        if self._first is None or not self.is_complete:
+            return None
+        start, area, token = self._first
+        seconds = self._estimation.clock() - start
+        prefilled = max(0, self.flight.prompt_tokens - token.cached_tokens)
+        batch = (self._estimation.area - area) / seconds if seconds > 0 else 1.0
+        return Completion(self.flight.group, prefilled, self.flight.num_tokens, token.prefill_seconds, seconds, max(1.0, batch))
+
+    def _compare(self, quantity: str) -> None:
+        if quantity in self.estimates:
+            actual = self._estimation.clock() - self._arrival
+            self._estimation.compare(quantity, self.flight.group, self.estimates[quantity], actual)
+
+
+class Estimation:
+    """One per worker.  seats: says how many requests that its engines run at a time; clock: monotonic seconds."""
+
+    def __init__(self, metrics: Metrics, policy: Callable[[], EstimationPolicy], clock: Callable[[], float] = time.monotonic) -> None:
+        self.seats: Callable[[], int] = lambda: 1
+        self.clock = clock
+        self._metrics = metrics
+        self._policy = policy
+        self._made_for: EstimationPolicy | None = None
+        self._estimator: Estimator | None = None
+        self._flights: dict[Flight, None] = {}  # by arrival
+        self._labels = Labels(MAX_LABELS)
+        self._num_decoding = 0
+        self._area, self._since = 0.0, clock()
+
+    @property
+    def estimator(self) -> Estimator | None:
+        """That of the policy in force; another policy begins without measurements."""
+        policy = self._policy()
+        if policy != self._made_for:
+            self._made_for, self._estimator = policy, make_estimator(policy)
+        return self._estimator
+
+    @property
+    def area(self) -> float:
+        """Integral of the requests that decode over time."""
+        now = self.clock()
+        self._area += self._num_decoding * (now - self._since)
+        self._since = now
+        return self._area
+
+    def started(self) -> None:
+        """One more request decodes."""
+        self._area, self._num_decoding = self.area, self._num_decoding + 1
+
+    def flight_of(self, spec: RequestSpec) -> Flight:
+        """A request as the estimators see it, when it comes."""
+        group = group_of("", spec.deadline_seconds, self._policy().slo_granularity_seconds)
+        return Flight(
+            group=group.name,
+            prompt_tokens=len(spec.prompt) + len(spec.output),
+            max_tokens=max(1, spec.sampling.max_tokens - len(spec.output)),
+            priority=spec.priority,
+            due_seconds=inf if spec.deadline_seconds is None else self.clock() + spec.deadline_seconds,
+        )
+
+    def estimated_ttft_seconds(self, spec: RequestSpec) -> float | None:
+        """Of a request that came now; None = not known."""
+        estimator = self.estimator
+        return None if estimator is None else estimator.estimated_ttft_seconds(self.flight_of(spec), self._line)
+
+    def estimated_completion_seconds(self, spec: RequestSpec) -> float | None:
+        """Of a request that came now, until its last token; None = not known."""
+        estimator = self.estimator
+        return None if estimator is None else estimator.estimated_completion_seconds(self.flight_of(spec), self._line)
+
+    @property
+    def _line(self) -> Line:
+        return Line(self._flights, self.seats())
+
+    @contextmanager
+    def following(self, spec: RequestSpec) -> Iterator[Followed]:
+        """A request that runs here from now on.  Raises RequestError 503 for a deadline that cannot be met, where policy says so."""
+        followed = Followed(self.flight_of(spec), self)
+        self._estimate(followed, spec)
+        self._flights[followed.flight] = None
+        try:
+            yield followed
+        finally:
+            del self._flights[followed.flight]
+            completion = followed.completion()
+            if followed.flight.is_decoding:
+                self._area, self._num_decoding = self.area, self._num_decoding - 1
+            if completion is not None and (estimator := self.estimator) is not None:
+                estimator.observe(completion)
+
+    def compare(self, quantity: str, group: str, estimated: float, actual: float) -> None:
+        """Count how far an estimate was off, as a share of what came of it."""
+        if actual > 0:
+            error = abs(estimated - actual) / actual
+            self._metrics.estimate_error_ratio.labels(quantity, self._labels.label(group)).observe(error)
+
+    def _estimate(self, followed: Followed, spec: RequestSpec) -> None:
+        estimator = self.estimator
+        if estimator is None:
+            return
+        flight, line = followed.flight, self._line
+        first, last = estimator.estimated_ttft_seconds(flight, line), estimator.estimated_completion_seconds(flight, line)
+        if first is None or last is None:
+            return
+        followed.estimates = {"ttft": first, "completion": last}
+        note("estimate", group=flight.group, ttft_seconds=first, completion_seconds=last)
+        deadline = spec.deadline_seconds
+        if deadline is not None and last > deadline and self._policy().reject_unmeetable:
+            raise RequestError(
+                f"pdcluster.deadline_ms: the answer would be complete in about {last:.1f} s, after the deadline of {deadline:g} s: "
+                "allow more time or fewer tokens, or retry later",
+                status=503,
+                param="pdcluster.deadline_ms",
+                code="deadline_unmeetable",
+                retry_after_seconds=max(1, min(MAX_RETRY_SECONDS, ceil(last - deadline))),
+            )

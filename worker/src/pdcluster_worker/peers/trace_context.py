@@ -1,0 +1,42 @@
+"""The W3C trace context of the running task: what came in, and from a trace's beginning on what goes out.
+
+Held as the text of the header `traceparent`; who makes spans of it is `tracing`'s business.
+"""
+
+import re
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+
+HEADER = "traceparent"
+STATE_HEADER = "tracestate"
+
+_FORM = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_MAX_STATE = 512  # characters, as many as the recommendation asks every participant to keep
+
+_context: ContextVar[tuple[str, str]] = ContextVar("trace context", default=("", ""))
+
+
+def enter(parent: str, state: str = "") -> None:
+    """Take a context for the running task and those it starts.  A parent that is none is passed over, with its state."""
+    valid = bool(_FORM.fullmatch(parent)) and (not parent.startswith("00") or len(parent) == 55)
+    _context.set((parent, state[:_MAX_STATE]) if valid else ("", ""))
+
+
+def current() -> dict[str, str]:
+    """Headers of the context; empty without one."""
+    parent, state = _context.get()
+    if not parent:
+        return {}
+    return {HEADER: parent, STATE_HEADER: state} if state else {HEADER: parent}
+
+
+def metadata() -> tuple[tuple[str, str], ...] | None:
+    """The same as metadata of a gRPC call."""
+    return tuple(current().items()) or None
+
+
+def receive(sent: Iterable[tuple[str, Any]] | None) -> None:
+    """Enter the context in the metadata of a call, or none."""
+    found = {key: value for key, value in sent or () if key in (HEADER, STATE_HEADER) and isinstance(value, str)}
+    enter(found.get(HEADER, ""), found.get(STATE_HEADER, ""))
