@@ -26,9 +26,6 @@ from pdcluster_worker.routing.moving import MoveReason, leg_id
 
 Stream = AsyncGenerator[Generated, None]
 
-HERE = ""
-"""The key of this worker among the peers' pods."""
-
 
 class CalledOffError(PeerError):
     """A leg was ended here, for its worker drains and another takes the choice."""
@@ -44,7 +41,7 @@ class Course:
     output:       tokens that were passed on.
     num_legs:     begun, the present one included.
     num_moves:    legs that were begun after the first token.
-    failed:       keys of the workers that failed since the last token, HERE included.
+    failed:       keys of the workers that failed since the last token, `HERE` for this one.
     left:         the worker that it was taken from though that would go on with it; the last resort.
     moves_for:    what the present leg is for, until its first token.
     """
@@ -63,6 +60,10 @@ class Course:
         """Whether the client has a token of it."""
         return bool(self.output)
 
+    def so_far(self) -> RequestSpec:
+        """The choice with what it has made."""
+        return replace(self.spec, output=[*self.spec.output, *self.output])
+
     def next_leg(self) -> tuple[RequestSpec, PrefillMode]:
         """The request of the next leg, and where it is to be prefilled.
 
@@ -70,8 +71,7 @@ class Course:
         """
         spec = self.spec
         if self.num_legs:
-            request_id, output = leg_id(spec.request_id, self.num_legs), [*spec.output, *self.output]
-            spec = replace(spec, request_id=request_id, output=output)
+            spec = replace(self.so_far(), request_id=leg_id(spec.request_id, self.num_legs))
         self.num_legs += 1
         is_later = self.has_begun and self.prefill == "remote"
         return spec, "auto" if is_later else self.prefill

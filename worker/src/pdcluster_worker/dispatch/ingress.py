@@ -1,49 +1,58 @@
-"""Where a request enters: the decode worker with the fewest requests runs all its choices, one hop away at most.
+"""Where a request enters: the decode worker that `dispatch.choosing` picks runs all its choices, one hop away at most.
 
 A worker that drains, or whose engine stands still, runs nothing that arrives
 now: it relays to a peer that stays.  What follows when the chosen worker fails
 or leaves is `dispatch.legs`' rule, and what it does `dispatch.decoding`'s business.
 """
 
-import random
-from collections.abc import AsyncGenerator, Callable, Container
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from pdcluster_worker.dispatch.choices import Choices, Stream
-from pdcluster_worker.dispatch.course import HERE, Course
+from pdcluster_worker.dispatch.choosing import HERE, Choosing
+from pdcluster_worker.dispatch.course import Course
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.legs import Legs, Route
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
-from pdcluster_worker.routing.score import DecodeCandidate, choose_decode
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
 
 class Ingress:
-    """Takes requests from HTTP; one per decode worker."""
+    """Takes requests from HTTP; one per decode worker.  pod: this worker's name among its peers."""
 
-    def __init__(self, worker: Worker, here: DecodeDispatcher, decodes: Callable[[], list[Peer]]) -> None:
+    def __init__(self, worker: Worker, here: DecodeDispatcher, decodes: Callable[[], list[Peer]], pod: str = HERE) -> None:
         self._worker = worker
         self._here = here
-        self._decodes = decodes
-        self._legs = Legs(worker, here, self._choose)
+        self._choosing = Choosing(worker, here, decodes, pod)
+        self._legs = Legs(worker, here, decodes, self._choosing)
         self._choices: dict[str, Choices] = {}
-        self._tie = random.Random()
 
-    async def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def generate(
+        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+    ) -> AsyncGenerator[Generated, None]:
         """All choices of one prompt, as they come.  Closing the iterator ends every leg.  Raises RequestError.
 
         The first choice may be prefilled remotely; the others start from its
         cached prompt, on the same worker.
         """
+        with self._choosing.following(specs, hints):
+            await self._choosing.room(specs)
+            async with aclosing(self._generate(specs, prefill)) as tokens:
+                async for generated in tokens:
+                    self._choosing.on_token(specs[generated.index].request_id, generated)
+                    yield generated
+
+    async def _generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         may_run_here = self._worker.takes_new  # decided once: a drain that begins later lets the request go on
-        peer = self._choose(may_run_here)
+        peer = self._choosing.choose(specs[0], may_run_here)
         if peer is None and not may_run_here:
             raise self._worker.refusal()
         with self._worker.request():
             if peer is None:
-                self._here.admit(sum(len(spec.prompt) + len(spec.output) for spec in specs))
+                self._here.admit(specs)
             others: PrefillMode = "local" if prefill == "remote" else prefill
             route = Route(peer, may_run_here)
             courses = [Course(spec, others if index else prefill) for index, spec in enumerate(specs)]
@@ -78,16 +87,3 @@ class Ingress:
     def on_change(self) -> None:
         """A peer's state changed: what runs on one that drains goes on elsewhere."""
         self._legs.on_change()
-
-    def _choose(self, may_run_here: bool, failed: Container[str] = ()) -> Peer | None:
-        """The peer to run it; None for this worker, or when there is nobody.  failed: peers to leave out."""
-        peers = {peer.key: peer for peer in self._decodes() if peer.key not in failed}
-        candidates = [DecodeCandidate(key, self._requests_at(peer), is_self=False) for key, peer in peers.items()]
-        if may_run_here:
-            candidates.append(DecodeCandidate(HERE, self._here.num_requests, is_self=True))
-        return peers.get(choose_decode(candidates, self._tie)) if candidates else None
-
-    def _requests_at(self, peer: Peer) -> int:
-        load = peer.load
-        # A report is up to a second old; what we sent there since is certain.
-        return max(load.num_running + load.num_waiting + load.credit_queue_requests, self._legs.relayed[peer.key])

@@ -6,13 +6,12 @@ when nobody else takes it.  `dispatch.course` holds what a choice has made.
 """
 
 import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Container
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from pdcluster_worker.dispatch.choosing import HERE, Choosing
 from pdcluster_worker.dispatch.course import (
-    HERE,
     CalledOffError,
     Course,
     Leg,
@@ -31,9 +30,6 @@ from pdcluster_worker.routing.moving import MoveOutcome, MoveReason, may_move
 
 logger = logging.getLogger(__name__)
 
-Choose = Callable[[bool, Container[str]], Peer | None]
-"""(may it be this worker, peers to leave out) -> a peer; None = this worker, or nobody."""
-
 
 @dataclass(slots=True)
 class Route:
@@ -48,13 +44,19 @@ class Route:
 
 
 class Legs:
-    """One per ingress.  relayed: choices that run at each peer for this worker's clients."""
+    """One per ingress.  decodes: peers that take new work."""
 
-    def __init__(self, worker: Worker, here: DecodeDispatcher, choose: Choose) -> None:
-        self.relayed: Counter[str] = Counter()
+    def __init__(
+        self,
+        worker: Worker,
+        here: DecodeDispatcher,
+        decodes: Callable[[], list[Peer]],
+        choosing: Choosing,
+    ) -> None:
         self._worker = worker
         self._here = here
-        self._choose = choose
+        self._decodes = decodes
+        self._choosing = choosing
         self._at_peers: set[Leg] = set()
 
     async def run(self, course: Course, route: Route) -> AsyncGenerator[Generated, None]:
@@ -81,7 +83,8 @@ class Legs:
     def _may_leave(self, course: Course) -> bool:
         if not may_move(self._worker.policy.moving, course.num_moves):
             return False
-        return self._worker.takes_new or self._choose(False, course.failed) is not None
+        others = [peer for peer in self._decodes() if peer.key not in course.failed]
+        return self._worker.takes_new or bool(others)
 
     # --- a leg --------------------------------------------------------------------------------
 
@@ -92,7 +95,6 @@ class Legs:
 
     async def _relay(self, course: Course, peer: Peer) -> AsyncGenerator[Generated, None]:
         leg = Leg(course, peer)
-        self.relayed[peer.key] += 1
         self._at_peers.add(leg)
         try:
             async with aclosing(peer.generate(*course.next_leg())) as tokens:
@@ -100,7 +102,6 @@ class Legs:
                     yield generated
         finally:
             self._at_peers.discard(leg)
-            self.relayed[peer.key] -= 1
 
     # --- the one after it ---------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Legs:
         may_be_here = may_be_here or (self._worker.takes_new and HERE not in course.failed)
         if may_be_here and self._worker.engines.problem is None:
             return None
-        peer = self._choose(False, course.failed) or _still_there(course)
+        peer = self._choose(course, may_be_here=False) or _still_there(course)
         if peer is not None:
             return peer
         raise error if isinstance(error, RequestError) else self._worker.refusal() from error
@@ -151,7 +152,7 @@ class Legs:
         reason = course.moves_for or reason
         is_allowed = may_move(self._worker.policy.moving, course.num_moves)
         takes_new = self._worker.takes_new
-        following = self._choose(takes_new, course.failed) if is_allowed else None
+        following = self._choose(course, takes_new) if is_allowed else None
         if following is None and not (is_allowed and takes_new):
             self._count(reason, "nowhere" if is_allowed else "refused")
             following = _still_there(course)
@@ -161,6 +162,13 @@ class Legs:
             course.moves_for = reason
         course.num_moves += 1
         return following
+
+    def _choose(self, course: Course, may_be_here: bool) -> Peer | None:
+        try:
+            return self._choosing.choose(course.so_far(), may_be_here, course.failed)
+        except RequestError as e:  # it names its worker
+            logger.warning("stays request=%s reason=%s", course.spec.request_id, e)
+            return None
 
     def _could_go_on(self, course: Course) -> bool:
         """Whether this worker, which drains, is better than none."""
