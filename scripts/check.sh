@@ -17,6 +17,7 @@ run lint .venv/bin/ruff check .
 run types .venv/bin/mypy worker/src operator/src
 run bench-types env MYPYPATH=bench:worker/src:operator/src .venv/bin/mypy bench
 run imports .venv/bin/lint-imports
+run words .venv/bin/python scripts/check_words.py
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
 run charts .venv/bin/python scripts/chart_copies.py --check

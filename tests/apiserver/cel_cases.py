@@ -272,8 +272,11 @@ TYPES = "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, 
 
 
 def lines(role: str, signal: str, right: float, wrong: float) -> Rule:
-    """The rule for a signal's line down: `right` is the least that its line up may be lowered to, `wrong` one step further."""
-    message = f"{signal}Down must be less than {signal}Up: lower it, or raise the line up"
+    """The rule for a scale-down threshold.
+
+    right: the least that its scale-up threshold may be lowered to; wrong: one step further
+    """
+    message = f"{signal}Down must be less than {signal}Up: lower it, or raise the scale-up threshold"
     up = f"{AUTOSCALE}.{role}.{signal}Up"
     return Rule(f"{AUTOSCALE}.{role}.{signal}Down", message, at(up, right), at(up, wrong))
 
@@ -306,11 +309,14 @@ AUTOSCALE_RULES = [
         at("spec.routing.offload.sloFeedback", {"minThreshold": 8, "maxThreshold": 8}),
         at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
     ),
-    Rule(
-        "spec.routing",
-        "mixed workers prefill what they decode, and nothing is routed: remove it",
-        at("spec.routing.credits", {"batchesAhead": 3}),
-        both(only("mixed"), at("spec.routing.credits", {"batchesAhead": 3})),
+    *(
+        Rule(
+            f"spec.routing.{part}",
+            "mixed workers prefill what they decode, and no prefill is routed: remove it",
+            at(f"spec.routing.{part}", {}),
+            both(only("mixed"), at(f"spec.routing.{part}", {})),
+        )
+        for part in ("offload", "prefillScore", "credits")
     ),
     *(
         Rule(f"{AUTOSCALE}.mode", CEILING, both(right, at(f"{AUTOSCALE}.mode", "On")), both(wrong, at(f"{AUTOSCALE}.mode", "On")))

@@ -83,7 +83,7 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     assert lines[0] == "chat, autoscale.mode On"
     assert lines[2].split() == ["decode/cpu", "2", "2", "1", "1", "0", "to", "1024", "03-04", "00:00:00:", "1", "to", "2", "(below)"]
     assert "chat, 2026-03-04 00:00:00 UTC, carried out: decode/cpu 1 to 2" in lines
-    assert "num_requests_waiting 20, line 16" in shown.output
+    assert "num_requests_waiting 20, threshold 16" in shown.output
 
 
 def test_an_object_that_is_not_there_is_named_with_its_namespace(pdctl: Callable[..., Any], namespace: str):

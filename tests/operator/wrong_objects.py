@@ -284,12 +284,13 @@ BAD = [
     ),
     Wrong(
         at("spec.autoscale.prefill", {"queueDown": 8}),
-        "spec.autoscale.prefill.queueDown: must be less than its line up (8), not 8; lower it, or raise the line up",
+        "spec.autoscale.prefill.queueDown: must be less than its scale-up threshold (8), not 8; lower it, or raise the scale-up threshold",
         "spec.autoscale.prefill.queueDown",
     ),
     Wrong(
         at("spec.autoscale.decode", {"kvUsageUp": 0.2}),
-        "spec.autoscale.decode.kvUsageDown: must be less than its line up (0.2), not 0.3; lower it, or raise the line up",
+        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not 0.3; "
+        "lower it, or raise the scale-up threshold",
         "spec.autoscale.decode.kvUsageDown",
     ),
     Wrong(
@@ -360,8 +361,8 @@ BAD = [
     ),
     Wrong(
         both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.routing.offload", {"prefillQueueMax": 9})),
-        "spec.routing: mixed workers prefill what they decode, and nothing is routed; remove it",
-        "spec.routing",
+        "spec.routing.offload: mixed workers prefill what they decode, and no prefill is routed; remove it",
+        "spec.routing.offload",
     ),
     Wrong(
         both(at("spec.roles.prefill.pools.0.maxReplicas", 4), at("spec.autoscale", {"mode": "On", "budget": {"perGpu": {"cpu": 8}}})),

@@ -27,7 +27,7 @@ def test_rows_lead_from_numbers_to_replicas():
 
     assert {len(row) for row in rows} == {len(COLUMNS)}
     text = "\n".join("  ".join(row) for row in rows)
-    assert "decode  sees      num_requests_waiting 80, line 16" in text
+    assert "decode  sees      num_requests_waiting 80, threshold 16" in text
     assert "decode  need  4  8  num_requests_waiting 80 over 16" in text
     assert [row[1] for row in rows if row[0].startswith("decode")] == [*["sees"] * 4, "need", "budget", "pool", "result"]
     assert ("decode", "result", "", "5", "x 5") in rows

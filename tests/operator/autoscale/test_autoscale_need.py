@@ -38,14 +38,18 @@ def idle(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("prefill", "decode", "grows"),
     [
-        ({"queue_requests": 3.0}, {}, [P]),  # 12 in the queue, line 8
+        ({"queue_requests": 3.0}, {}, [P]),  # 12 in the queue, threshold 8
         ({"busy_ratio": 0.9}, {}, [P]),
         ({"gpu_ratio": 0.9}, {}, [P]),
-        ({}, {"num_waiting": 3.0}, [D]),  # 24 wait, line 16
+        ({}, {"num_waiting": 3.0}, [D]),  # 24 wait, threshold 16
         ({}, {"kv_usage_ratio": 0.9}, [D]),
         ({}, {"queue_requests": 1.5}, [P]),  # the queue stands where requests wait for a credit: at decode workers
         ({"num_waiting": 100.0}, {"busy_ratio": 1.0}, []),  # no signals of those roles
-        ({"queue_requests": 1.75}, {"kv_usage_ratio": 0.7, "num_waiting": 1.75}, []),  # under every line up, over one line down
+        (
+            {"queue_requests": 1.75},
+            {"kv_usage_ratio": 0.7, "num_waiting": 1.75},
+            [],
+        ),  # under every scale-up threshold, over one to scale down
     ],
 )
 def test_a_role_grows_over_any_line_of_the_source_document(prefill: dict[str, float], decode: dict[str, float], grows: list[Any]):
@@ -117,7 +121,7 @@ def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_queue_that_is_soon_worked_off_asks_for_nobody_and_neither_does_a_share_that_it_keeps_full(role: str):
-    """[Y15]: no scale-up if the trend will be under the line in three intervals."""
+    """[Y15]: no scale-up if the trend will be under the threshold in three intervals."""
     field = {"queue_requests": 200.0, "busy_ratio": 1.0} if role == "prefill" else {"num_waiting": 200.0, "kv_usage_ratio": 1.0}
 
     soon, later, never = (falling(rate, role, **field) for rate in (10.0, 5.0, -5.0))
@@ -136,7 +140,7 @@ def test_a_queue_that_falls_slowly_asks_for_one_more():
     outcome = falling(1.0, queue_requests=200.0)
 
     assert outcome.decision.replicas[P] == 5
-    assert "4 + 1, for it falls by 1 a second = 5, needs 5" in step_of(outcome, rules.NEED, "prefill").why
+    assert "4 + 1, it falls by 1 a second = 5, needs 5" in step_of(outcome, rules.NEED, "prefill").why
 
 
 def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
@@ -193,7 +197,7 @@ def test_a_backlog_is_the_time_that_the_queue_takes_at_the_measured_speed():
 def test_headroom_is_kept_above_the_measured_need():
     spec = make_spec(prefill=[pool(10)], lines={"prefill": {"headroom": 0.5}})
 
-    outcome = see(spec, prefill=calm(busy_ratio=0.64))  # 8 workers are busy up to their line
+    outcome = see(spec, prefill=calm(busy_ratio=0.64))  # 8 workers are busy up to their threshold
 
     assert outcome.decision.replicas[P] == 12
     assert (step_of(outcome, rules.HEADROOM).before, step_of(outcome, rules.HEADROOM).after) == (10, 12)

@@ -1,4 +1,4 @@
-"""What holds a role back: N/(N-1), workers on their way, the tolerance, and what was not heard."""
+"""Limits of a recommendation: N/(N-1), workers on their way, the tolerance, and missing numbers."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.need import Signal
-from pdcluster_operator.plan.autoscale.safety import Heard, RoleSize, recommend, safe_workers
+from pdcluster_operator.plan.autoscale.safety import RoleSignals, RoleSize, recommend, safe_workers
 from pdcluster_operator.plan.autoscale.values import Sample
 from tests.operator.autoscale.worlds import (
     CALM,
@@ -34,7 +34,7 @@ def share(value: float, peak: float, up: float = 1.0, down: float = 0.6) -> Sign
 @pytest.mark.parametrize(
     ("workers", "peak", "up", "stay"),
     [
-        (3, 0.59, 1.0, 2),  # 0.59 * 3/2 = 0.885 is under the line
+        (3, 0.59, 1.0, 2),  # 0.59 * 3/2 = 0.885 is under the threshold
         (2, 0.55, 1.0, 2),  # 0.55 * 2/1 = 1.1 is not
         (2, 0.50, 1.0, 2),  # 1.0 is not under 1.0
         (2, 0.49, 1.0, 1),
@@ -44,7 +44,7 @@ def share(value: float, peak: float, up: float = 1.0, down: float = 0.6) -> Sign
     ],
 )
 def test_the_busiest_worker_stays_under_its_line_with_one_worker_less(workers: int, peak: float, up: float, stay: int):
-    """[Y18]: down only if max * N/(N-1) stays under the line up."""
+    """[Y18]: down only if max * N/(N-1) stays under the scale-up threshold."""
     found = safe_workers(share(peak, peak, up), workers)
 
     assert found == stay
@@ -69,9 +69,9 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
 
 
 def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():
-    heard = Heard([share(0.1, 0.1)], 3)
+    signals = RoleSignals([share(0.1, 0.1)], 3)
 
-    recommended = recommend(RoleSize("decode", asked=5, ready=3), heard, headroom=0.0, tolerance=0.1)
+    recommended = recommend(RoleSize("decode", asked=5, ready=3), signals, headroom=0.0, tolerance=0.1)
 
     assert recommended.workers == 3  # of the five two are not ready: any two that go may be of the three
 

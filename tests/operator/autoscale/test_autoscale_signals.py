@@ -1,4 +1,4 @@
-"""What the windows say: means over fresh rounds, and what is not heard."""
+"""Totals of the windows: means over fresh rounds, and missing workers."""
 
 import math
 from dataclasses import replace
@@ -47,23 +47,23 @@ def test_a_gpu_counts_more_than_the_engine_and_the_busiest_is_a_mean_over_rounds
 def test_a_worker_with_a_number_that_is_none_is_not_heard(bad: float):
     totals = read(Sample(NOW, (worker("a", kv_usage_ratio=bad), worker("b", kv_usage_ratio=0.5))))
 
-    assert (totals.heard, totals.unheard, totals.kv_usage) == (1, 1, 0.5)
+    assert (totals.reporting, totals.missing, totals.kv_usage) == (1, 1, 0.5)
 
 
-def test_stale_workers_are_not_heard_and_an_old_window_hears_none():
-    assert read(Sample(NOW, (worker("a"),), stale=("b",))).unheard == 1
-    assert read(Sample(NOW - 16, (worker("a"), worker("b")))).unheard == 2
-    assert read().unheard == 2
+def test_stale_workers_are_not_heard_and_an_old_window_has_no_reporting_worker():
+    assert read(Sample(NOW, (worker("a"),), stale=("b",))).missing == 1
+    assert read(Sample(NOW - 16, (worker("a"), worker("b")))).missing == 2
+    assert read().missing == 2
 
 
 def test_a_ready_worker_that_has_never_answered_is_not_heard():
     totals = read(Sample(NOW, (worker("a"),)), ready=3)
 
-    assert (totals.heard, totals.unheard) == (1, 2)
+    assert (totals.reporting, totals.missing) == (1, 2)
 
 
 def test_rounds_of_a_clock_that_is_ahead_do_not_count():
-    assert read(Sample(NOW + 100, (worker("a"), worker("b")))).unheard == 2
+    assert read(Sample(NOW + 100, (worker("a"), worker("b")))).missing == 2
 
 
 def test_a_worker_is_settled_three_rounds_after_it_came():
@@ -84,7 +84,7 @@ def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
     totals = read_pool(pool, rounds, FRESH)
 
     assert (totals.queue_requests, totals.queue_tokens) == (5.0, 400.0)
-    assert (totals.heard, totals.unheard, totals.settled) == (2, 0, 2)
+    assert (totals.reporting, totals.missing, totals.settled) == (2, 0, 2)
     assert (totals.num_waiting, totals.kv_usage, totals.busy, totals.fullest, totals.busiest) == (0.0, 0.0, 0.0, 0.0, 0.0)
     assert (totals.request_rate, totals.ttft) == (None, [])
 
@@ -116,9 +116,9 @@ def test_pools_together_are_their_sums():
     one = read(Sample(NOW, (worker("a", busy_ratio=0.5, generation_token_rate=10.0, ttft_seconds=1.0),)), ready=1)
     other = read(Sample(NOW, (worker("b", busy_ratio=0.3),)), ready=1)
 
-    whole = together([one, other, Totals(unheard=1)])
+    whole = together([one, other, Totals(missing=1)])
 
-    assert (whole.heard, whole.unheard, whole.busiest) == (2, 1, 0.5)
+    assert (whole.reporting, whole.missing, whole.busiest) == (2, 1, 0.5)
     assert whole.busy == pytest.approx(0.8)
     assert whole.generation_token_rate == 10.0
     assert whole.ttft == [(1.0, 0.0)]
@@ -132,7 +132,7 @@ def test_a_worker_that_is_gone_counts_no_more():
     gone = read(*window, ready=1)
     drains = read_pool(PoolFacts("prefill", "x", "H100", 1, 2, 1, ending=1, leaving=frozenset({"b"})), window, Freshness(NOW, 20.0))
 
-    assert (gone.heard, gone.unheard, gone.kv_usage, gone.fullest, gone.queue_requests) == (
+    assert (gone.reporting, gone.missing, gone.kv_usage, gone.fullest, gone.queue_requests) == (
         1,
         0,
         pytest.approx(0.5),

@@ -76,7 +76,7 @@ def test_table_leads_from_metric_values_to_replicas(tmp_path: Path, why: Callabl
     assert lines[0] == "chat, 2026-03-04 12:00:05 UTC, carried out: prefill/x 2 to 3, decode/x 4 to 5"
     assert lines[1].split() == ["ROLE", "RULE", "FROM", "TO", "WHY"]
     words = [" ".join(line.split()) for line in lines]
-    assert "decode sees num_requests_waiting 80, line 16" in words
+    assert "decode sees num_requests_waiting 80, threshold 16" in words
     assert any(line.startswith("decode need 4 8 num_requests_waiting 80 over 16") for line in words)
     assert max(map(len, lines)) <= 100
     assert words[-2].startswith("- problem CapacityShort: B200 is short of 2 workers: no node takes them")

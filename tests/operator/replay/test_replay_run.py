@@ -135,7 +135,7 @@ def test_figures_are_said():
 
     assert lines[0] == "0.0 hours, 1200 requests"
     assert "accelerator hours    0.0 H100 (100% of the greatest size kept all the time)" in lines
-    assert "time over a line     prefill" in text
+    assert "time over threshold  prefill" in text
     assert "requests wait: the trace ends under load" in text
     assert "stood in the way     RatioConstraintViolated for 100.0% of the time" in lines
 
@@ -182,7 +182,7 @@ def test_shipped_traces_replay_on_their_object(name: str):
 
 
 def test_a_backlog_that_is_being_worked_off_asks_for_no_more():
-    """Both queues of the burst are over their lines for a minute after there are enough workers."""
+    """Both queues of the burst are over their thresholds for a minute after there are enough workers."""
     spec = load(TRACES / "llm-70b.yaml").spec
     moments = list(replay(spec, read_trace(TRACES / "step-burst.csv"), Speeds()))
     most = {role: max(moment.pools[role, pool].replicas for moment in moments) for role, pool in (("prefill", "b200"), ("decode", "b300"))}

@@ -37,7 +37,7 @@ from pdcluster_worker.qos_config import (
     SloPolicy,
     TenantPolicy,
 )
-from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -260,6 +260,7 @@ class PolicyConfig(PolicySection, frozen=True):
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
+    decode_score: DecodeScorePolicy = DecodeScorePolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
     slo: SloPolicy = SloPolicy()
     early_rejection: EarlyRejectionPolicy = EarlyRejectionPolicy()

@@ -15,7 +15,7 @@ from pdcluster_operator.api.values import Name, Natural, Positive, Ratio, Replic
 
 
 class PrefillScalingSpec(Section):
-    """When prefill grows and shrinks: up when any of its signals is over its line, down when all are under theirs.
+    """When prefill grows and shrinks: up when any of its signals is over its threshold, down when all are under theirs.
 
     queue_up, queue_down:             requests of the whole prefill queue
     backlog_up_seconds:               seconds that the queue's tokens take at the measured prefill rate; None = not looked at
@@ -129,7 +129,7 @@ class AutoscaleSpec(Section):
     mode:                  Off = `kubectl scale`; Advise = as Off, and decisions are shown; On = the autoscaler alone
     interval_seconds:      between two scrapes, and two decisions
     stale_after:           scrapes in a row that a worker may miss
-    tolerance:             differences within this share of a line do nothing
+    tolerance:             differences within this share of a threshold do nothing
     cost:                  relative price of one accelerator by type; of equal ones the pool that stands first is the cheaper
     capacity_seconds:      how long a pod may be unschedulable before its request is given back
     backoff_seconds:       how long a GPU type without room is left alone
@@ -160,7 +160,8 @@ class AutoscaleSpec(Section):
             ("decode.kvUsageDown", decode.kv_usage_down, decode.kv_usage_up),
         ):
             if low >= high:
-                raise rule(f"must be less than its line up ({high}), not {low}", "lower it, or raise the line up", at=at)
+                reason = f"must be less than its scale-up threshold ({high}), not {low}"
+                raise rule(reason, "lower it, or raise the scale-up threshold", at=at)
         names = [schedule.name for schedule in self.schedules]
         for index, name in enumerate(names):
             if name in names[:index]:  # what decisions call it

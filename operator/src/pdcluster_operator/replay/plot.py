@@ -1,4 +1,4 @@
-"""A replay as a picture: demand, queues, signals beside their lines, and workers of each role.
+"""A replay as a picture: demand, queues, signals beside their thresholds, and workers of each role.
 
 The only module that needs matplotlib, which the extra `replay` installs; it is
 imported when a picture is made.
@@ -78,13 +78,13 @@ def _draw_queues(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], s
 def _draw_signals(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec) -> None:
     axes.plot(at, [moment.busy_ratio for moment in moments], color=_COLORS["prefill"], linewidth=1.0, label="prefill utilization")
     axes.plot(at, [moment.kv_usage_ratio for moment in moments], color=_COLORS["decode"], linewidth=1.0, label="decode KV usage")
-    for role, lines in (
+    for role, thresholds in (
         ("prefill", (spec.prefill.utilization_down, spec.prefill.utilization_up)),
         ("decode", (spec.decode.kv_usage_down, spec.decode.kv_usage_up)),
     ):
-        for line in lines:
-            axes.axhline(line, color=_COLORS[role], linestyle=":", linewidth=1.0)
-    axes.set_ylabel("share\n(dotted: lines)")
+        for threshold in thresholds:
+            axes.axhline(threshold, color=_COLORS[role], linestyle=":", linewidth=1.0)
+    axes.set_ylabel("share\n(dotted: thresholds)")
     axes.legend(loc="upper right", fontsize="small", ncols=2)
 
 

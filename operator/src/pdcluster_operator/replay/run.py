@@ -48,7 +48,7 @@ class Moment:
     num_waiting:       requests that wait in decode engines
     kv_usage_ratio:    mean of the decode workers
     latencies in seconds, None = nothing was served
-    over:              roles with a signal over its line
+    over:              roles with a signal over its threshold
     record:            the decision that was made, where it changed replicas
     problems:          reasons that stood in the way
     num_cut:           streams that `drainTimeoutSeconds` cut

@@ -15,7 +15,7 @@ class Summary:
 
     accelerator_hours: by type, what starts and drains included
     fixed_hours:       what the greatest size of each pool would have taken, had it been kept all the time; by type
-    over_ratio:        by role, share of time with a signal over its line
+    over_ratio:        by role, share of time with a signal over its threshold
     num_changes:       decisions that changed the replicas
     unserved:          requests that still wait at the end
     """
@@ -74,7 +74,7 @@ def said(summary: Summary) -> list[str]:
             f"{hours:.1f} {gpu} ({_share(hours, summary.fixed_hours[gpu])} of the greatest size kept all the time)"
             for gpu, hours in summary.accelerator_hours.items()
         ),
-        "time over a line     " + ", ".join(f"{role} {ratio:.1%}" for role, ratio in summary.over_ratio.items()),
+        "time over threshold  " + ", ".join(f"{role} {ratio:.1%}" for role, ratio in summary.over_ratio.items()),
         f"changes              {summary.num_changes}, {summary.changes_per_hour:.1f} per hour",
         f"worst latencies      TTFT {_seconds(summary.worst_ttft_seconds)}, TPOT {_seconds(summary.worst_tpot_seconds)}"
         " (means of an interval)",

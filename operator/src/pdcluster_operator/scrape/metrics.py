@@ -1,9 +1,8 @@
-"""What the scrapes saw and what they cost, in the process's own registry.
+"""Results and cost of the scrapes, in the process's own registry.
 
-What was seen is read from the windows when the registry is collected, on the
-event loop's thread: a pool or cluster that is gone there is gone here.  Of a
-worker on its way out only its part of the prefill queue counts, as for the
-autoscaler.
+Results are read from the windows when the registry is collected, on the event
+loop's thread: a pool or cluster that is gone there is gone here.  Of a draining
+worker only its part of the prefill queue counts, as for the autoscaler.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +93,9 @@ def _workers(pools: Sequence[Seen]) -> GaugeMetricFamily:
 
 
 def _numbers(name: str, pools: Sequence[Seen]) -> GaugeMetricFamily:
-    """One number for each pool that has a fresh worker: 0 would say that nothing waits where nothing is known."""
+    """One number for each pool that has a fresh worker; none where it is unknown: 0 would mean
+    idle.
+    """
     field, over, text = _NUMBERS[name]
     family = GaugeMetricFamily(_PREFIX + name, text, labels=_POOL)
     for seen in pools:

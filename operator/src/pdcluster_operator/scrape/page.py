@@ -1,9 +1,9 @@
 """One worker's `/metrics` page to the numbers that autoscaling needs.
 
 A parser of its own, since a page is read for every worker every few seconds and
-nearly all of its lines are buckets that nobody here wants: those are skipped by
-their name alone.  A wanted line that is wrong refuses the page as a whole, for
-a worker that reports nonsense in one number is not believed in another.
+nearly all of its lines are buckets that are not needed: those are skipped by
+their name alone.  A wanted line that is wrong refuses the page as a whole: a
+worker that reports nonsense in one number is not believed in another.
 Names are the contract of docs/architecture.md, read without labels.
 """
 
@@ -30,8 +30,9 @@ class PageError(OperatorError):
 class Page:
     """The wanted numbers of one page.
 
-    Ratios are 0 to 1.  Counters grow from the worker's start, at `created` (Unix seconds; None = the worker does not say).
-    ttft_*, tpot_*: a histogram's number of observations and their sum in seconds, counted at the ingress
+    Ratios are 0 to 1.  Counters grow from the worker's start, at `created` (Unix seconds; None =
+    the worker does not report it).
+    ttft_*, tpot_*: a histogram's number of observations and their sum in seconds, at the ingress
     gpu_ratio:      None = the worker has no GPU
     """
 
@@ -81,8 +82,9 @@ _WANTED = {f"{_PREFIX}{name}".encode(): wanted for name, wanted in {**_REQUIRED,
 def parse_page(body: bytes) -> Page:
     """The numbers of a page in Prometheus' text format.
 
-    Raises PageError for a page that ends in the middle of a line or lacks a metric, and for a wanted one that stands there
-    twice, is no plain number (NaN and infinity included), is negative, or is larger than a worker can mean.
+    Raises PageError for a page that ends in the middle of a line or lacks a metric, and for a
+    wanted one that stands there twice, is no plain number (NaN and infinity included), is
+    negative, or is larger than a worker can mean.
     """
     if not body.endswith(b"\n"):
         raise PageError(f"it ends in the middle of a line, after {len(body)} bytes: {body[-_SHOWN_BYTES:]!r}")

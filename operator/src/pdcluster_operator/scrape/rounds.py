@@ -1,4 +1,4 @@
-"""One round of one cluster: scrape its workers, bring the windows up to date, count, say what changed."""
+"""One round of one cluster: scrape its workers, update the windows, count, return the changes."""
 
 import logging
 import time
@@ -48,7 +48,7 @@ class Rounds:
         return self._windows.of(cluster)
 
     def stale(self, cluster: ClusterKey) -> dict[str, Miss]:
-        """Why, by pod, for those that are stale."""
+        """Reason by pod, for those that are stale."""
         return self._windows.stale(cluster)
 
     def forget(self, cluster: ClusterKey) -> None:

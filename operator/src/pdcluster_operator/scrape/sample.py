@@ -1,4 +1,4 @@
-"""Two pages of one worker to a WorkerSample: gauges as they are, counters as rates, histograms as means.
+"""Two pages of one worker to a WorkerSample: gauges as they are, counters as rates.
 
 All counters belong to one life of the worker.  When any of them went back, or
 the worker says that they began at another time, it is another life and no rate
@@ -24,7 +24,7 @@ class Reading:
 
 
 def worker_sample(pod: str, now: Reading, before: Reading | None) -> WorkerSample:
-    """What the worker said of itself at `now`; rates and means are over the time since `before`, None = there is none."""
+    """Sample of the worker at `now`; rates and means since `before`, None = there is none."""
     gauges = {name: getattr(now.page, name) for name in _GAUGES}
     if before is None or not _is_same_life(now, before):
         return WorkerSample(pod, **gauges)

@@ -42,7 +42,10 @@ class Limits:
 
 
 class Scraper:
-    """An async context manager: leaving it closes every connection.  `clock` gives monotonic seconds."""
+    """An async context manager: leaving it closes every connection.
+
+    `clock` gives monotonic seconds.
+    """
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or Limits()

@@ -1,4 +1,4 @@
-"""Who is scraped, and what came of it: plain values."""
+"""Targets of scrapes and their results: plain values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ ClusterKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Target:
-    """One ready worker.  address: `host:port` of its HTTP listener; an IPv6 host stands in brackets."""
+    """One ready worker.  address: `host:port` of its HTTP listener; an IPv6 host is in brackets."""
 
     cluster: ClusterKey
     role: str
@@ -21,7 +21,7 @@ class Target:
 
 
 class Reason(StrEnum):
-    """Why a scrape gave no numbers; the label of a metric."""
+    """Reason why a scrape gave no numbers; the label of a metric."""
 
     ADDRESS = "address"
     CONNECT = "connect"
@@ -34,7 +34,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Miss:
-    """A scrape that gave no numbers.  message: for a person, without the worker's name."""
+    """A scrape that gave no numbers.  message: without the worker's name."""
 
     reason: Reason
     message: str
@@ -42,7 +42,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one scrape gave.
+    """Result of one scrape.
 
     at:      when it ended, in seconds of a clock that never jumps
     seconds: how long it took, without the wait for a slot

@@ -1,8 +1,9 @@
-"""What the last scrapes said, for each pool of each cluster.
+"""Results of the last scrapes, for each pool of each cluster.
 
-Pure: times come in with the answers.  Which rounds are fresh is the reader's business.  A worker that misses a
+Pure: times come in with the answers.  The reader decides which rounds are fresh.  A worker that
+      misses a
 scrape keeps its last numbers until it has missed too many; then it is stale
-until it answers again, and its rates begin anew.  A pod that comes back at
+until it answers again, and its rates begin again.  A pod that comes back at
 another address is another worker.  What is not among the targets of a round is
 forgotten with that round, so the windows are never larger than the targets
 times MAX_ROUNDS.
@@ -99,7 +100,7 @@ class Windows:
         self._add_samples(known, at)
 
     def leave(self, cluster: ClusterKey, pods: Collection[str]) -> None:
-        """Exactly these pods of a cluster are on their way out; what has no round yet knows none."""
+        """Note that exactly these pods of a cluster drain; without a round there are none."""
         if cluster in self._clusters:
             self._clusters[cluster].leaving = frozenset(pods)
 
@@ -108,11 +109,11 @@ class Windows:
         self._clusters.pop(cluster, None)
 
     def of(self, cluster: ClusterKey) -> dict[PoolKey, tuple[Sample, ...]]:
-        """The last MAX_ROUNDS rounds of each pool, the oldest first; a pool without any is not there."""
+        """The last MAX_ROUNDS rounds of each pool, the oldest first; pools without any are absent."""
         return {pool: tuple(rounds) for pool, rounds in self._clusters.get(cluster, _Cluster()).rounds.items()}
 
     def stale(self, cluster: ClusterKey) -> dict[str, Miss]:
-        """Why, by pod, for those that are stale."""
+        """Reason by pod, for those that are stale."""
         workers = self._clusters.get(cluster, _Cluster()).workers
         return {pod: worker.miss for (_, _, pod), worker in workers.items() if worker.is_stale and worker.miss is not None}
 

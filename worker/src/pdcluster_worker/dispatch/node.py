@@ -114,7 +114,7 @@ class Node:
             return PrefillDispatcher(self.worker)
         directory = self._directory
         decoding = DecodeDispatcher(self.worker, RemotePrefill(self.worker, self._broker), directory.prefills, directory.decodes)
-        self.ingress = Ingress(self.worker, decoding, directory.decodes)
+        self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
         return decoding
 
     def decodes(self) -> list[Peer]:

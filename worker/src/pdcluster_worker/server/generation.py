@@ -58,7 +58,7 @@ class Plan:
 
 
 class Generation:
-    """One run of a plan.  `prefill` is known once the first delta has come, `usage` counts up to the last one."""
+    """One run of a plan.  `prefill` and `degraded` are known once the first delta has come, `usage` counts up to the last one."""
 
     def __init__(self, serving: Serving, plan: Plan) -> None:
         self._serving = serving
@@ -69,6 +69,7 @@ class Generation:
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
         self.prefill: PrefillPlace | None = None
+        self.degraded: tuple[str, ...] = ()
 
     def _timer(self, spec: RequestSpec) -> ChoiceTimer:
         slo = slo_of(spec, self._serving.policy().slo)
@@ -92,6 +93,9 @@ class Generation:
                 if generated.prefill is not None:
                     self.prefill = self.prefill or generated.prefill
                 delta = self._take(choice, generated.token)
+                if generated.degraded:
+                    self.degraded = self.degraded or generated.degraded
+                    delta = replace(delta, degraded=generated.degraded)
                 if delta.finish_reason is None:
                     yield delta
                     continue

@@ -1,1 +1,1 @@
-"""How many workers each pool should have, from what was scraped: pure, both roles in one decision, every step explained."""
+"""Decide the workers of each pool from scraped numbers: pure, both roles together."""

@@ -1,9 +1,9 @@
-"""How small and how great a pool may be now: its own min and max, and those of the schedules that are on.
+"""Bounds of a pool at a time: its own min and max, or those of the schedules that are on.
 
 The one place that reads the wall clock.  A schedule is on by the clock of its
 own time zone, also where summer time makes an hour twice or not at all.  Of
-several that are on, the last that gives a bound counts.  Of bounds that exclude
-each other, as an old object can hold, max wins.
+several that are on, the last that gives a bound counts.  If bounds exclude each
+other, as those of an old object may, max wins.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _DAY_MINUTES = 24 * 60
 
 
 def bounds_of(role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime) -> tuple[int, int, str]:
-    """(min, max, whose they are) of a pool at a time."""
+    """(min, max, source of the bounds) of a pool at a time."""
     low, high, source = pool.min_replicas or 0, pool.max_replicas, "minReplicas and maxReplicas"
     for schedule in schedules:
         if (schedule.role, schedule.pool) == (role, pool.name) and is_on(schedule, wall):
@@ -33,7 +33,7 @@ def bounds_of(role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall
 
 
 def conflict(name: str, low: int, high: int) -> Problem | None:
-    """What to say of bounds that exclude each other; None = they do not.  name: role/pool."""
+    """Problem of bounds that exclude each other; None = they do not.  name: role/pool."""
     if low <= high:
         return None
     message = f"{name}: minReplicas is {low} and maxReplicas is {high}: {high} counts; lower minReplicas or raise maxReplicas"
@@ -41,7 +41,10 @@ def conflict(name: str, low: int, high: int) -> Problem | None:
 
 
 def is_on(schedule: ScheduleSpec, wall: datetime) -> bool:
-    """Whether a schedule is on.  An end before the start is on the next day; equal ones mean the whole day."""
+    """Return whether a schedule is on.
+
+    An end before the start is on the next day; equal ones mean the whole day.
+    """
     local = wall.astimezone(_zone(schedule.time_zone))
     minute = local.hour * 60 + local.minute
     start, end = _minute(schedule.start), _minute(schedule.end)

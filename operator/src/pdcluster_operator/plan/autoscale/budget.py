@@ -3,7 +3,7 @@
 Accelerators count as long as a pod may hold them: what runs, what ends, and what
 is asked for.  So growth waits until the pods that make room for it are gone, and
 a decision keeps to the budget in whatever order it is carried out.  A budget
-that is exceeded all the same (it was lowered, or somebody scaled by hand) takes
+that is exceeded all the same (it was lowered, or a user scaled by hand) takes
 workers away at once, below minReplicas too, but never the last worker of a role,
 nor the last ready one: it waits until another is ready, whatever is exceeded meanwhile.
 """
@@ -43,14 +43,17 @@ def _sum(pools: Iterable[Pool], vector: Vector, gpu: str, amount: Amount) -> int
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits by GPU type, that of all under its own key, and what pools that are no longer declared still hold."""
+    """Limits by GPU type, the total under its own key.
+
+    others: accelerators that pools which are no longer declared still hold
+    """
 
     limits: Mapping[str, int]
     others: Mapping[str, int]
 
     @classmethod
     def of(cls, spec: BudgetSpec, undeclared: Iterable[PoolFacts], pools: Iterable[Pool]) -> "Budget":
-        """As the spec gives it, and what one object may have where its pools could have more together."""
+        """Limits of the spec, and the most one object may have where its pools allow more together."""
         limits = dict(spec.per_gpu)
         if spec.total is not None:
             limits[_ALL] = spec.total
@@ -59,13 +62,13 @@ class Budget:
         others = Counter[str]()
         for facts in undeclared:
             others[_ALL] += facts.current
-            if facts.gpu != _ALL:  # else nobody knows its type any more
+            if facts.gpu != _ALL:  # else its type is not known any more
                 others[facts.gpu] += facts.current
         return cls(limits, others)
 
     @property
     def is_by_type(self) -> bool:
-        """Whether any type has a limit of its own."""
+        """Return whether any type has a limit of its own."""
         return any(gpu != _ALL for gpu in self.limits)
 
     def asked(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
@@ -85,7 +88,7 @@ class Budget:
         return sums
 
     def keeping(self, pools: Iterable[Pool], raised: Vector, vector: Vector) -> "Budget":
-        """With room for what waits to be raised: nobody else is to take what comes free."""
+        """The budget less the room that pending raises wait for, so that no other pool takes it."""
         others = Counter(self.others)
         for pool in pools:
             waiting = raised[pool.key] - vector[pool.key]
@@ -94,9 +97,10 @@ class Budget:
         return Budget(self.limits, others)
 
     def gate(self, trails: Sequence[Trail], base: Vector) -> Gate:
-        """What says whether sizes of these trails fit: within every limit, or at least not beyond where `base` is beyond it.
+        """Return a check whether sizes of these trails fit.
 
-        Every size is summed up once at most, for a search asks for many pairs of them.
+        They fit within every limit, or at least not beyond where `base` is beyond it.
+        Every size is summed up once at most, since a search asks for many pairs of them.
         """
         pools = [pool for each in trails for pool in each.pools]
         amounts = ((_asked, self.asked(pools, base)), (_held, self.held(pools, base)))
@@ -116,18 +120,20 @@ class Budget:
         return fits
 
     def room(self, pools: Sequence[Pool], base: Vector) -> dict[str, int]:
-        """What is free of every type that has a limit."""
+        """Accelerators that are free, by each type that has a limit."""
         held = self.held(pools, base)
         return {gpu: max(0, limit - held[gpu]) for gpu, limit in self.limits.items() if gpu != _ALL}
 
     def over(self, pools: Sequence[Pool], vector: Vector) -> str | None:
-        """What is exceeded, for a person; None = nothing."""
+        """Limits that are exceeded, as text; None = none is."""
         asked = self.asked(pools, vector)
         found = [f"{gpu or 'in all'}: {asked[gpu]} of {limit}" for gpu, limit in self.limits.items() if asked[gpu] > limit]
         return ", ".join(found) or None
 
     def used(self, pools: Sequence[Pool], vector: Vector) -> str:
-        """`7 of 8 accelerators, 1 of them in pods that end`, for a person."""
+        """Accelerators held and asked for, as text: `7 of 8 accelerators, 1 of them in pods that
+        end`.
+        """
         held = self.held(pools, vector)
         ending = sum(pool.facts.ending for pool in pools)
         limits = ", ".join(f"{held[gpu]} of {limit} {gpu or 'accelerators'}" for gpu, limit in sorted(self.limits.items()))
@@ -147,9 +153,10 @@ class Trimmed:
 
 
 def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector, sizes: Vector) -> Trimmed:
-    """The base without what exceeds the budget; the pool that is farthest above its minReplicas gives first.
+    """Reduce the base to the budget; the pool farthest above its minReplicas gives first.
 
-    sizes: those from which minReplicas raised the base; what pods that end still hold lets a raise wait
+    sizes: those from which minReplicas raised the base; a raise waits for accelerators of
+           terminating pods
     """
     vector = dict(base)
     for gpu, limit in sorted(budget.limits.items(), reverse=True):  # all together last: what a type forbids takes no room there

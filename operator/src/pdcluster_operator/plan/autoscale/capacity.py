@@ -1,4 +1,4 @@
-"""The edge of capacity: what to do with pods that no node takes, and with pods that cannot be created.
+"""The edge of capacity: pods that no node takes, and pods that cannot be created.
 
 A pod that has waited longer than `capacitySeconds` says that its GPU type has no
 room: nothing more is asked of that type, by either role, for `backoffSeconds`.
@@ -20,7 +20,7 @@ from pdcluster_operator.plan.autoscale.values import PoolKey, Problem, Step
 
 @dataclass(frozen=True)
 class Edge:
-    """What capacity allows.
+    """Sizes and pools as far as capacity allows.
 
     pools:   as they were given, those closed that may not grow
     sizes:   replicas by pool, without what is given back
@@ -38,7 +38,10 @@ class Edge:
 
 
 def find_edge(pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], now: float) -> Edge:
-    """Look at pods that wait, and give back what can be.  At least one worker of a role stays asked for."""
+    """Find pods that wait for capacity, and give back those that can be.
+
+    At least one worker of a role stays asked for.
+    """
     waiting = {pool.key: _num_waiting(pool, spec) for pool in pools}
     until = {gpu: at for gpu, at in backoff.items() if now < at <= now + spec.backoff_seconds}
     until.update({pool.facts.gpu: now + spec.backoff_seconds for pool in pools if waiting[pool.key]})
@@ -83,7 +86,8 @@ def _given_back(pool: Pool, size: int) -> Step:
 
 
 def capacity_problems(edge: Edge, missing: Mapping[str, int]) -> Iterable[Problem]:
-    """CapacityShort for every GPU type with pods that wait, or that is left alone while its workers are missed.
+    """CapacityShort for every GPU type with waiting pods, or in back-off while its workers are
+    missing.
 
     missing: workers by role that are needed and that no open pool takes
     """

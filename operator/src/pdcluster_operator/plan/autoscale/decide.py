@@ -1,8 +1,8 @@
-"""One decision for both roles of a cluster: facts, numbers and a clock in, replicas of every pool and all the reasons out.
+"""Decide for both roles of a cluster: facts, numbers and a clock in, replicas and reasons out.
 
-Pure, and the same in every mode, but that advice does not follow each fall of the
-load: whether a decision is carried out or only shown is not known here.  The
-rules act in the order of `rules.RULES`.  What cannot be known holds: a role
+Pure, and the same in every mode, except that advice does not follow each fall of
+the load: whether a decision is carried out or only shown is not known here.  The
+rules act in the order of `rules.RULES`.  A value that is not known holds: a role
 without numbers keeps its size.  A cluster that asks for nothing at all stays so,
 and as long as it asks for anything each role has a worker.
 """
@@ -18,11 +18,11 @@ from pdcluster_operator.plan.autoscale.budget import Budget, trimmed
 from pdcluster_operator.plan.autoscale.capacity import Edge, capacity_problems, find_edge
 from pdcluster_operator.plan.autoscale.fit import Fitted, fit
 from pdcluster_operator.plan.autoscale.need import RoleTotals, signals_of
-from pdcluster_operator.plan.autoscale.pace import is_same, paced, steadied
 from pdcluster_operator.plan.autoscale.pools import Pool, Vector, num_ready_left
 from pdcluster_operator.plan.autoscale.ratio import measured_weights, table_weight
-from pdcluster_operator.plan.autoscale.safety import Heard, Recommendation, RoleSize, recommend
+from pdcluster_operator.plan.autoscale.safety import Recommendation, RoleSignals, RoleSize, recommend
 from pdcluster_operator.plan.autoscale.signals import Freshness, Totals, read_pools, together
+from pdcluster_operator.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
 from pdcluster_operator.plan.autoscale.values import (
     Clock,
     Decision,
@@ -39,7 +39,7 @@ from pdcluster_operator.plan.autoscale.values import (
 
 @dataclass
 class _Log:
-    """What a decision says of itself, in the order in which it comes about."""
+    """Inputs, steps and problems of one decision, in the order in which they come about."""
 
     inputs: list[Input]
     steps: list[Step]
@@ -48,7 +48,10 @@ class _Log:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Recommendations of the roles, before they are brought together.  recommendations: workers by role; memory: for the next decision."""
+    """Recommendations before the roles are brought together.
+
+    recommendations: workers by role; memory: for the next decision
+    """
 
     recommendations: Mapping[str, int]
     memory: Memory
@@ -106,7 +109,7 @@ def _weighed(role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals],
 
 
 def _base(edge: Edge, budget: Budget, log: _Log) -> tuple[Vector, Budget]:
-    """Where the decision starts: what is asked for, within min and max, and within the budget; and what of the budget is left."""
+    """Start of a decision: sizes within min, max and the budget, and the budget that is left."""
     bounded = {pool.key: pool.clamp(edge.sizes[pool.key]) for pool in edge.pools}
     for pool in edge.pools:
         before, after = edge.sizes[pool.key], bounded[pool.key]
@@ -119,7 +122,10 @@ def _base(edge: Edge, budget: Budget, log: _Log) -> tuple[Vector, Budget]:
 
 
 def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[PoolKey, Totals], Memory, float], log: _Log) -> _Asked:
-    """Recommend a size per role, as far as its windows allow.  seen: totals of pools, memory, now."""
+    """Recommend a size per role, as far as its windows allow.
+
+    seen: totals of pools, memory, now.
+    """
     totals, memory, now = seen
     roles = list(spec.roles.present())
     of_role = {role: together(totals.get(pool.key, Totals()) for pool in edge.pools if pool.facts.role == role) for role in roles}
@@ -128,18 +134,18 @@ def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[Pool
     remembered, sizes, advised = {}, {}, {}
     for role in roles:
         size = _size(role, edge, base)
-        heard = RoleTotals(of_role[role], of_role[spec.ingress_role])
-        recommended = Recommendation(size.asked) if is_asleep else _recommend(spec, size, heard, log)
+        role_totals = RoleTotals(of_role[role], of_role[spec.ingress_role])
+        recommended = Recommendation(size.asked) if is_asleep else _recommend(spec, size, role_totals, log)
         before = memory if is_same(memory, role, size.asked, spec.autoscale, now) else Memory()
         if spec.autoscale.mode == "Advise":
             window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(role, ())
-            steady = steadied(role, size.asked, recommended.workers, window, past=past, now=now)
+            steady = stabilize_advice(role, size.asked, recommended.workers, window, past=past, now=now)
             log.steps += steady.steps
             recommended, advised[role] = replace(recommended, workers=steady.workers), steady.recommendations
         past = before.recommendations.get(role, ())
-        pace = paced(role, size.asked, recommended.workers, spec.autoscale, past=past, now=now, goes_on=recommended.goes_on)
-        log.steps += pace.steps
-        recommendations[role], remembered[role], sizes[role] = pace.workers, pace.recommendations, size.asked
+        allowed = stabilize(role, size.asked, recommended.workers, spec.autoscale, past=past, now=now, goes_on=recommended.goes_on)
+        log.steps += allowed.steps
+        recommendations[role], remembered[role], sizes[role] = allowed.workers, allowed.recommendations, size.asked
         if not is_asleep and recommendations[role] < 1:
             log.steps.append(Step(rules.NEVER_ALONE, role, recommendations[role], 1, "no role serves without the other"))
             recommendations[role] = 1
@@ -164,8 +170,8 @@ def _recommend(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, log: _Lo
         numbers = {"ready_workers": totals.workers, "settled_workers": totals.own.settled}
         log.inputs += [Input(size.role, name, float(number)) for name, number in numbers.items()]
     headroom = spec.autoscale.prefill.headroom if size.role == "prefill" else 0.0
-    heard = Heard(signals, totals.workers, totals.own.unheard, totals.unheard)
-    recommended = recommend(size, heard, headroom=headroom, tolerance=spec.autoscale.tolerance)
+    role_totals = RoleSignals(signals, totals.workers, totals.own.missing, totals.missing)
+    recommended = recommend(size, role_totals, headroom=headroom, tolerance=spec.autoscale.tolerance)
     if totals.own.failing:
         message = (
             f"{size.role}: {totals.own.failing} of {totals.workers} ready workers give no numbers that can be used; look at their /metrics"

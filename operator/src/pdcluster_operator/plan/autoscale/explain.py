@@ -1,4 +1,4 @@
-"""A decision for people and for the status: rows of a table from metric values to replicas, and a bounded form that JSON can hold.
+"""A decision as rows of a table, and in a bounded form for the status that JSON can hold.
 
 What is written into `status.autoscaling.lastDecisions[]` can be read again: the
 same decision, cut only where it was beyond the bounds below, which keep ten of
@@ -31,7 +31,9 @@ class Record:
 
 
 def explained(decision: Decision, problems: Sequence[Problem] = ()) -> list[tuple[str, ...]]:
-    """Rows below `COLUMNS`: of each role what was seen, what each rule made of it and what came out; then the problems."""
+    """Rows below `COLUMNS`: per role its inputs, the step of each rule and the result; then
+    problems.
+    """
     roles = list(dict.fromkeys(role for role, _ in decision.replicas))
     rows = [row for role in roles for row in _of_role(role, decision)]
     return [*rows, *(("-", "problem", "", "", f"{each.reason}: {each.message}") for each in problems)]
@@ -45,7 +47,7 @@ def _of_role(role: str, decision: Decision) -> Iterator[tuple[str, ...]]:
                 "sees",
                 "",
                 "",
-                f"{each.name} {_number(each.value)}" + ("" if each.limit is None else f", line {_number(each.limit)}"),
+                f"{each.name} {_number(each.value)}" + ("" if each.limit is None else f", threshold {_number(each.limit)}"),
             )
     for step in decision.steps:
         if step.subject.partition("/")[0] == role:
@@ -60,7 +62,7 @@ def _number(value: float | None) -> str:
 
 
 def summary(decision: Decision) -> str:
-    """What a decision changed, in one line for an event; the steps of pools say it.  Empty = nothing changed.
+    """One line for an event: changed pools, by their steps.  Empty = nothing changed.
 
     >>> step = Step("pool", "prefill/b200", 4, 5, "the cheapest")
     >>> summary(Decision({("prefill", "b200"): 5}, steps=(step,)))
@@ -75,7 +77,7 @@ def summary(decision: Decision) -> str:
 
 
 def remembered(entries: object, record: Record) -> list[dict[str, Any]]:
-    """The entries of a status with one more, the newest first; what cannot be read among them is dropped."""
+    """The entries of a status with one more, the newest first; unreadable ones are dropped."""
     old = entries if isinstance(entries, list | tuple) else []
     kept = [entry for entry in old if read_record(entry) is not None]
     return [write_record(record), *kept[: MAX_DECISIONS - 1]]
@@ -106,7 +108,7 @@ def _short(text: str) -> str:
 
 
 def read_record(entry: object) -> Record | None:
-    """What `write_record` wrote; None = somebody else did."""
+    """Read what `write_record` wrote; None = another program wrote it."""
     try:
         return _read(entry)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -66,7 +66,7 @@ def fit(pools: Sequence[Pool], base: Vector, recommendations: Mapping[str, int],
 
 
 def _possible(frame: _Frame, role: str, recommended: int, steps: list[Step]) -> tuple[int, int]:
-    """(the recommendation as far as bounds and capacity let the role's pools follow, what is missing for want of capacity)."""
+    """(recommendation within bounds and capacity, workers missing for want of capacity)."""
     pools = frame.pools[role]
     size = sum(frame.base[pool.key] for pool in pools)
     if recommended == size:
@@ -105,7 +105,7 @@ def _fit_alone(frame: _Frame, possible: Mapping[str, int], steps: list[Step]) ->
 
 
 def _fit_pair(frame: _Frame, recommendations: tuple[int, int], steps: list[Step]) -> Vector:
-    """First as if there were no budget, then within it: a type that is used up changes which pools grow, too."""
+    """Fit without a budget, then within it: a type that is used up also changes which pools grow."""
     sides, banded = _sides(frame, recommendations, has_room=False), recommendations
     if _distance(frame, sides.vector(recommendations)) > 0.0:
         banded = nearest(sides, frame.band, lambda prefill, decode: True) or recommendations

@@ -1,10 +1,10 @@
-"""Which pools give workers up where too many are asked for.
+"""Choose the pools that give workers up where too many are asked for.
 
 The pool that is farthest above its minReplicas gives first, one worker at a
-time; of those above it, the ones for which it is no ready worker that goes.  A
-role never gives its last worker, nor its last ready one.  What comes out is what
-giving one by one would leave, but no worker is counted by itself: between two
-moments at which a pool begins to count otherwise, all that is given is one sum.
+time; of pools equally far, the one that loses no ready worker by it.  A role
+never gives its last worker, nor its last ready one.  The result is the same as
+giving one by one, but workers are not counted singly: between two moments at
+which a pool begins to count otherwise, all that is given is one sum.
 """
 
 from bisect import bisect_left
@@ -67,7 +67,7 @@ def _caps(donors: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Caps
 
 
 def _alike(pool: Pool, size: int) -> int:
-    """How many workers a pool of that size may give until it counts otherwise.
+    """Workers that a pool of that size may give until it counts otherwise.
 
     It does at minReplicas, at its highest ready worker, and where none of them is left.
     """
@@ -81,7 +81,7 @@ def _is_within(caps: Caps, donors: Sequence[Pool], vector: Vector, number: int) 
 
 
 def _levelled(donors: Sequence[Pool], vector: Vector, number: int) -> Mapping[PoolKey, int]:
-    """What each gives of so many workers, each of which is given by the pool that is farthest above its minReplicas."""
+    """Workers that each pool gives of a number, the one farthest above its minReplicas first."""
     above = {pool.key: vector[pool.key] - pool.low for pool in donors}
     top = max(above.values())
 

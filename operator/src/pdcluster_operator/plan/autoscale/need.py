@@ -1,14 +1,15 @@
-"""How many workers a role needs by its signals, before anything limits it.
+"""Workers that a role needs by its signals, before anything limits it.
 
 Where the source document [O4] is silent this is chosen: a role grows when any of
-its signals is over its line, and shrinks when all are under theirs; a queue is
-the role's whole, not a part of it for each worker; utilization and KV usage are
-means over the workers.  What those two show adds up, so the need is their sum
-over the line.  A queue is in no proportion to workers: it asks for one worker
-more for every line's worth of requests above its line, for one more in all while
-it falls, and for none when it falls so fast that it is soon under its line.  A
-backlog in seconds, or a latency, asks for as many times the workers as it is over
-its line.  All three ask for twice the workers that are settled at most.
+its signals is over its scale-up threshold, and shrinks when all are under their
+scale-down thresholds; a queue is that of the whole role, not a part of it for each
+worker; utilization and KV usage are means over the workers.  Those two add up, so
+the need is their sum over the threshold.  A queue is in no proportion to workers:
+it asks for one worker more per threshold's worth of requests above the threshold,
+for one more in all while it falls, and for none when it falls so fast that it is
+soon under the threshold.  A backlog in seconds, or a latency, asks for as many
+times the workers as it is over its threshold.  All three ask for at most twice the
+workers that are settled.
 What a role does with its need is for `safety`.
 """
 
@@ -22,19 +23,19 @@ from pdcluster_operator.plan.autoscale.signals import Totals, mean_latency
 from pdcluster_operator.plan.autoscale.slo import decode_need, prefill_demand
 from pdcluster_operator.plan.autoscale.values import Input, short
 
-_MOST_TIMES = 16  # a line near 0 asks for no more times the workers in one decision
+_MOST_TIMES = 16  # a threshold near 0 asks for no more times the workers in one decision
 _DUST = 1e-9  # what rounding may add to a number of workers
 
 
 @dataclass(frozen=True)
 class Signal:
-    """One number beside its lines.
+    """One number beside its thresholds.
 
     down:     None = it never asks for fewer workers, it only forbids it while it is over `up`
-    need:     workers at which it would be at its line up
-    sum:      how `need` comes about, for a person
+    need:     workers at which it would be at its scale-up threshold
+    sum:      arithmetic of `need`, as text
     peak:     of the busiest worker; the mean where workers have none of their own
-    is_load:  whether `need` holds at any value, or only over the line
+    is_load:  whether `need` holds at any value, or only over the threshold
     is_share: whether it cannot be more than 1
     falls:    of a queue, requests fewer in a second
     """
@@ -51,27 +52,31 @@ class Signal:
     falls: float = 0.0
 
     def is_over(self, tolerance: float = 0.0) -> bool:
-        """Over its line up by more than the tolerance; for a share the line stays below 1."""
-        line = self.up * (1.0 + tolerance)
+        """Over the scale-up threshold by more than the tolerance, which for a share stays below 1."""
+        threshold = self.up * (1.0 + tolerance)
         if self.is_share:
-            line = min(line, (self.up + 1.0) / 2.0)
-        return self.value is not None and self.value > line
+            threshold = min(threshold, (self.up + 1.0) / 2.0)
+        return self.value is not None and self.value > threshold
 
     def is_under(self, tolerance: float = 0.0) -> bool:
-        """At or under its line down, less the tolerance; one without such a line is when it is not over."""
+        """At or under the scale-down threshold, less the tolerance; without one, when it is not
+        over.
+        """
         if self.down is None or self.value is None:
             return not self.is_over()
         return self.value <= self.down * (1.0 - tolerance)
 
     def worked_off_seconds(self) -> float:
-        """When a queue will be under its line, as it falls now; infinite where it does not fall."""
+        """Time until a queue is under its threshold, as it falls now; infinite where it does not
+        fall.
+        """
         return math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
 
     def said(self) -> str:
         """`engine_busy_ratio 0.93 over 0.8`."""
         word = "over" if self.is_over() else "under"
-        line = self.up if self.is_over() or self.down is None else self.down
-        return f"{self.name} {short(self.value)} {word} {short(line)}"
+        threshold = self.up if self.is_over() or self.down is None else self.down
+        return f"{self.name} {short(self.value)} {word} {short(threshold)}"
 
     def input(self, role: str) -> Input:
         """As a decision keeps it."""
@@ -80,20 +85,20 @@ class Signal:
 
 @dataclass(frozen=True)
 class RoleTotals:
-    """What was heard of one role, and of the workers that answer HTTP (itself, unless it is prefill)."""
+    """Totals of one role, and of the workers that answer HTTP (itself, unless it is prefill)."""
 
     own: Totals
     ingress: Totals
 
     @property
     def workers(self) -> int:
-        """Ready workers, those that were not heard counted as idle."""
-        return self.own.heard + self.own.unheard
+        """Ready workers; those without fresh numbers count as idle."""
+        return self.own.reporting + self.own.missing
 
     @property
-    def unheard(self) -> int:
+    def missing(self) -> int:
         """Ready workers whose part of the signals is not known."""
-        return self.own.unheard + (0 if self.ingress is self.own else self.ingress.unheard)
+        return self.own.missing + (0 if self.ingress is self.own else self.ingress.missing)
 
 
 def signals_of(role: str, totals: RoleTotals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
@@ -105,27 +110,27 @@ def signals_of(role: str, totals: RoleTotals, spec: AutoscaleSpec) -> tuple[Sign
     return tuple(_decode(totals, spec.decode))
 
 
-def _prefill(totals: RoleTotals, lines: PrefillScalingSpec) -> Sequence[Signal]:
+def _prefill(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
     own, ingress = totals.own, totals.ingress
     name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
     queue = (own.queue_requests + ingress.queue_requests, own.queue_change + ingress.queue_change)
     found = [
-        _queue("prefill_queue_requests", queue, (lines.queue_up, lines.queue_down), own),
-        _share(name, (own.busy, own.busiest), (lines.utilization_up, lines.utilization_down), totals.workers),
+        _queue("prefill_queue_requests", queue, (thresholds.queue_up, thresholds.queue_down), own),
+        _share(name, (own.busy, own.busiest), (thresholds.utilization_up, thresholds.utilization_down), totals.workers),
     ]
-    if lines.backlog_up_seconds is not None:
+    if thresholds.backlog_up_seconds is not None:
         tokens, speed = own.queue_tokens + ingress.queue_tokens, own.prefill_speed
         seconds = None if speed is None else tokens / (speed * totals.workers)
-        found.append(_latency("prefill_backlog_seconds", seconds, lines.backlog_up_seconds, own))
+        found.append(_latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own))
     return found
 
 
-def _prefill_targets(totals: RoleTotals, lines: PrefillScalingSpec) -> Sequence[Signal]:
-    if lines.ttft_seconds is None:
+def _prefill_targets(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
+    if thresholds.ttft_seconds is None:
         return ()
     own, ingress = totals.own, totals.ingress
     ttft = mean_latency(ingress.ttft)
-    found = [_latency("time_to_first_token_seconds", ttft, lines.ttft_seconds, own)]
+    found = [_latency("time_to_first_token_seconds", ttft, thresholds.ttft_seconds, own)]
     demand = prefill_demand(own, ingress, ttft)
     if demand is not None:
         said = f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
@@ -134,28 +139,28 @@ def _prefill_targets(totals: RoleTotals, lines: PrefillScalingSpec) -> Sequence[
     return found
 
 
-def _decode(totals: RoleTotals, lines: DecodeScalingSpec) -> Sequence[Signal]:
+def _decode(totals: RoleTotals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
     own, workers = totals.own, totals.workers
     found = [
-        _queue("num_requests_waiting", (own.num_waiting, own.waiting_change), (lines.queue_up, lines.queue_down), own),
-        _share("kv_cache_usage_ratio", (own.kv_usage, own.fullest), (lines.kv_usage_up, lines.kv_usage_down), workers),
+        _queue("num_requests_waiting", (own.num_waiting, own.waiting_change), (thresholds.queue_up, thresholds.queue_down), own),
+        _share("kv_cache_usage_ratio", (own.kv_usage, own.fullest), (thresholds.kv_usage_up, thresholds.kv_usage_down), workers),
     ]
-    if lines.tpot_seconds is not None:
-        tpot, target = mean_latency(own.tpot), lines.tpot_seconds
+    if thresholds.tpot_seconds is not None:
+        tpot, target = mean_latency(own.tpot), thresholds.tpot_seconds
         need = 0.0 if tpot is None else decode_need(workers, tpot, target)
         said = _times(workers, tpot, target, need)
         found.append(Signal("time_per_output_token_seconds", tpot, target, None, need, said, tpot or 0.0, is_load=True))
     return found
 
 
-def _queue(name: str, queue: tuple[float, float], lines: tuple[int, int], own: Totals) -> Signal:
+def _queue(name: str, queue: tuple[float, float], thresholds: tuple[int, int], own: Totals) -> Signal:
     """queue: requests, and how many more in a second."""
-    (requests, change), (up, down), settled = queue, lines, own.settled
+    (requests, change), (up, down), settled = queue, thresholds, own.settled
     need, said = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
     if settled * MAX_GROWTH < need:
         need, said = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
     if change < 0.0 and settled + 1.0 < need:
-        need, said = settled + 1.0, f"{settled} + 1, for it falls by {short(-change)} a second"
+        need, said = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
     return Signal(name, requests, float(up), float(down), need, said, requests, falls=max(0.0, -change))
 
 
@@ -170,10 +175,10 @@ def _times(workers: int, seconds: float | None, target: float, need: float) -> s
     return f"{workers} x {short(seconds)} / {short(target)}"
 
 
-def _share(name: str, measured: tuple[float, float], lines: tuple[float, float], workers: int) -> Signal:
+def _share(name: str, measured: tuple[float, float], thresholds: tuple[float, float], workers: int) -> Signal:
     """measured: the sum over the workers, and the greatest of one worker."""
     total, peak = measured
-    up, down = lines
+    up, down = thresholds
     need, said = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
     if _MOST_TIMES * workers < need:
         need, said = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
@@ -181,7 +186,9 @@ def _share(name: str, measured: tuple[float, float], lines: tuple[float, float],
 
 
 def being_worked_off(signals: Sequence[Signal], tolerance: float) -> Signal | None:
-    """The queue that is over its line, but soon will not be: until then all signals show its end, not what comes in."""
+    """Return a queue over its threshold that soon is under it: the signals show its end, not new
+    load.
+    """
     queues = [signal for signal in signals if signal.falls > 0.0 and signal.is_over(tolerance)]
     return next((queue for queue in queues if queue.worked_off_seconds() <= WORK_OFF_SECONDS), None)
 

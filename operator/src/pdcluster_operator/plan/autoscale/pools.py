@@ -1,11 +1,11 @@
-"""Which pool of a role grows and which shrinks: the sizes that a role passes through, one worker at a time.
+"""Choose the pool of a role that grows or shrinks: the sizes a role passes, one worker at a time.
 
-Sizes are counted, never walked through: what a decision costs follows from the
-number of pools and not from how many workers are asked for.
+Sizes are counted, never walked through: the cost of a decision follows from the
+number of pools and not from the number of workers asked for.
 
 A role grows in the cheapest pool that has capacity and shrinks in the dearest;
 of equal prices the pool that stands first in the spec is the cheaper.  A pool
-with pods that no node takes shrinks before all others, for that costs nothing.
+with pods that no node takes shrinks before all others: that costs nothing.
 """
 
 from bisect import bisect_right
@@ -31,8 +31,9 @@ class Pool:
     price:     of one worker, relative
     weight:    capacity of one worker, relative; see `ratio`
     low, high: bounds of its replicas now, low at most high
-    source:    where the bounds come from, for a person
-    is_open:   whether it may be asked for more: its GPU type has room as far as is known, and its pods can be created
+    source:    where the bounds come from, as text
+    is_open:   whether it may be asked for more: its GPU type has room as far as is known, and its
+               pods can be created
     """
 
     facts: PoolFacts
@@ -59,7 +60,7 @@ class Pool:
         return min(max(replicas, self.low), self.high)
 
     def bounds_said(self) -> str:
-        """`2 to 8 by schedule night`, for a person."""
+        """The bounds as text: `2 to 8 by schedule night`."""
         return f"{self.low} to {self.high} by {self.source}"
 
     def held(self, replicas: int) -> int:
@@ -72,7 +73,7 @@ class Pool:
         return self.facts.replicas - max(self.facts.unready_top, self.facts.unschedulable_top)
 
     def ready_left(self, replicas: int) -> int:
-        """How many of its ready workers surely stay at that size: the highest ordinals go, whichever of the others are ready."""
+        """Ready workers that surely stay at that size: the highest ordinals go, ready or not."""
         return max(0, self.facts.ready - max(0, self.ready_top - replicas))
 
 
@@ -125,7 +126,7 @@ class Trail:
 def trail(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], *, down_to: int, up_to: int) -> Trail:
     """The sizes of a role around `base`, as far as its pools can follow.
 
-    room: accelerators by GPU type that may still be asked for; a type that is not in it has no limit
+    room: accelerators by GPU type that may still be asked for; a type that is absent has no limit
     """
     here = {pool.key: base[pool.key] for pool in pools}
     return Trail(pools, here, _shrinking(pools, here, down_to), _growing(pools, here, room, up_to))
@@ -145,7 +146,7 @@ def _shrinking(pools: Sequence[Pool], base: Vector, down_to: int) -> list[Stretc
 
 
 def _donors(pools: Sequence[Pool]) -> Iterable[tuple[Pool, int]]:
-    """(pool, the size to which it shrinks) in the order in which workers are taken away: first those that no node took."""
+    """(pool, size to which it shrinks) in order: first workers that no node took."""
     dearest = sorted(pools, key=lambda pool: (pool.price, pool.order), reverse=True)
     yield from ((pool, pool.facts.replicas - pool.facts.unschedulable_top) for pool in dearest)
     yield from ((pool, 0) for pool in dearest)
@@ -167,7 +168,10 @@ def _growing(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], up_to
 
 
 def _growth(pool: Pool, replicas: int, lack: int, free: int | None) -> int:
-    """Workers that a pool can take of those that are lacking.  free: accelerators of its type; None = no limit"""
+    """Workers that a pool can take of the lacking ones.
+
+    free: accelerators of its type; None = no limit
+    """
     if not pool.is_open or replicas + 1 < pool.low:
         return 0
     most = min(lack, pool.high - replicas)

@@ -1,4 +1,5 @@
-"""The band of prefill capacity over decode capacity, and the sizes of both roles that come nearest to the recommendations.
+"""The ratio band (prefill capacity over decode capacity), and the sizes nearest to the
+recommendations.
 
 Capacity is counted in H100s: a prefill worker weighs its dense FP8 rate (BF16
 where there is no FP8 unit), a decode worker its memory bandwidth, each over that
@@ -24,14 +25,15 @@ _DUST = 1e-9
 _MOST_OFF = 2.0
 
 Fits = Callable[[int, int], bool]
-"""Whether two sizes are within the budget; true of smaller ones where it is true of greater ones."""
+"""Whether two sizes are within the budget; true of smaller ones where it is true of greater ones.
+"""
 
 
 def table_weight(role: str, gpu: str) -> float:
     """Capacity of one accelerator of a type for a role, in H100s.
 
-    >>> table_weight("prefill", "B200"), table_weight("decode", "H200"), table_weight("decode", "cpu")
-    (2.2738757, 1.4328358, 1.0)
+    >>> table_weight("prefill", "B200"), table_weight("decode", "H200")
+    (2.2738757, 1.4328358)
     """
     known, unit = accelerators().get(gpu), accelerators()[_UNIT]
     if known is None:
@@ -45,10 +47,11 @@ def _rate(role: str, accelerator: Accelerator) -> int | None:
 
 
 def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tolerance: float) -> list[float]:
-    """Weights of the pools of a role, by their measured tokens per second per busy worker; the first pool keeps that of the table.
+    """Weights of a role's pools by measured tokens per second per busy worker.
 
-    One that is within the tolerance of the table's is left as it is, and so are all while one speed is unknown.  None is
-    more than `_MOST_OFF` times, or less than that part, of the table's: one odd pool must not move the band.
+    The first pool keeps the weight of the table.  A weight within the tolerance of the
+    table's is left as it is, and so are all while one speed is unknown.  A speed more than
+    `_MOST_OFF` times off the table's is taken as unknown: one odd pool must not move the band.
 
     >>> measured_weights([1.0, 2.0], [100.0, 300.0], 0.1)
     [1.0, 3.0]
@@ -61,7 +64,7 @@ def measured_weights(table: Sequence[float], speeds: Sequence[float | None], tol
 
 
 def capacity(pools: Sequence[Pool], vector: Vector) -> float:
-    """Of a role, in H100s."""
+    """Capacity of a role, in H100s."""
     return sum(pool.weight * vector[pool.key] for pool in pools)
 
 
@@ -78,7 +81,9 @@ class Band:
         return cls(spec.min or 0.0, math.inf if spec.max is None else spec.max)
 
     def distance(self, prefill: float, decode: float) -> float:
-        """How far outside the band two capacities are, as the logarithm of a factor; 0 = inside, or nothing runs."""
+        """Distance of two capacities from the band, as the logarithm of a factor; 0 = inside, or no
+        worker.
+        """
         if prefill <= 0.0 and decode <= 0.0:
             return 0.0
         if prefill < decode * self.least * (1.0 - _DUST):
@@ -100,7 +105,7 @@ class Sides:
     recommendations: tuple[int, int]
 
     def has(self, sizes: tuple[int, int]) -> bool:
-        """Whether (prefill, decode) sizes are possible."""
+        """Return whether (prefill, decode) sizes are possible."""
         return all(side.first <= size <= side.last for side, size in zip((self.prefill, self.decode), sizes, strict=True))
 
     def vector(self, sizes: tuple[int, int]) -> Vector:
@@ -109,14 +114,15 @@ class Sides:
 
 
 def nearest(sides: Sides, band: Band, fits: Fits) -> tuple[int, int] | None:
-    """(prefill, decode) sizes: inside the band, or next to it; then least is missed of the recommendations; then least is added to them.
+    """(prefill, decode) sizes inside the band, or next to it; None = nothing fits.
 
-    Of what is missed the greater part of a recommendation counts first, so that a short budget is shared.  None = nothing fits.
+    Of several, those that miss the least of the recommendations, then those that add the least.
+    Missing counts by the greater part of a recommendation, so that a short budget is shared.
     """
     amount_of = cache(lambda prefill: capacity(sides.prefill.pools, sides.prefill.at(prefill)))
 
     def beside(decode: int) -> Place | None:
-        """The best prefill size beside a decode size, and how good both are, the less the better."""
+        """The best prefill size beside a decode size, and the rank of both: the less the better."""
         amount = capacity(sides.decode.pools, sides.decode.at(decode))
         wanted = _prefill_for(sides, amount_of, band, amount)
         prefill = largest(sides.prefill.first, wanted, lambda size: fits(size, decode))
@@ -135,8 +141,9 @@ Place = tuple[tuple[float, ...], tuple[int, int]]
 def _least(beside: Callable[[int], Place | None], ends: tuple[int, int], recommended: int) -> Place | None:
     """The best of the sizes between two ends.
 
-    Up to `_LOOKS` of them are all looked at.  Of more, some at equal distances and the recommendation, and then all around the best
-    of these: so many workers come so near to any band that one more or less is no matter.
+    Up to `_LOOKS` of them are all looked at.  Of more, some at equal distances and the
+    recommendation, and then all around the best of these: so many workers come so near to any
+    band that one more or less does not matter.
     """
     low, high = ends
     stride = math.ceil((high - low + 1) / _LOOKS)
@@ -158,7 +165,7 @@ def _prefill_for(sides: Sides, amount_of: Callable[[int], float], band: Band, de
 
 
 def largest(first: int, size: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest size from `first` to `size` that fits, where all below one that fits do; None = not even the first.
+    """The largest fitting size from `first` to `size`, if all below one that fits do; None = none.
 
     >>> largest(1, 9, lambda size: size < 5), largest(1, 9, lambda size: False)
     (4, None)
@@ -179,7 +186,7 @@ def _missed(recommendations: tuple[int, int], sizes: tuple[int, int]) -> tuple[f
 
 
 def reach(recommended: int, other: float, factor: float, pools: Sequence[Pool]) -> int:
-    """A size of a role that is surely enough beside a capacity of the other: where looking for a place in the band may end."""
+    """A size surely enough beside a capacity of the other role: the end of the search for the band."""
     lightest = min(pool.weight for pool in pools)
     return min(max(recommended, math.ceil(min(other * factor / lightest, 1e9))) + _ROUNDING_ROOM, recommended + _MOST_ADDED)
 

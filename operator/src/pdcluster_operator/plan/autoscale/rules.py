@@ -1,7 +1,7 @@
-"""Names of the autoscaler's rules, in the order in which they act, and the numbers that no setting moves.
+"""Names of the autoscaler's rules, in the order in which they act, and its fixed numbers.
 
-A decision begins from sizes that capacity, bounds and budget still allow, so these three can act once before all others,
-and so can `neverAlone`, which leaves a role its last ready worker then.
+A decision begins from sizes that capacity, bounds and budget allow.  So these three can
+act once before all others, and so can `neverAlone`, which keeps a role's last ready worker.
 """
 
 from typing import Final
@@ -39,10 +39,16 @@ RULES: Final = (
 )
 
 GRACE_ROUNDS: Final = 3
-"""Rounds of scrapes after which a new worker is thought to carry its part; [Y15] gives a new decode worker as many intervals."""
+"""Rounds of scrapes after which a new worker is thought to carry its part; [Y15] gives a new decode
+worker as many intervals.
+"""
 
 MAX_GROWTH: Final = 2.0
-"""How many times its settled workers a role may ask for on account of a queue or a latency, which can be any number of times its line."""
+"""How many times its settled workers a role may ask for on account of a queue or a latency, which
+can be any number of times its threshold.
+"""
 
 WORK_OFF_SECONDS: Final = 90.0
-"""A queue that will be under its line so soon, as it falls now, asks for nobody: [Y15]'s three intervals of 30 s."""
+"""A queue that falls under its threshold this soon asks for no worker: [Y15]'s three intervals of
+30 s.
+"""

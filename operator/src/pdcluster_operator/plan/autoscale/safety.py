@@ -1,14 +1,13 @@
-"""What a role would do by its need, and what holds it back: safety, the pending guard, the tolerance.
-
+"""Recommend a size by the need of a role, within safety, the pending guard and the tolerance.
 N/(N-1) as in [Y18]: before a worker is taken away, the busiest one's load is
-spread over one worker less, and must stay under the line up.  Here it is turned
+spread over one worker less, and must stay under the scale-up threshold.  Here it is turned
 round: how many workers must stay.  Of those that are taken away as many are
 thought to be ready as could be, so that what stays ready is enough in any case.
 
 Pending guard, softer than [Y19]: workers that are on their way are no reason to
 wait, but they count as if they served, so that a need is asked for once.
 
-Of workers that were not heard nothing is assumed that would change a size: idle
+Missing numbers are assumed never to change a size: a worker without them is idle
 when the role would grow, at the limit when it would shrink.
 """
 
@@ -23,7 +22,7 @@ from pdcluster_operator.plan.autoscale.values import Step, short
 
 @dataclass(frozen=True)
 class RoleSize:
-    """How great a role is.
+    """Size of a role.
 
     asked: workers that are asked for now
     ready: those that serve
@@ -39,23 +38,26 @@ class RoleSize:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RoleSignals:
     """Signals of a role.
 
     workers: of the role that give numbers, or should
     silent:  those of them that do not
-    unheard: workers whose part of a signal is missing, those of another role included
+    missing: workers whose part of a signal is missing, those of another role included
     """
 
     signals: Sequence[Signal]
     workers: int
     silent: int = 0
-    unheard: int = 0
+    missing: int = 0
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Workers that a role would have if nothing else limited it.  goes_on: whether an agreement to grow outlasts it"""
+    """Workers that a role would have if nothing else limited it.
+
+    goes_on: whether the stabilization window to scale up outlasts it
+    """
 
     workers: int
     steps: tuple[Step, ...] = ()
@@ -64,7 +66,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class _Need:
-    """Workers that the signals ask for.  tight: the one that asks for most; None = none asks for any"""
+    """Workers that the signals ask for.  tight: the signal that asks for most; None = none asks"""
 
     plain: float
     headroom: float
@@ -89,29 +91,29 @@ def _need_of(signals: Sequence[Signal], headroom: float) -> _Need:
     return _Need(0.0 if tight is None else tight.need, headroom, tight)
 
 
-def recommend(size: RoleSize, heard: Heard, *, headroom: float, tolerance: float) -> Recommendation:
+def recommend(size: RoleSize, seen: RoleSignals, *, headroom: float, tolerance: float) -> Recommendation:
     """Recommend a size for a role that has workers."""
     if size.ready == 0:
         return _recommend_without_ready(size)
-    if heard.silent >= heard.workers:
+    if seen.silent >= seen.workers:
         return _held(size, rules.METRICS, f"none of {size.ready} ready workers gives numbers that can be used")
-    over = [signal for signal in heard.signals if signal.is_over(tolerance)]
-    need = _need_of([signal for signal in heard.signals if signal.is_load or signal in over], headroom)
+    over = [signal for signal in seen.signals if signal.is_over(tolerance)]
+    need = _need_of([signal for signal in seen.signals if signal.is_load or signal in over], headroom)
     lifted = need.with_headroom > (size.asked - size.lost) * (1.0 + tolerance) and headroom > 0.0
-    if (over or lifted) and (queue := being_worked_off(heard.signals, tolerance)) is not None:
+    if (over or lifted) and (queue := being_worked_off(seen.signals, tolerance)) is not None:
         seconds = f"it falls by {short(queue.falls)} a second and is under it in {queue.worked_off_seconds():.0f} s"
         return replace(_held(size, rules.NEED, f"{queue.said()}, but {seconds}"), goes_on=True)
     if over or lifted:
         return _growth(size, over, need)
-    under = all(signal.is_under() for signal in heard.signals)
-    if under and heard.unheard:
-        return _held(size, rules.METRICS, f"{heard.unheard} ready workers give no numbers that can be used: none is taken away")
-    if under and all(signal.is_under(tolerance) for signal in heard.signals):
-        return _shrinkage(size, heard, need)
-    near = [signal for signal in heard.signals if signal.is_over() or (under and not signal.is_under(tolerance))]
+    under = all(signal.is_under() for signal in seen.signals)
+    if under and seen.missing:
+        return _held(size, rules.METRICS, f"{seen.missing} ready workers give no numbers that can be used: none is taken away")
+    if under and all(signal.is_under(tolerance) for signal in seen.signals):
+        return _shrinkage(size, seen, need)
+    near = [signal for signal in seen.signals if signal.is_over() or (under and not signal.is_under(tolerance))]
     if not near:
         return Recommendation(size.asked)
-    return _held(size, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its line")
+    return _held(size, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its threshold")
 
 
 def _recommend_without_ready(size: RoleSize) -> Recommendation:
@@ -126,7 +128,7 @@ def _recommend_without_ready(size: RoleSize) -> Recommendation:
 def _growth(size: RoleSize, over: Sequence[Signal], need: _Need) -> Recommendation:
     plain = max(1, ceil_workers(need.plain)) + size.lost
     goal = need.wanted + size.lost
-    why = _said(over) if over else f"{short(need.plain)} workers are busy up to their line"
+    why = _said(over) if over else f"{short(need.plain)} workers are busy up to their threshold"
     lost = f", and {size.lost} that are asked for will not come" if size.lost else ""
     if goal <= size.asked:
         if goal <= size.ready:
@@ -144,33 +146,34 @@ def _growth(size: RoleSize, over: Sequence[Signal], need: _Need) -> Recommendati
     return Recommendation(goal, tuple(steps))
 
 
-def _shrinkage(size: RoleSize, heard: Heard, need: _Need) -> Recommendation:
-    tight = max(heard.signals, key=lambda signal: safe_workers(signal, heard.workers))
-    safe = safe_workers(tight, heard.workers)
+def _shrinkage(size: RoleSize, seen: RoleSignals, need: _Need) -> Recommendation:
+    tight = max(seen.signals, key=lambda signal: safe_workers(signal, seen.workers))
+    safe = safe_workers(tight, seen.workers)
     plain, goal = _least(size, need.wanted), _least(size, max(need.wanted, safe))
     if plain >= size.asked:
         return Recommendation(size.asked)
     headroom = f", x {1.0 + need.headroom:g} for headroom" if need.headroom and need.plain else ""
     unready = "" if size.ready >= size.asked else f"; {size.ready} of {size.asked} are ready, and any of them could go"
-    why = f"{_said(heard.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs {need.wanted}{unready}"
+    why = f"{_said(seen.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs {need.wanted}{unready}"
     steps = [Step(rules.NEED, size.role, size.asked, plain, why)]
     if goal > plain:
-        load = tight.peak * heard.workers / (safe - 1)
-        sum_ = f"{short(tight.peak)} x {heard.workers} / {safe - 1} = {short(load)} is not under {short(tight.up)}"
+        load = tight.peak * seen.workers / (safe - 1)
+        sum_ = f"{short(tight.peak)} x {seen.workers} / {safe - 1} = {short(load)} is not under {short(tight.up)}"
         steps.append(Step(rules.SAFETY, size.role, plain, goal, f"{tight.name} of the busiest worker with fewer than {safe}: {sum_}"))
     return Recommendation(goal, tuple(steps))
 
 
 def safe_workers(signal: Signal, workers: int) -> int:
-    """The fewest workers with which the busiest of them stays under its line up, if load is spread anew.
+    """The fewest workers that keep the busiest under its scale-up threshold, if load is spread
+    again.
 
-    [Y18] asks for a step from N to N-1 whether peak * N / (N-1) is under the line.
+    [Y18] checks for a step from N to N-1 whether peak * N / (N-1) is under the threshold.
     """
     return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
 
 
 def _least(size: RoleSize, stay: int) -> int:
-    """The smallest size that keeps `stay` workers ready, whichever of those that are taken away were."""
+    """The smallest size that keeps `stay` workers ready, even if all that were taken away were."""
     ready = min(size.ready, size.asked)
     waiting = min(size.top, size.asked - ready)
     return max(1, size.asked - max(0, ready - stay) - waiting)

@@ -1,11 +1,11 @@
 """Numbers of the roles from their windows: sums and means of the rounds that are fresh.
 
 A gauge is the mean of the rounds of the last few intervals, so that one crowded
-instant moves little; how a queue goes is told by means of rounds, too.  A worker
-with a number that cannot be (NaN, infinite, negative, absurd) is a worker that was
-not heard.  What was not heard is left out: sums are then too low, which `need`
-takes into account.  A worker that is not in the newest round is left out of all.
-Of one that drains only its part of the prefill queue counts.
+instant moves little; the trend of a queue is a mean of rounds, too.  A worker with
+a number that cannot be (NaN, infinite, negative, absurd) counts as missing.  Missing
+workers are left out: sums are then too low, which `need` takes into account.  A
+worker that is not in the newest round is left out of all.  Of a draining worker
+only its part of the prefill queue counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Sample,
 
 @dataclass(frozen=True)
 class Freshness:
-    """Which rounds count: those of the last `seconds` before `now`."""
+    """The rounds that count: those of the last `seconds` before `now`."""
 
     now: float
     seconds: float
@@ -38,19 +38,22 @@ class Freshness:
 class Totals:
     """Sums over workers, as means over rounds, of one pool or of several together.
 
-    heard, unheard:  ready workers with and without fresh numbers
-    failing:         those unheard of which that is a fault; the others have yet to answer for the first time
-    settled:         those heard that were there `GRACE_ROUNDS` rounds ago; none before there are so many rounds
+    reporting, missing: ready workers with and without fresh numbers
+    failing:         those missing of which that is a fault; the others have yet to answer for the
+                     first time
+    settled:         reporting workers that were there `GRACE_ROUNDS` rounds ago; none before there
+                     are so many
     busy, kv_usage:  sums of ratios: 2.5 is what two and a half workers at 100 % would show
     busiest, fullest: the greatest mean ratio of one worker
     has_gpu:         whether `busy` is a utilization of GPUs
-    waiting_change, queue_change: by how much the two queues grow in a second, as far as the same workers hold them; negative = they fall
+    waiting_change, queue_change: growth of the two queues per second, as far as the same workers
+                     hold them; negative = they fall
     ttft, tpot:      (seconds, requests per second or 0 where unknown) of each worker that has one
     Rates are per second; None = not known of any worker.
     """
 
-    heard: int = 0
-    unheard: int = 0
+    reporting: int = 0
+    missing: int = 0
     failing: int = 0
     settled: int = 0
     num_waiting: float = 0.0
@@ -91,17 +94,17 @@ def read_pools(facts: Iterable[PoolFacts], windows: Windows, fresh: Freshness) -
 
 
 def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> Totals:
-    """The totals of one pool; without a fresh round none of its ready workers was heard."""
+    """The totals of one pool; without a fresh round all its ready workers are missing."""
     rounds = fresh.rounds(window)
     totals = Totals()
     if not rounds:
-        totals.unheard = totals.failing = facts.ready
+        totals.missing = totals.failing = facts.ready
         return totals
     there = [_Round(sample, facts.leaving) for sample in rounds]
     newest = there[0].staying
-    totals.heard = len(newest)
+    totals.reporting = len(newest)
     totals.failing = there[0].num_silent
-    totals.unheard = max(totals.failing, facts.ready - totals.heard)  # a worker that has never answered is in no round
+    totals.missing = max(totals.failing, facts.ready - totals.reporting)  # a worker that has never answered is in no round
     totals.settled = _num_settled(newest, window, rounds[0])
     ratios: dict[str, list[tuple[float, float]]] = {}
     here = {worker.pod for worker in newest}
@@ -121,7 +124,10 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> T
 
 
 class _Round:
-    """One round of a pool: the workers that gave numbers, those that drain apart.  num_silent: of those that stay, without numbers"""
+    """One round of a pool: workers that gave numbers, draining ones apart.
+
+    num_silent: of those that stay, without numbers
+    """
 
     def __init__(self, sample: Sample, leaving: frozenset[str]) -> None:
         sane = [worker for worker in sample.workers if _is_sane(worker)]
@@ -141,7 +147,7 @@ def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sampl
 
 
 def _add_changes(totals: Totals, there: Sequence[_Round]) -> None:
-    """Of the workers of the newest round, the first here: of one that was not heard once, the queue neither came nor went."""
+    """Add the trends of queues of the newest round's workers; one that missed a round adds none."""
     said: dict[str, list[tuple[float, WorkerSample]]] = {}
     for each in there[: rules.GRACE_ROUNDS + 1]:  # more of them would show a turn too late
         for worker in (*each.staying, *each.leaving):
@@ -153,7 +159,8 @@ def _add_changes(totals: Totals, there: Sequence[_Round]) -> None:
 
 
 def _trend(points: Sequence[tuple[float, float]]) -> float:
-    """By how much a number grows in a second: the mean of the newer half of (at, value) less that of the older; 0 = not known.
+    """Growth of a number per second: mean of the newer (at, value) less that of the older; 0 =
+    unknown.
 
     >>> _trend([(15.0, 1.0), (10.0, 3.0), (5.0, 5.0), (0.0, 7.0)])
     -0.4
@@ -211,8 +218,8 @@ def together(parts: Iterable[Totals]) -> Totals:
     """The totals of several pools as one."""
     whole = Totals()
     for part in parts:
-        whole.heard += part.heard
-        whole.unheard += part.unheard
+        whole.reporting += part.reporting
+        whole.missing += part.missing
         whole.failing += part.failing
         whole.settled += part.settled
         whole.busiest = max(whole.busiest, part.busiest)

@@ -12,7 +12,9 @@ from pdcluster_operator.plan.autoscale.signals import Totals
 
 
 def prefill_need(token_rate: float, speed: float, correction: float) -> float:
-    """Prefill workers for a demand, as in [Y16]; below 1 the correction is what the prefix cache saves, above 1 it is queueing.
+    """Prefill workers for a demand, as in [Y16].
+
+    A correction below 1 is the saving of the prefix cache, above 1 it is queueing.
 
     token_rate: prompt tokens per second; speed: those of one worker
     correction: measured time to first token over the expected one
@@ -26,7 +28,9 @@ def prefill_need(token_rate: float, speed: float, correction: float) -> float:
 
 
 def decode_need(workers: int, seconds: float, target: float) -> float:
-    """Decode workers that bring the time per token to its target: throughput per worker falls by the correction of [Y16].
+    """Decode workers that bring the time per token to its target.
+
+    Throughput per worker falls by the correction of [Y16].
 
     >>> decode_need(8, 0.060, 0.050)
     9.6
@@ -47,4 +51,4 @@ def prefill_demand(own: Totals, ingress: Totals, ttft: float | None) -> float | 
     correction = ttft * speed * requests / prompts
     share = remote / (remote + (ingress.prefill_token_rate or 0.0))
     need = prefill_need(prompts * share, speed, correction)
-    return min(need, MAX_GROWTH * (own.heard + own.unheard))
+    return min(need, MAX_GROWTH * (own.reporting + own.missing))

@@ -1,4 +1,4 @@
-"""What the autoscaler reads and what it decides: plain values, filled by `scrape` and `cluster`, carried out by `plan.drain`.
+"""Inputs and results of the autoscaler: plain values, filled by `scrape` and `cluster`.
 
 Times named `at` and `now` are seconds of a clock that never jumps (monotonic);
 only schedules read the wall clock.  Ratios are 0 to 1.
@@ -14,7 +14,7 @@ PoolKey = tuple[str, str]
 
 
 def short(value: float | None) -> str:
-    """A number for a person: three digits, or all before the point.
+    """A number as text: three digits, or all before the point.
 
     >>> short(0.70344), short(23.07), short(1998.0), short(None)
     ('0.703', '23.1', '1998', 'unknown')
@@ -26,10 +26,11 @@ def short(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class WorkerSample:
-    """What one worker said of itself in one scrape.
+    """Numbers of one worker from one scrape.
 
-    Gauges are values of that moment.  Rates are per second and latencies are means in seconds, both over the time since the
-    worker's scrape before; None = not known: its first scrape, a counter that went back (another life), or nothing happened.
+    Gauges are values of that moment.  Rates are per second and latencies are means in seconds, both
+    over the time since the worker's scrape before; None = not known: its first scrape, a counter
+    that went back (a restart), or no event to count.
     queue_requests, queue_tokens: its own part of the prefill queue
     busy_ratio:                   share of time in an engine step
     gpu_ratio:                    utilization of its GPU; None = it has none
@@ -85,7 +86,9 @@ class Holding:
     grows: bool
 
     def held(self, replicas: int) -> int:
-        """Pods that there may be at a time while the pool moves to that size: one that ends keeps its place until it is gone."""
+        """The most pods at a time while the pool moves to that size: a terminating pod keeps its
+        place.
+        """
         size = max(self.top, replicas) if self.grows else self.top
         num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)  # asked for many sizes of many pools
         return max(self.current, size + len(self.ordinals) - num_below)
@@ -98,15 +101,19 @@ class PoolFacts:
     replicas:               what the last recorded decision asks for
     current:                pods that exist, those that end included
     ready:                  pods that are ready and do not end
-    ending:                 pods that drain or terminate: they hold their accelerators until they are gone
+    ending:                 pods that drain or terminate: they hold their accelerators meanwhile
     unschedulable:          pods that no node takes
-    unschedulable_top:      how many of these are the highest ordinals without a gap: the ones that a smaller StatefulSet removes
+    unschedulable_top:      those of them that are the highest ordinals without a gap: the ones
+                            that a smaller StatefulSet removes
     unready_top:            how many of the highest ordinals are not ready, without a gap
     unschedulable_seconds:  how long the one that has waited longest has; 0 = none waits
     fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
-    top:                    what its StatefulSet still asks for while it waits for drains: a pod below them that is lost comes again
-    leaving:                pods that drain and are still scraped: of what they say only their part of the prefill queue counts
-    holdings:               what each of its StatefulSets holds, of whichever revision; none = its pods have no names, as simulated ones
+    top:                    replicas of its StatefulSet while it waits for drains: a lost pod below
+                            is created again
+    leaving:                pods that drain and are still scraped: only their part of the prefill
+                            queue counts
+    holdings:               pods of each of its StatefulSets, of any revision; none = its pods have
+                            no names, as simulated ones
     """
 
     role: str
@@ -131,10 +138,11 @@ class PoolFacts:
         return self.role, self.pool
 
     def held(self, replicas: int) -> int:
-        """Pods that there may be at a time while the pool moves to that size.
+        """The most pods at a time while the pool moves to that size.
 
-        Each StatefulSet holds its own: pods of one make no room in another, and growth may be of several.  Of pods
-        without names those that end stand on the ordinals that growth would use: it takes them back, or waits for them.
+        Each StatefulSet holds its own: pods of one make no room in another, and several may grow.
+        Terminating pods without names stand on the ordinals that growth would use: growth takes
+        them back, or waits for them.
         """
         if self.holdings:
             return sum(each.held(replicas) for each in self.holdings)
@@ -143,7 +151,7 @@ class PoolFacts:
 
 @dataclass(frozen=True)
 class Clock:
-    """Now, twice.  wall: in UTC, for schedules and for what people read."""
+    """Now, on two clocks.  wall: in UTC, for schedules and for texts."""
 
     now: float
     wall: datetime
@@ -151,12 +159,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Step:
-    """What one rule did to one role or pool.
+    """Change of one role or pool by one rule.
 
     rule:    its name, one word of `rules.RULES`
     subject: `prefill`, `decode`, `mixed` or `prefill/b200`
     before, after: replicas
-    why:     for a person, with the numbers that it compared
+    why:     as text, with the numbers that it compared
     """
 
     rule: str
@@ -168,7 +176,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Input:
-    """One number that a decision read.  name: of the metric; value with its unit in the name; limit: what it was compared with."""
+    """One number that a decision read.
+
+    name: of the metric; value: with its unit in the name; limit: its threshold
+    """
 
     subject: str
     name: str
@@ -187,7 +198,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that stands in the way, for a condition.  reason: of api.conditions."""
+    """An obstacle, for a condition.  reason: of api.conditions."""
 
     reason: str
     message: str
@@ -195,13 +206,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the autoscaler carries from one decision to the next.  Losing it (a restart) restarts the windows.
+    """State that the autoscaler carries from one decision to the next.  A restart restarts the
+    windows.
 
-    recommendations: by role, since the direction last changed, as in `pace`
+    recommendations: by role, since the direction last changed, as in `stabilization`
     sizes:   replicas by role at that time: another size restarts its window
     backoff: until when nothing more is asked of a GPU type that has no room
     at:      when the decision was made
-    advised: with mode Advise, recommendations to scale up within the down window, without those that a later one reached
+    advised: with mode Advise, recommendations to scale up within the scale-down window, without
+             those that a later one reached
     """
 
     recommendations: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
@@ -213,7 +226,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that one call of `decide` gives.  changed: whether the replicas differ from those of the facts."""
+    """Result of one call of `decide`.
+
+    changed: whether the replicas differ from those of the facts.
+    """
 
     decision: Decision
     memory: Memory

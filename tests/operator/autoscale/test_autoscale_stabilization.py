@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.plan.autoscale import rules
-from pdcluster_operator.plan.autoscale.pace import paced
+from pdcluster_operator.plan.autoscale.stabilization import stabilize
 from pdcluster_operator.plan.autoscale.values import Memory, PoolKey, Sample
 from tests.operator.autoscale.worlds import (
     CALM,
@@ -141,8 +141,8 @@ def test_memory_of_another_clock_only_waits_longer():
 def test_the_most_careful_decision_of_the_window_counts():
     spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": 10, "maxStep": 0}, "scaleUp": {"windowSeconds": 10}})
 
-    assert paced("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0).workers == 6
-    assert paced("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0).workers == 4
+    assert stabilize("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0).workers == 6
+    assert stabilize("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0).workers == 4
 
 
 @pytest.mark.parametrize("window", [300, 3600])
@@ -150,10 +150,10 @@ def test_what_is_remembered_stays_small(window: int):
     spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": window}})
     recommendations: tuple[tuple[float, int], ...] = ()
     for number in range(5000):
-        recommendations = paced("decode", 4, 3, spec, past=recommendations, now=number * 5.0).recommendations
+        recommendations = stabilize("decode", 4, 3, spec, past=recommendations, now=number * 5.0).recommendations
         assert len(recommendations) == 1
     for number in range(5000, 9000):
-        recommendations = paced("decode", 4, number % 4, spec, past=recommendations, now=number * 5.0).recommendations
+        recommendations = stabilize("decode", 4, number % 4, spec, past=recommendations, now=number * 5.0).recommendations
         assert len(recommendations) <= 62
 
 
@@ -167,7 +167,7 @@ def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(g
     for gap, recommended in given:
         now += gap
         history.append((now, recommended))
-        pace = paced("decode", asked, recommended, spec, past=recommendations, now=now)
+        pace = stabilize("decode", asked, recommended, spec, past=recommendations, now=now)
         recommendations = pace.recommendations
         recent = [(at, each) for at, each in history if at > now - window]
         before = [each for at, each in history if at <= now - window][-1:]
@@ -184,7 +184,7 @@ def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(g
 
 @pytest.mark.parametrize("window", [0, 60, 300])
 def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: int):
-    """In many rounds it falls by chance, and so fast that it would soon be under its line."""
+    """In many rounds it falls by chance, and so fast that it would soon be under its threshold."""
     spec = make_spec(scaleUp={"windowSeconds": window})
     facts, noise, memory, held = facts_of(spec), random.Random(2), Memory(), 0
     rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
@@ -206,9 +206,9 @@ def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: i
 def test_an_agreement_to_shrink_does_not_outlast_a_backlog_that_is_worked_off():
     spec = AutoscaleSpec.model_validate({})
 
-    up = paced("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, goes_on=True)
-    down = paced("decode", 4, 4, spec, past=((0.0, 3),), now=10.0, goes_on=True)
-    other = paced("decode", 4, 4, spec, past=((0.0, 6),), now=10.0)
+    up = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, goes_on=True)
+    down = stabilize("decode", 4, 4, spec, past=((0.0, 3),), now=10.0, goes_on=True)
+    other = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0)
 
     assert (up.workers, up.recommendations) == (4, ((0.0, 6),))
     assert (down.recommendations, other.recommendations) == ((), ())

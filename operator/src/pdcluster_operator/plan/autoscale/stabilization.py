@@ -14,14 +14,16 @@ from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.values import Memory, Step
 
 Recommendations = tuple[tuple[float, int], ...]
-"""(since when, workers) since the direction last changed, the oldest first: each holds until the next begins."""
+"""(since when, workers) since the direction last changed, the oldest first: each holds until the
+next begins.
+"""
 
 _GRAINS = 60  # parts of a window: of each part only the most careful recommendation is kept
 _LEAST_GAP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class Stabilized:
     """The size that the windows allow now, and the recommendations to remember."""
 
     workers: int
@@ -29,15 +31,16 @@ class Pace:
     steps: tuple[Step, ...] = ()
 
 
-def paced(
+def stabilize(
     role: str, asked: int, recommended: int, spec: AutoscaleSpec, *, past: Recommendations, now: float, goes_on: bool = False
-) -> Pace:
+) -> Stabilized:
     """Apply the stabilization window and the largest step to the recommendation of a role.
 
-    past: recommendations since the role has this size; goes_on: a recommendation of no change keeps a window to scale up
+    past: recommendations since the role has this size
+    goes_on: whether a recommendation of no change keeps a window to scale up
     """
     if recommended == asked:
-        return Pace(asked, past if goes_on and past and past[-1][1] > asked else ())
+        return Stabilized(asked, past if goes_on and past and past[-1][1] > asked else ())
     rule = spec.scale_up if recommended > asked else spec.scale_down
     word = "up" if recommended > asked else "down"
     same_way = past if past and (past[-1][1] > asked) == (recommended > asked) else ()
@@ -45,7 +48,7 @@ def paced(
     since = recommendations[0][0]
     if since > now - rule.window_seconds:
         why = f"asks to go {word} since {now - since:.0f} s of {rule.window_seconds} s"
-        return Pace(asked, recommendations, (Step(rules.WINDOW, role, recommended, asked, why),))
+        return Stabilized(asked, recommendations, (Step(rules.WINDOW, role, recommended, asked, why),))
     agreed = _careful(asked, *(each for _, each in recommendations))
     steps = []
     if agreed != recommended:
@@ -54,24 +57,25 @@ def paced(
     limit = agreed if not rule.max_step else asked + max(-rule.max_step, min(rule.max_step, agreed - asked))
     if limit != agreed:
         steps.append(Step(rules.MAX_STEP, role, agreed, limit, f"at most {rule.max_step} at a time"))
-    return Pace(limit, recommendations, tuple(steps))
+    return Stabilized(limit, recommendations, tuple(steps))
 
 
-def steadied(role: str, asked: int, recommended: int, window: int, *, past: Recommendations, now: float) -> Pace:
-    """The greatest recommendation to scale up within the down window: otherwise advice would follow each swing of the load.
+def stabilize_advice(role: str, asked: int, recommended: int, window: int, *, past: Recommendations, now: float) -> Stabilized:
+    """Advise the greatest recommendation to scale up within the scale-down window.
 
+    Otherwise advice would follow each swing of the load.
     past: `recommendations` of the decision before
     """
     greater = tuple((at, each) for at, each in past if now - window < at and each > recommended)
     recommendations = (*greater, (now, recommended)) if recommended > asked else greater
     if not greater:
-        return Pace(recommended, recommendations)
+        return Stabilized(recommended, recommendations)
     why = f"{greater[0][1]} was advised {now - greater[0][0]:.0f} s ago, and advice goes down after {window} s"
-    return Pace(greater[0][1], recommendations, (Step(rules.WINDOW, role, recommended, greater[0][1], why),))
+    return Stabilized(greater[0][1], recommendations, (Step(rules.WINDOW, role, recommended, greater[0][1], why),))
 
 
 def is_same(memory: Memory, role: str, asked: int, spec: AutoscaleSpec, now: float) -> bool:
-    """Whether earlier recommendations count: those of this size, of this clock, and without a gap in the rounds."""
+    """Return whether earlier recommendations count: same size and clock, no gap in the rounds."""
     gap = max(_LEAST_GAP_SECONDS, (spec.stale_after + 1) * spec.interval_seconds)
     return memory.sizes.get(role) == asked and now - gap <= memory.at <= now
 

@@ -1,0 +1,65 @@
+"""The word checker on small files: plain words pass, a private word or a bare opening is named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check_words.py"
+
+
+def check(*folders: Path | str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, SCRIPT, *folders], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_words_that_name_the_thing_pass(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(
+        '"""Drain pods."""\n\n\ndef told_pods(wish: int) -> str:\n'
+        '    """Return whether a pod is retold."""\n    return f"pods {wish}"  # a number\n'
+    )
+
+    result = check(tmp_path)
+
+    assert result.stdout == "check_words: 1 files, 0 problems\n"
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        pytest.param('"""Pods.\n\nNobody asks."""\n', '3: "nobody" is a private word', id="docstring"),
+        pytest.param('"""Pods."""\nx = 1  # made anew\n', '2: "anew" is a private word', id="comment"),
+        pytest.param('"""Pods."""\nx = "it was told"\n', '2: "told" is a private word', id="message"),
+        pytest.param('"""Pods."""\nx = f"{x} was told"\n', '2: "told" is a private', id="f-string"),
+        pytest.param('"""Waits for\never."""\n', '1: "for ever" is a private word', id="two lines"),
+        pytest.param(
+            '"""Pods."""\n\n\ndef f() -> None:\n    """Why, by pod."""\n',
+            '5: docstring opens with "Why"',
+            id="opening of a function",
+        ),
+        pytest.param('"""How pods end."""\n', '1: docstring opens with "How"', id="of a module"),
+        pytest.param(
+            '"""Pods."""\nclass A:\n    """What it is."""\n',
+            '3: docstring opens with "What"',
+            id="of a class",
+        ),
+    ],
+)
+def test_each_breach_is_named(tmp_path: Path, source: str, problem: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(source)
+
+    result = check(tmp_path)
+
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{path}:{problem}")
+    assert lines[-1] == "check_words: 1 files, 1 problems"
+    assert result.returncode == 1
+
+
+def test_the_tree_itself_passes() -> None:
+    root = Path(__file__).parents[2]
+    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=root)
+
+    assert result.returncode == 0, result.stdout
