@@ -35,7 +35,7 @@ async def trace(folder: Path, parent: str = "", error: Exception | None = None) 
     try:
         with journeys.of("r1", role="ingress") as journey:
             sent = trace_context.current()
-            note("decode", worker="d1", policy="least", cost=2.5)
+            note("decode_worker", worker="d1", policy="least", cost=2.5)
             for number, name in enumerate(LIFETIME[1:]):
                 note_at(name, journey.began_seconds + number)
             if error is not None:

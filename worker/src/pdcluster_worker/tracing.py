@@ -60,7 +60,7 @@ class Phase:
 def phases_of(journey: Journey) -> Iterator[Phase]:
     """What this worker did of a journey, in the order in which it ended.
 
-    >>> journey = Journey("r", [Event("decode", 10.5, {"policy": "p"}), Event("credit", 12.0, {"waited_seconds": 1.0})], 10.0)
+    >>> journey = Journey("r", [Event("decode_worker", 10.5, {"rule": "p"}), Event("credit", 12.0, {"waited_seconds": 1.0})], 10.0)
     >>> [(phase.name, phase.begin_seconds, phase.end_seconds) for phase in phases_of(journey)]
     [('decision', 10.0, 10.5), ('credit wait', 11.0, 12.0)]
     """
@@ -70,7 +70,7 @@ def phases_of(journey: Journey) -> Iterator[Phase]:
         if event.worker:
             continue
         begun[event.name] = event
-        if event.name == "decode" and not is_decided:
+        if event.name == "decode_worker" and not is_decided:
             is_decided = True
             yield Phase("decision", journey.began_seconds, event.seconds, event.facts)
         if event.name in _LASTING:
@@ -127,7 +127,8 @@ async def close_tracing(tracing: "Tracing | None") -> None:
 
     Thread(target=close, daemon=True).start()  # of a pool it would be waited for at the end of the process
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(closed.wait(), CLOSE_SECONDS)
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await closed.wait()
 
 
 class Tracing:
