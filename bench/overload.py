@@ -75,10 +75,19 @@ def arms(options: argparse.Namespace) -> list[Arm]:
     ]
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], seen: Seen) -> None:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker that serves."""
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+
+
+async def ask(place: Place, body: dict[str, Any], seen: Seen) -> None:
     """Send one request and watch its answer."""
     start = time.monotonic()
-    async with session.post(url + COMPLETIONS, json=body) as response:
+    async with place.session.post(place.url + COMPLETIONS, json=body) as response:
         seen.status, seen.retry_after = response.status, int(response.headers.get("retry-after", 0))
         if response.status != 200:
             await response.read()
@@ -104,14 +113,14 @@ def body(model: str, options: argparse.Namespace, draw: random.Random) -> dict[s
     }
 
 
-async def capacity(session: aiohttp.ClientSession, url: str, model: str, options: argparse.Namespace) -> float:
+async def capacity(place: Place, options: argparse.Namespace) -> float:
     """Requests a second in a closed loop."""
     draw, end, num_done = random.Random("capacity"), time.monotonic() + options.capacity_seconds, 0
 
     async def client() -> None:
         nonlocal num_done
         while time.monotonic() < end:
-            await ask(session, url, body(model, options, draw), Seen(is_high=False))
+            await ask(place, body(place.model, options, draw), Seen(is_high=False))
             num_done += 1
 
     start = time.monotonic()
@@ -119,18 +128,18 @@ async def capacity(session: aiohttp.ClientSession, url: str, model: str, options
     return num_done / (time.monotonic() - start)
 
 
-async def offer(session: aiohttp.ClientSession, url: str, model: str, arm: Arm, rate: float, options: argparse.Namespace) -> None:
+async def offer(place: Place, arm: Arm, rate: float, options: argparse.Namespace) -> None:
     """Requests at that rate, high ones a share of them."""
     draw, count = random.Random("overload"), int(rate * options.seconds)
     start, tasks = time.monotonic(), []
     for due in poisson_arrivals(rate, count, "overload"):
         seen = Seen(is_high=draw.random() < options.high)
-        request = body(model, options, draw)
+        request = body(place.model, options, draw)
         if arm.sends:
             request["priority"] = "high" if seen.is_high else "low"
         arm.seen.append(seen)
         await asyncio.sleep(max(0.0, start + due - time.monotonic()))
-        tasks.append(asyncio.create_task(ask(session, url, request, seen)))
+        tasks.append(asyncio.create_task(ask(place, request, seen)))
     await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
     for task in tasks:
         task.cancel()
@@ -167,12 +176,12 @@ async def main(options: argparse.Namespace) -> None:
             file = Path(folder) / FILE.name
             file.write_text(yaml.safe_dump(document))
             async with started_cluster(file, options.model.expanduser()) as started, http_session() as session:
-                place = (session, started.base_url, started.model)
+                place = Place(session, started.base_url, started.model)
                 if not rate:
-                    rate = await capacity(*place, options)
+                    rate = await capacity(place, options)
                 else:
-                    await ask(session, started.base_url, body(started.model, options, random.Random(0)), Seen(is_high=False))
-                await offer(*place, arm, options.times * rate, options)
+                    await ask(place, body(place.model, options, random.Random(0)), Seen(is_high=False))
+                await offer(place, arm, options.times * rate, options)
         table += [row(arm, is_high, options) for is_high in (True, False)]
         print(json.dumps({"arm": arm.name, "capacity": rate, "requests": len(arm.seen)}), flush=True)
     print("\n".join([*setting_lines("bench/overload.py", "", load_average), *described(rate, options), "", *table]))
