@@ -49,12 +49,12 @@ class Decision:
     """One step.
 
     reason:             what happens and why, in words for an event; empty with KEEP
-    look_again_seconds: when the next step falls due; None = not sooner than the resync
+    requeue_after_seconds: when the next step falls due; None = not sooner than the resync
     """
 
     step: Step
     reason: str = ""
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _go_on(tls: Stored | None, now: datetime.datetime, *, is_switched: bool) -> 
         return Decision(Step.ACCEPT_BOTH, "waiting anew until workers have read the certificates", SETTLE.total_seconds())
     remaining = (changed + SETTLE - now).total_seconds()
     if remaining > 0:
-        return Decision(Step.KEEP, look_again_seconds=remaining)
+        return Decision(Step.KEEP, requeue_after_seconds=remaining)
     if is_switched:
         return Decision(Step.FINISH_ROTATION, "workers accept the new certificate authority alone: the rotation is done")
     return Decision(Step.SWITCH_LEAF, "workers come to show a certificate of the new authority", SETTLE.total_seconds())
