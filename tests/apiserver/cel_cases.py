@@ -309,11 +309,14 @@ AUTOSCALE_RULES = [
         at("spec.routing.offload.sloFeedback", {"minThreshold": 8, "maxThreshold": 8}),
         at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
     ),
-    Rule(
-        "spec.routing",
-        "mixed workers prefill what they decode, and nothing is routed: remove it",
-        at("spec.routing.credits", {"batchesAhead": 3}),
-        both(only("mixed"), at("spec.routing.credits", {"batchesAhead": 3})),
+    *(
+        Rule(
+            f"spec.routing.{part}",
+            "mixed workers prefill what they decode, and no prefill is routed: remove it",
+            at(f"spec.routing.{part}", {}),
+            both(only("mixed"), at(f"spec.routing.{part}", {})),
+        )
+        for part in ("offload", "prefillScore", "credits")
     ),
     *(
         Rule(f"{AUTOSCALE}.mode", CEILING, both(right, at(f"{AUTOSCALE}.mode", "On")), both(wrong, at(f"{AUTOSCALE}.mode", "On")))

@@ -361,8 +361,8 @@ BAD = [
     ),
     Wrong(
         both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.routing.offload", {"prefillQueueMax": 9})),
-        "spec.routing: mixed workers prefill what they decode, and nothing is routed; remove it",
-        "spec.routing",
+        "spec.routing.offload: mixed workers prefill what they decode, and no prefill is routed; remove it",
+        "spec.routing.offload",
     ),
     Wrong(
         both(at("spec.roles.prefill.pools.0.maxReplicas", 4), at("spec.autoscale", {"mode": "On", "budget": {"perGpu": {"cpu": 8}}})),

@@ -28,6 +28,32 @@ PLACED = at("spec.placement", {"domainLabel": "rack"})
 NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 POOL = "spec.roles.decode.pools.0"
 
+DECODE_SCORE: dict[str, Any] = {
+    "policy": "kvAware",
+    "temperature": 0.5,
+    "kvEvents": False,
+    "recentSeconds": 60.0,
+    "hotspotPrevention": False,
+    "hotWorkersRatio": 0.5,
+    "maxShareRatio": 2.0,
+    "sessionAffinity": False,
+    "failureTaint": 2.0,
+    "queueThresholdTokens": 4096,
+    "allowRequestOverrides": True,
+    "kvAware.overlapCredit": 0.5,
+    "kvAware.prefillLoadScale": 2.0,
+    "kvAware.prefillDecay": 1.0,
+    "kvAware.activeRequestWeight": 1.0,
+    "kvAware.trackPrefill": False,
+    "capacityAware.occupancyWeight": 1.0,
+    "capacityAware.activeWeight": 1.0,
+    "latencyAware.kvOccupancyWeight": 1.0,
+    "latencyAware.activeWeight": 2.0,
+    "latencyAware.cacheMatchWeight": 1.0,
+    "latencyAware.memoryBandwidthWeight": 1.0,
+    "latencyAware.recentPrefixWeight": 2.0,
+}
+
 PLANNED = {
     "rollout.strategy": "the order in which workloads exist",
     "rollout.progressDeadlineSeconds": "when a new revision is given up",
@@ -147,6 +173,9 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.prefillScore.prefixWeight": (NOTHING, at("spec.routing.prefillScore.prefixWeight", 2)),
     "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
+    "routing.moving.enabled": (NOTHING, at("spec.routing.moving.enabled", False)),
+    "routing.moving.maxMoves": (NOTHING, at("spec.routing.moving.maxMoves", 3)),
+    **{f"routing.decodeScore.{path}": (NOTHING, at(f"spec.routing.decodeScore.{path}", value)) for path, value in DECODE_SCORE.items()},
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
     "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
     "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),

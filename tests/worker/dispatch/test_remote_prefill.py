@@ -243,15 +243,19 @@ async def test_decoding_auto_prefills_short_prompts_locally(
     assert not peer.wants
 
 
+def prompt_of(num_tokens: int) -> RequestSpec:
+    return RequestSpec("other", [1] * num_tokens, Sampling(max_tokens=1, seed=1))
+
+
 async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
-    dispatcher.admit(10)
+    dispatcher.admit([prompt_of(10)])
     waiting = asyncio.create_task(collect(dispatcher, "local"))
     while not engine.inputs:
         await asyncio.sleep(0)
     with pytest.raises(RequestError, match="maxQueuedRequests is 1") as caught:
-        dispatcher.admit(10)
+        dispatcher.admit([prompt_of(10)])
 
     assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "queue_full", 1)
     waiting.cancel()
@@ -262,23 +266,23 @@ async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDis
     """[V8]: before the engine hears of it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
-    dispatcher.admit(1000)  # nobody waits
+    dispatcher.admit([prompt_of(1000)])  # nobody waits
     waiting = asyncio.create_task(collect(dispatcher, "local"))
     while not engine.inputs:
         await asyncio.sleep(0)
-    dispatcher.admit(15)
+    dispatcher.admit([prompt_of(15)])
     with pytest.raises(RequestError, match=r"10 prompt tokens wait here, and 16 more are over .*maxQueuedTokens \(25\)") as caught:
-        dispatcher.admit(16)
+        dispatcher.admit([prompt_of(16)])
     assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "queue_full", 1)
     assert len(engine.inputs) == 1
 
     engine.say(Tokens([Token("r", 7)]))
-    while dispatcher._num_queued:
+    while dispatcher._quality.num_waiting:
         await asyncio.sleep(0)
-    dispatcher.admit(1000)
+    dispatcher.admit([prompt_of(1000)])
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert (dispatcher.num_requests, dispatcher._queued_tokens) == (0, 0)
+    assert (dispatcher.num_requests, dispatcher._quality.waiting_tokens) == (0, 0)
 
 
 def long_prompts(worker: Worker) -> tuple[int, int]:

@@ -293,6 +293,7 @@ class Handler:
         self.reports: list[Report] = [Report(Load(num_running=1), snapshot=True)]
         self.report_added = asyncio.Event()
         self.error: Exception | None = None
+        self.degraded: tuple[str, ...] = ()
         self.hold = False  # stop after the first token until closed
         self.calls: list[tuple[Any, ...]] = []
         self.closed: list[str] = []
@@ -308,7 +309,7 @@ class Handler:
         self.calls.append(("generate", spec, prefill))
         self.contexts.append(trace_context.current())
         try:
-            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote", notes=self.notes)
+            yield Generated(Token(spec.request_id, spec.prompt[0]), "remote", degraded=self.degraded, notes=self.notes)
             await self._maybe_stop()
             yield Generated(Token(spec.request_id, spec.prompt[-1], finish_reason="length"))
         finally:

@@ -64,6 +64,13 @@ async def test_generate_streams_tokens_as_the_handler_makes_them(d: Any, spec: A
     assert d.other.handler.calls == [("generate", spec(), "remote")]
 
 
+async def test_generate_says_what_the_request_lost(d: Any, spec: Any) -> None:
+    d.other.handler.degraded = ("max_tokens=2", "prefill=local")
+    answer = await collect(d.d2.generate(spec(), "auto"))
+
+    assert [generated.degraded for generated in answer] == [("max_tokens=2", "prefill=local"), ()]
+
+
 async def test_generate_carries_a_prompt_of_128k_tokens(d: Any, spec: Any) -> None:
     long = spec(prompt=[200_000_000] * 131_072)
 
@@ -79,6 +86,7 @@ async def test_generate_carries_a_prompt_of_128k_tokens(d: Any, spec: Any) -> No
         RequestError("no such model", status=404),
         RequestError("queue is full", status=503, code="overloaded", retry_after_seconds=3),
         RequestError("the id is in use", status=409),
+        RequestError("low priority", status=429, code="slo_ttft", retry_after_seconds=7),
         RequestError("broken", status=500),
     ],
     ids=lambda error: str(error.status),

@@ -45,11 +45,12 @@ def test_recent_prefixes_of_a_worker_that_goes_are_dropped() -> None:
     recent = RecentPrefixes()
     recent.note("d0", [A, B], now=0.0)
     recent.note("d1", [A], now=0.0)
-    recent.drop("d0")
-    recent.drop("never")
+    recent.drop("d0", now=1.0)
+    recent.drop("never", now=1.0)
+    assert recent.match_all([A, B], now=2.0) == {"d1": 1}
 
-    assert recent.match_all([A, B], now=1.0) == {"d1": 1}
-    assert len(recent) == 1
+    recent.note("d0", [A], now=3.0)
+    assert recent.match_all([A, B], now=4.0) == {"d0": 1, "d1": 1}
 
 
 def test_recent_prefixes_are_bounded_and_forget_the_oldest() -> None:

@@ -1,4 +1,4 @@
-"""Choice of workers: lowest cost, seeded ties, independence of the candidates' order [Y10]."""
+"""Choice of prefill workers: lowest cost, seeded ties, independence of the candidates' order [Y10]."""
 
 from collections import Counter
 from random import Random
@@ -7,18 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.routing.score import DecodeCandidate, PrefillCandidate, choose_decode, choose_prefill
+from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
 from pdcluster_worker.routing_config import PrefillScorePolicy
 
 SIZES = st.integers(0, 3).map(lambda n: 64 * n)
 PREFILL = st.lists(
     st.builds(PrefillCandidate, key=st.text("abcdef", min_size=1, max_size=2), matched_tokens=SIZES, queued_tokens=SIZES),
-    min_size=1,
-    max_size=6,
-    unique_by=lambda c: c.key,
-)
-DECODE = st.lists(
-    st.builds(DecodeCandidate, key=st.text("abcdef", min_size=1, max_size=2), num_requests=st.integers(0, 3), is_self=st.just(False)),
     min_size=1,
     max_size=6,
     unique_by=lambda c: c.key,
@@ -38,37 +32,19 @@ def test_prefill_choice_weighs_prefix_against_load(prefix_weight: float, load_we
     assert expected == choose_prefill(policy, [cached, idle], Random(0))
 
 
-def test_decode_choice_takes_fewest_requests() -> None:
-    candidates = [DecodeCandidate("a", 3, is_self=True), DecodeCandidate("b", 2, is_self=False)]
-
-    assert choose_decode(candidates, Random(0)) == "b"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_decode_choice_self_wins_ties(seed: int) -> None:
-    candidates = [DecodeCandidate(key, 2, is_self=key == "m") for key in "amz"]
-
-    assert choose_decode(candidates, Random(seed)) == "m"
-
-
-def test_choices_spread_ties_uniformly() -> None:
+def test_prefill_choice_spreads_ties_uniformly() -> None:
     prefill = [PrefillCandidate(key, 0, 0) for key in "abcd"]
-    decode = [DecodeCandidate(key, 0, is_self=False) for key in "abcd"]
     tie = Random(7)
 
-    for counts in (
-        Counter(choose_prefill(PrefillScorePolicy(), prefill, tie) for _ in range(4000)),
-        Counter(choose_decode(decode, tie) for _ in range(4000)),
-    ):
-        # 1000 each expected; 150 is over five standard deviations (27)
-        assert all(abs(counts[key] - 1000) < 150 for key in "abcd")
+    counts = Counter(choose_prefill(PrefillScorePolicy(), prefill, tie) for _ in range(4000))
+
+    # 1000 each expected; 150 is over five standard deviations (27)
+    assert all(abs(counts[key] - 1000) < 150 for key in "abcd")
 
 
-def test_choices_without_candidates_raise() -> None:
+def test_prefill_choice_without_candidates_raises() -> None:
     with pytest.raises(ValueError, match="no candidate"):
         choose_prefill(PrefillScorePolicy(), [], Random(0))
-    with pytest.raises(ValueError, match="no candidate"):
-        choose_decode([], Random(0))
 
 
 @given(policy=POLICIES, candidates=PREFILL, seed=st.integers(0, 9), data=st.data())
@@ -82,14 +58,3 @@ def test_prefill_choice_is_cheapest_and_ignores_order(
 
     assert costs[chosen] == min(costs.values())
     assert chosen == choose_prefill(policy, shuffled, Random(seed))
-
-
-@given(candidates=DECODE, seed=st.integers(0, 9), data=st.data())
-def test_decode_choice_is_least_and_ignores_order(candidates: list[DecodeCandidate], seed: int, data: st.DataObject) -> None:
-    shuffled = data.draw(st.permutations(candidates))
-    loads = {c.key: c.num_requests for c in candidates}
-
-    chosen = choose_decode(candidates, Random(seed))
-
-    assert loads[chosen] == min(loads.values())
-    assert chosen == choose_decode(shuffled, Random(seed))

@@ -67,6 +67,7 @@ class ScriptedBackend:
     device: Device | None = DEVICE
     scheduler: str | None = "sarathi"
     place: PrefillPlace = "local"
+    degraded: tuple[str, ...] = ()
     error: Exception | None = None
     error_after: int = 0
     hold_after: int | None = None
@@ -112,7 +113,8 @@ class ScriptedBackend:
                         await self.gate.wait()
                     await asyncio.sleep(0)
                     made += 1
-                    yield Generated(tokens[step], self.place if step == 0 else None, index)
+                    first = step == 0
+                    yield Generated(tokens[step], self.place if first else None, index, self.degraded if first else ())
             ended = True
         finally:
             if not ended:

@@ -1,6 +1,7 @@
 """What a request may say of its service: a priority by name or number, and latency objectives."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import httpx
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.qos_config import EstimationPolicy, SloPolicy, TenantPolicy
 
 CHAT = "/v1/chat/completions"
@@ -97,3 +99,69 @@ async def test_key_gives_a_priority_and_a_ceiling(rig, tmp_path: Path):
     assert [specs[0].priority for specs, _ in rig.backend.calls] == [100, 0]
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
     assert "the highest of this API key is low" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_request_lost_is_in_its_answer(rig, http, path, stream):
+    rig.backend.degraded = ("max_tokens=2", "prefill=local")
+    body = {"model": "tiny", "stream": stream} | ({"messages": BODY["messages"]} if path == CHAT else {"prompt": "Hi"})
+    response = await http.post(path, json=body)
+
+    assert response.headers["x-pdcluster-degraded"] == "max_tokens=2, prefill=local"
+    if stream:
+        chunks = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
+        parts = [chunk["pdcluster"] for chunk in chunks if "pdcluster" in chunk]
+        assert "pdcluster" in chunks[0]
+    else:
+        parts = [response.json()["pdcluster"]]
+    assert parts == [{"degraded": ["max_tokens=2", "prefill=local"]}]
+
+
+async def test_an_answer_without_a_loss_says_nothing_of_it(http):
+    response = await http.post(CHAT, json=BODY)
+
+    assert "x-pdcluster-degraded" not in response.headers
+    assert "pdcluster" not in response.json()
+
+
+async def test_refusal_of_low_priority_is_a_429_with_a_retry_after(rig, http):
+    rig.backend.error = RequestError("low priority: retry later", status=429, code="slo_ttft", retry_after_seconds=7)
+    response = await http.post(CHAT, json=BODY)
+
+    assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+    assert response.json()["error"]["code"] == "slo_ttft"
+    assert rig.value("pdcluster_request_rejected_total", reason="slo_ttft") == 1
+
+
+async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_path: Path):
+    """A place that was taken is given back however the request ends."""
+    (tmp_path / "batch").write_text("sk-batch")
+    (tmp_path / "chat").write_text("sk-chat")
+    rig.policy = replace(rig.policy, tenants={"batch": TenantPolicy(max_concurrent_requests=1)})
+    rig.backend.hold_after = 0
+    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
+
+    async with asyncio.timeout(10), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+
+        async def ask(key: str) -> httpx.Response:
+            return await http.post(CHAT, json=BODY, headers={"authorization": f"Bearer {key}"})
+
+        first = asyncio.create_task(ask("sk-batch"))
+        await rig.backend.holding.wait()
+        refused = await ask("sk-batch")
+        rig.backend.hold_after = None
+        other = await ask("sk-chat")
+        rig.backend.gate.set()
+        await first
+        rig.backend.error = RequestError("broken", status=500)
+        await ask("sk-batch")
+        rig.backend.error = None
+        again = await ask("sk-batch")
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["code"] == "tenant_concurrency"
+    assert "of the API key 'batch' are open, and at most 1 may be (maxConcurrentRequests)" in refused.json()["error"]["message"]
+    assert (other.status_code, again.status_code) == (200, 200)
+    assert rig.value("pdcluster_qos_rejected_total", reason="tenant_concurrency", priority="normal") == 1
+    assert rig.value("pdcluster_request_rejected_total", reason="tenant_concurrency") == 1

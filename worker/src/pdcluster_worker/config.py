@@ -28,6 +28,7 @@ from pdcluster_worker.engine.settings import (
     wrong_sizes,
 )
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.moving_config import MovingPolicy
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
     EarlyRejectionPolicy,
@@ -37,7 +38,7 @@ from pdcluster_worker.qos_config import (
     SloPolicy,
     TenantPolicy,
 )
-from pdcluster_worker.routing_config import CreditPolicy, OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -260,6 +261,7 @@ class PolicyConfig(PolicySection, frozen=True):
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     credits: CreditPolicy = CreditPolicy()
+    decode_score: DecodeScorePolicy = DecodeScorePolicy()
     admission: AdmissionPolicy = AdmissionPolicy()
     slo: SloPolicy = SloPolicy()
     early_rejection: EarlyRejectionPolicy = EarlyRejectionPolicy()
@@ -272,6 +274,7 @@ class PolicyConfig(PolicySection, frozen=True):
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
     allow_client_priority: bool = False
+    moving: MovingPolicy = MovingPolicy()
 
 
 class Identity(msgspec.Struct, frozen=True):

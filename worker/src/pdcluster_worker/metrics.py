@@ -25,6 +25,8 @@ _FIRST_VALUES = {
     "request_rejected": (
         *("queue_full", "bodies_full", "connections_full", "body_timeout"),
         *("draining", "not_ready", "no_prefill_worker", "deadline_unmeetable"),
+        *("slo_ttft", "slo_tpot", "prompt_limit", "prefill_barred", "waited_too_long", "displaced"),
+        *("tenant_requests", "tenant_concurrency", "tenant_tokens"),
         *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
     ),
     "request_success": get_args(FinishReason),
@@ -117,6 +119,9 @@ class Metrics:
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
         self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
+        self.request_moves = self._counter(
+            "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
+        )
         self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by where it was, at the decode side", "prefill")
         self.kv_transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes moved", "direction")
         self.preemptions = self._counter("preemptions", "requests preempted to recompute")
@@ -139,6 +144,11 @@ class Metrics:
 
     def _add_qos(self) -> None:
         """By priority: high, normal or low."""
+        self.qos_admitted = self._counter("qos_admitted", "prompts that were taken, with all their choices", "priority")
+        self.qos_rejected = self._counter("qos_rejected", "requests refused by a worker, before or while they waited", "reason", "priority")
+        self.qos_degraded = self._counter("qos_degraded", "choices that lost something under load, by what", "reason", "priority")
+        self.qos_estimated_ttft_seconds = self._gauge("qos_estimated_ttft_seconds", "wait for the first token of a request that comes now")
+        self.qos_estimated_tpot_seconds = self._gauge("qos_estimated_tpot_seconds", "time per output token if one more stream joins")
         self.qos_slo = self._counter(
             "qos_slo", "choices whose TTFT or TPOT met or missed its objective", "objective", "priority", "outcome"
         )

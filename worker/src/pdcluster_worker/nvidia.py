@@ -14,11 +14,13 @@ _BUS_ID_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """used, total: bytes of memory, of all processes on it.  busy: share of the last moment with a kernel on it, 0 to 1."""
+    """used, total: bytes of memory, of all processes on it.  busy, memory_busy: shares of the last
+    moment, 0 to 1, with a kernel on it and with its memory read or written."""
 
     used: int
     total: int
     busy: float
+    memory_busy: float = 0.0
 
 
 class _Memory(ctypes.Structure):
@@ -56,7 +58,7 @@ class Gpu:
             return None
         if self._management.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)):
             return None
-        return GpuUse(memory.used, memory.total, rates.gpu / 100)
+        return GpuUse(memory.used, memory.total, rates.gpu / 100, rates.memory / 100)
 
 
 def _open(driver: str, management: str) -> tuple[ctypes.CDLL | None, ctypes.c_void_p]:

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,11 +32,11 @@ from pdcluster_worker.dispatch.head_door import HeadDoor
 from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.pulse import Pulse, Pulses
-from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.dispatch.worker import Occupancy, Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.native_dtype import DType, read_native_dtype
-from pdcluster_worker.nvidia import Gpu
+from pdcluster_worker.nvidia import Gpu, GpuUse
 from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.process_life import HTTP_DRAIN_SECONDS, Files, leave, open_files, signals, unless
@@ -43,6 +44,7 @@ from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.tracing import close_tracing, start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class ServerProcess:
         self._group = group
         self._metrics = Metrics()
         self._journeys = Journeys()
+        self._tracing = start_tracing(self._journeys, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
         group.tell_of_children(self._watch_stats)
 
@@ -104,6 +107,7 @@ class ServerProcess:
             return 0 if stop.is_set() else 1
         finally:
             await http.close()
+            await close_tracing(self._tracing)
 
     def _watch_stats(self, child: Child) -> None:
         self._engine_metrics.forget(child.rank, for_good=False)  # a new process counts from 0
@@ -142,6 +146,13 @@ class ServerProcess:
         self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
         return dtype
 
+    def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> Occupancy:
+        """How busy this worker is: by its GPU's driver, else by its engines' steps."""
+        use = gpu() if gpu is not None else None
+        if use is None:
+            return Occupancy(self._engine_metrics.busy_ratio())
+        return Occupancy(use.busy, use.memory_busy)
+
     async def _live(self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
         """From the engine's loading to the end of the last request."""
         dtype = await unless(stop, self._dtype(backend))
@@ -158,9 +169,11 @@ class ServerProcess:
         facts = engines.first.facts
         self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
         self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
-        if facts.device.kind == "cuda":
-            self._metrics.watch_gpu(facts.device, Gpu().use)
+        gpu = Gpu().use if facts.device.kind == "cuda" else None
+        if gpu is not None:
+            self._metrics.watch_gpu(facts.device, gpu)
         worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current, journeys=self._journeys)
+        worker.occupancy = lambda: self._occupancy(gpu)
         node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
         watching = self._files.watch(node.set_policy)
         pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from pdcluster_operator.api.accelerators import NO_ACCELERATOR, accelerators
 from pdcluster_operator.api.autoscale import AutoscaleSpec
@@ -15,7 +16,7 @@ from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_operator.api.qos import QosSpec
 from pdcluster_operator.api.ranks import misfit
-from pdcluster_operator.api.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
+from pdcluster_operator.api.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.scheduling import scheduling_fault
 from pdcluster_operator.api.section import Section
@@ -115,16 +116,17 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _mixed_is_one_role(self) -> Self:
-        """Lines of prefill, a ratio and routing would look as if they held."""
+        """Lines of prefill, a ratio and routing of prefills would look as if they held."""
         given = self.autoscale.model_fields_set if self.roles.mixed is not None else set()
         if "prefill" in given:
             fix = "remove it, they go by the lines of autoscale.decode"
             raise rule("there is no prefill beside mixed workers", fix, at="autoscale.prefill")
         if "ratio" in given:
             raise rule("mixed workers are one role, which has no ratio to another", "remove it", at="autoscale.ratio")
-        if self.roles.mixed is not None and "routing" in self.model_fields_set:
-            reason = "mixed workers prefill what they decode, and nothing is routed"
-            raise rule(reason, "remove it", at="routing")
+        found = [name for name in PREFILL_PARTS if name in self.routing.model_fields_set]
+        if self.roles.mixed is not None and found:
+            reason = "mixed workers prefill what they decode, and no prefill is routed"
+            raise rule(reason, "remove it", at=f"routing.{to_camel(found[0])}")
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ kept whatever fails after it.  The remote leg is `dispatch.remote`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from pdcluster_worker.dispatch.engine_client import Mailbox
@@ -14,13 +14,12 @@ from pdcluster_worker.dispatch.engines import Place
 from pdcluster_worker.dispatch.journey import note
 from pdcluster_worker.dispatch.lifetime import note_first_token, note_last_token
 from pdcluster_worker.dispatch.offloading import Offloading
+from pdcluster_worker.dispatch.quality import Quality
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
-from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
-from pdcluster_worker.routing.admission import full
 
 
 class DecodeDispatcher:
@@ -32,26 +31,23 @@ class DecodeDispatcher:
         self._worker = worker
         self._remote = remote
         self._offloading = Offloading(worker, prefills, decodes)
-        self._num_queued = 0  # without a first token yet
-        self._queued_tokens = 0  # of their prompts
+        self._quality = Quality(worker)
         self._num_decoding = 0  # past their first token
 
     @property
     def num_requests(self) -> int:
         """Requests on this worker now."""
-        return self._num_queued + self._num_decoding
+        return self._quality.num_waiting + self._num_decoding
 
-    def admit(self, num_tokens: int) -> None:
-        """Raise RequestError 503 when too many requests, or tokens, wait for their first token [V8].
+    def admit(self, specs: Sequence[RequestSpec]) -> None:
+        """Raise RequestError when a prompt with all its choices is not taken now; see `quality.Quality.admit`."""
+        self._quality.admit(specs)
 
-        num_tokens: of what comes now, all its choices together.
-        """
-        reason = full(self._worker.policy.admission, self._num_queued, self._queued_tokens, num_tokens)
-        if reason is not None:
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=1)
-
-    async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
+        return self._quality.served(self._followed, spec, prefill)
+
+    async def _followed(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         with self._worker.estimation.following(spec) as followed:
             async with aclosing(self._run(spec, prefill)) as tokens:
                 async for generated in tokens:
@@ -60,9 +56,7 @@ class DecodeDispatcher:
 
     async def _run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
-        num_tokens = len(spec.prompt) + len(spec.output)
-        self._queue(1, num_tokens)
-        pace = self._offloading.pace(num_tokens)
+        pace = self._offloading.pace(len(spec.prompt) + len(spec.output))
         started, token = False, None
         try:
             async with aclosing(self._first_tokens(place, spec, prefill)) as firsts:
@@ -70,7 +64,6 @@ class DecodeDispatcher:
                     if not started:
                         started = True
                         note_first_token(generated)
-                        self._queue(-1, -num_tokens)
                         self._num_decoding += 1
                     token = generated.token
                     pace.token(generated)
@@ -87,13 +80,7 @@ class DecodeDispatcher:
         finally:
             if started:
                 self._num_decoding -= 1
-            else:
-                self._queue(-1, -num_tokens)
             place.close()
-
-    def _queue(self, num_requests: int, num_tokens: int) -> None:
-        self._num_queued += num_requests
-        self._queued_tokens += num_tokens
 
     async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""

@@ -185,6 +185,10 @@ class Engines:
         block_size = engine.facts.geometry.block_size
         return min(self._blocks.match(_key(engine), hashes), (num_tokens - 1) // block_size) * block_size
 
+    def matched_blocks(self, hashes: Sequence[bytes]) -> int:
+        """Leading blocks of `hashes` in the prefix cache that has most of them."""
+        return max(self._blocks.match_all(hashes).values(), default=0)
+
     def hashes(self) -> set[bytes]:
         """Of all blocks in any of their prefix caches."""
         return set().union(*(self._blocks.hashes(_key(engine)) for engine in self))

@@ -113,15 +113,16 @@ class Estimation:
     def estimated_ttft_seconds(self, spec: RequestSpec) -> float | None:
         """Of a request that came now; None = not known."""
         estimator = self.estimator
-        return None if estimator is None else estimator.estimated_ttft_seconds(self.flight_of(spec), self._line)
+        return None if estimator is None else estimator.estimated_ttft_seconds(self.flight_of(spec), self.line)
 
     def estimated_completion_seconds(self, spec: RequestSpec) -> float | None:
         """Of a request that came now, until its last token; None = not known."""
         estimator = self.estimator
-        return None if estimator is None else estimator.estimated_completion_seconds(self.flight_of(spec), self._line)
+        return None if estimator is None else estimator.estimated_completion_seconds(self.flight_of(spec), self.line)
 
     @property
-    def _line(self) -> Line:
+    def line(self) -> Line:
+        """What a request that comes now finds."""
         return Line(self._flights, self.seats())
 
     @contextmanager
@@ -150,7 +151,7 @@ class Estimation:
         estimator = self.estimator
         if estimator is None:
             return
-        flight, line = followed.flight, self._line
+        flight, line = followed.flight, self.line
         first, last = estimator.estimated_ttft_seconds(flight, line), estimator.estimated_completion_seconds(flight, line)
         if first is None or last is None:
             return

@@ -48,13 +48,13 @@ class Handler:
         """Run a whole request here.  Raises RequestError on a prefill worker and on a router."""
         if not isinstance(self._work, DecodeDispatcher) or self._worker.engineless is not None:
             raise RequestError(f"this is a {self._hello.role} worker: it decodes nothing")
-        with self._worker.request():
-            self._work.admit(len(spec.prompt) + len(spec.output))
-            with self._worker.journeys.of(spec.request_id, role=self._hello.role) as journey:
-                async with aclosing(self._work.run(spec, prefill)) as tokens:
-                    async for generated in tokens:
-                        is_told = generated.prefill is not None or generated.token.finish_reason is not None
-                        yield replace(generated, notes=journey.take()) if is_told else generated
+        with self._worker.request(), self._worker.journeys.of(spec.request_id, role=self._hello.role) as journey:
+            if not spec.output:  # one that has begun was admitted where it began
+                self._work.admit([spec])
+            async with aclosing(self._work.run(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    is_told = generated.prefill is not None or generated.token.finish_reason is not None
+                    yield replace(generated, notes=journey.take()) if is_told else generated
 
     async def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
         """Prefill for a decode engine.  Raises RequestError on any other worker."""

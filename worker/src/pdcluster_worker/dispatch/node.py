@@ -114,7 +114,7 @@ class Node:
             return PrefillDispatcher(self.worker)
         directory = self._directory
         decoding = DecodeDispatcher(self.worker, RemotePrefill(self.worker, self._broker), directory.prefills, directory.decodes)
-        self.ingress = Ingress(self.worker, decoding, directory.decodes)
+        self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
         return decoding
 
     def decodes(self) -> list[Peer]:
@@ -127,6 +127,8 @@ class Node:
 
     def _on_peer(self, peer: Peer) -> None:
         self._broker.on_change(peer)
+        if self.ingress is not None:
+            self.ingress.on_change()
         self.on_peers()
 
     def _make_disaggregating(self) -> Disaggregating:

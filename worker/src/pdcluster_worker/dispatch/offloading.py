@@ -12,7 +12,9 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated
-from pdcluster_worker.routing.offload import OffloadFacts, decide, length_threshold, takes_length
+from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, takes_length
+from pdcluster_worker.routing.qos.tiers import tier_of
+from pdcluster_worker.routing.qos.verdict import offloads_at_once
 from pdcluster_worker.routing.slo_feedback import SloFeedback
 
 
@@ -34,7 +36,11 @@ class Offloading:
         num_tokens = len(spec.prompt) + len(spec.output)
         able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
         facts = self._facts(place, num_tokens, hashes, able, num_decoding)
-        verdict = decide(policy, facts, threshold)
+        tier = tier_of(spec.priority)
+        if offloads_at_once(self._worker.policy, tier, facts.uncached_tokens):
+            verdict = Verdict(is_remote=True, reason="high_priority")
+        else:
+            verdict = decide(policy, facts, threshold)
         is_remote = verdict.is_remote and bool(able)
         note(
             "offload",

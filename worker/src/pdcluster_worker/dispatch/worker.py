@@ -29,6 +29,14 @@ REPORT_SECONDS = 1.0
 """How often peers hear of our load (docs/architecture.md, 'Discovery')."""
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Shares of time, 0 to 1: computing (its GPU's, else its engine's) and with its GPU's memory moving; 0 = not measured."""
+
+    busy_ratio: float = 0.0
+    memory_bandwidth_ratio: float = 0.0
+
+
 NO_DECODE_WORKER_SECONDS = 2
 """Until a client of a router may try again: about as long as discovery and handshake of a worker that comes back take."""
 
@@ -64,6 +72,7 @@ class Worker:
     on_request:    told of each request that begins.
     on_engines:    told when an engine begins to serve or no longer does.
     share:         where long prompts of this decode worker were prefilled.
+    occupancy:     how busy it is, as its load says.
     pair_rates:    how fast KV moves to this decode worker.
     gpu:           accelerator of its pool.
     promised_tokens: of a prefill worker: granted, or in hand.
@@ -82,6 +91,7 @@ class Worker:
     on_request: Callable[[], None] = lambda: None
     on_engines: Callable[[], None] = lambda: None
     share: PrefillShare = field(default_factory=PrefillShare)
+    occupancy: Callable[[], Occupancy] = lambda: Occupancy()
     pair_rates: PairRates = field(default_factory=PairRates)
     gpu: str = NO_ACCELERATOR
     promised_tokens: Callable[[], int] = lambda: 0
@@ -211,6 +221,7 @@ class Worker:
         """This worker's load now, of all its engines together."""
         state = self.state if self.engines.problem is None else "stalled"
         total_blocks = sum(engine.facts.num_blocks for engine in self.engines)
+        occupancy = self.occupancy()
         reported = [engine.client.stats for engine in self.engines if engine.client.stats is not None]
         if not reported:
             return Load(state=state, total_blocks=total_blocks)
@@ -227,6 +238,8 @@ class Worker:
             state=state,
             progress=sum(stats.num_steps + stats.bytes_sent for stats in reported),
             longest_step_seconds=max(engine.stall_watch.longest_step_seconds for engine in self.engines),
+            busy_ratio=occupancy.busy_ratio,
+            memory_bandwidth_ratio=occupancy.memory_bandwidth_ratio,
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:

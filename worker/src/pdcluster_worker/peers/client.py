@@ -97,6 +97,11 @@ class Peer:
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
     @property
+    def is_draining(self) -> bool:
+        """Connected, and about to go: it serves what runs there to the end."""
+        return self.state == "ready" and "draining" in (self.record.state, self.load.state)
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request there; 0 = it has not told."""
         return 0 if self.hello is None else self.hello.max_model_len
@@ -159,7 +164,7 @@ class Peer:
                     token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                     finished = token.finish_reason is not None
                     notes = notes_from_proto(reply.notes, began_seconds, self.key) if reply.notes else ()
-                    yield Generated(token, _PLACES.get(reply.prefill), notes=notes)
+                    yield Generated(token, _PLACES.get(reply.prefill), degraded=tuple(reply.degraded), notes=notes)
         if not finished:
             raise PeerError("the answer broke off")
 

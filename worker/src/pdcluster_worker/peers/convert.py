@@ -40,7 +40,10 @@ _LOAD_FIELDS = (
     "total_blocks",
     "progress",
     "longest_step_seconds",
+    "busy_ratio",
+    "memory_bandwidth_ratio",
 )
+_LOAD_REALS = ("longest_step_seconds", "busy_ratio", "memory_bandwidth_ratio")
 
 
 def geometry_to_proto(geometry: KVGeometry) -> pb.KVGeometry:
@@ -236,8 +239,9 @@ def load_to_proto(load: Load) -> pb.Load:
 
 
 def load_from_proto(message: pb.Load) -> Load:
-    """A peer's load.  Raises ValueError for a negative number and a step without an end."""
-    _require(isfinite(message.longest_step_seconds), "longest_step_seconds is not a finite number")
+    """A peer's load.  Raises ValueError for a negative number and one without an end."""
+    for name in _LOAD_REALS:
+        _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
     for name in _LOAD_FIELDS:
         _require(getattr(message, name) >= 0, f"{name} is negative")
     return Load(state=message.state, **{name: getattr(message, name) for name in _LOAD_FIELDS})

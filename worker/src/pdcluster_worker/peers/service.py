@@ -90,7 +90,8 @@ class WorkerService(WorkerServicer):
                 raise RequestError(f"prefill is {request.prefill!r}: must be one of {', '.join(_MODES)}")
             async with aclosing(self._handler.generate(spec, mode)) as tokens:
                 async for generated in tokens:
-                    reply = pb.GenerateReply(token=convert.token_to_proto(generated.token), prefill=generated.prefill or "")
+                    token = convert.token_to_proto(generated.token)
+                    reply = pb.GenerateReply(token=token, prefill=generated.prefill or "", degraded=generated.degraded)
                     if generated.notes:
                         reply.notes.extend(notes_to_proto(generated.notes))
                     await context.write(reply)

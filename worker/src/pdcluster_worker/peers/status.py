@@ -21,7 +21,12 @@ logger = logging.getLogger(__name__)
 
 _ERROR_KEY = "pdcluster-error-bin"
 _MAX_MESSAGE = 1000  # characters: gRPC allows 8 KiB of metadata in all, and may send one as 12 bytes
-_CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

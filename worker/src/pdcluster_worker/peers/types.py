@@ -31,11 +31,16 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """One token of one choice; `prefill` is set on a choice's first token.  notes: of the peer that made it."""
+    """One token of one choice.
+
+    prefill, degraded: on a choice's first token: where it was made, and what the choice lost under load.
+    notes:             of the peer that made it.
+    """
 
     token: Token
     prefill: PrefillPlace | None = None
     index: int = 0
+    degraded: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
 
 
@@ -60,6 +65,8 @@ class Load:
     progress: int = 0
     longest_step_seconds: float = 0.0
     credit_tokens: int = 0
+    busy_ratio: float = 0.0
+    memory_bandwidth_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

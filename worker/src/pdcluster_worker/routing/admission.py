@@ -23,3 +23,23 @@ def full(policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_token
             f"({policy.max_queued_tokens}): retry later"
         )
     return None
+
+
+def seconds_until_room(
+    policy: AdmissionPolicy, num_queued: int, num_tokens: int, firsts_per_second: float, token_seconds: float | None
+) -> float | None:
+    """How long until `full` takes the request that it has just refused, at the pace of late; None = nothing is known of it.
+
+    num_queued:        requests that wait.
+    num_tokens:        of their prompts and of the one that comes.
+    firsts_per_second: requests that get their first token.
+    token_seconds:     of waiting for each prompt token ahead.
+    """
+    seconds = []
+    excess_requests = num_queued + 1 - policy.max_queued_requests
+    if excess_requests > 0 and firsts_per_second > 0:
+        seconds.append(excess_requests / firsts_per_second)
+    excess_tokens = num_tokens - policy.max_queued_tokens
+    if policy.max_queued_tokens and excess_tokens > 0 and token_seconds is not None:
+        seconds.append(excess_tokens * token_seconds)
+    return max(seconds, default=None)

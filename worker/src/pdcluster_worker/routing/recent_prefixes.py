@@ -31,6 +31,7 @@ class RecentPrefixes:
         self.seconds = seconds
         self._max_blocks = max_blocks
         self._sent: dict[bytes, dict[str, float]] = {}  # when each block was last sent to each worker
+        self._dropped: dict[str, float] = {}  # when a worker's cache was last known to be empty
         self._order: deque[tuple[float, bytes, str]] = deque()
 
     def __len__(self) -> int:
@@ -51,22 +52,21 @@ class RecentPrefixes:
         within: seconds that count as late; by default, and at most, all that is kept.
         """
         since = now - (self.seconds if within is None else min(within, self.seconds))
-        found: dict[str, int] = {}
+        found, dropped = dict[str, int](), self._dropped
         for num_before, block in enumerate(hashes):
-            at = [worker for worker, when in self._sent.get(block, {}).items() if when >= since]
+            sent = self._sent.get(block, {})
+            at = [worker for worker, when in sent.items() if when >= max(since, dropped.get(worker, since))]
             going_on = [worker for worker in at if found.get(worker, 0) == num_before]
             if not going_on:
                 break
             found.update(dict.fromkeys(going_on, num_before + 1))
         return found
 
-    def drop(self, worker: str) -> None:
-        """Forget a worker; unknown ones are a no-op."""
-        for block in {block for _, block, whose in self._order if whose == worker}:
-            self._sent[block].pop(worker, None)
-            if not self._sent[block]:
-                del self._sent[block]
-        self._order = deque(entry for entry in self._order if entry[2] != worker)
+    def drop(self, worker: str, now: float) -> None:
+        """What was sent to a worker before counts no more: its cache is gone."""
+        self._dropped[worker] = now
+        for key in [key for key, when in self._dropped.items() if now - when > self.seconds]:
+            del self._dropped[key]
 
     def _forget(self, when: float, block: bytes, worker: str) -> None:
         """Let go of a note, unless the same block went to the same worker again since."""

@@ -1,4 +1,4 @@
-"""Choice of a worker among candidates: the lowest cost, ties decided by a seeded draw [Y10].
+"""Choice of a prefill worker among candidates: the lowest cost, ties decided by a seeded draw [Y10].
 
 The same candidates and the same state of the generator give the same choice,
 whatever order the candidates come in.  Who is a candidate (ready, matched,
@@ -27,15 +27,6 @@ class PrefillCandidate:
     transfer_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCandidate:
-    """A decode worker: requests on it, waiting or running, and whether it is the one that chooses."""
-
-    key: str
-    num_requests: int
-    is_self: bool
-
-
 def choose_prefill(policy: PrefillScorePolicy, candidates: Iterable[PrefillCandidate], tie: Random) -> str:
     """The key with the lowest cost, as `PrefillScorePolicy` has it.  ValueError without candidates."""
     costs = {
@@ -45,14 +36,6 @@ def choose_prefill(policy: PrefillScorePolicy, candidates: Iterable[PrefillCandi
         for c in candidates
     }
     return tie.choice(_cheapest(costs))
-
-
-def choose_decode(candidates: Iterable[DecodeCandidate], tie: Random) -> str:
-    """The key with the fewest requests; this worker wins ties, which saves a hop.  ValueError without candidates."""
-    by_key = {c.key: c for c in candidates}
-    cheapest = _cheapest({key: c.num_requests for key, c in by_key.items()})
-    own = [key for key in cheapest if by_key[key].is_self]
-    return tie.choice(own or cheapest)
 
 
 def _cheapest(costs: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import logprobs
-from pdcluster_worker.server.choice import Delta, finish_reason_of
+from pdcluster_worker.server.choice import Delta, finish_reason_of, served
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.generation_response import GenerationResponse
 from pdcluster_worker.server.planning import check_servable, respond
@@ -20,6 +20,7 @@ from pdcluster_worker.server.replies import (
     ChatLogprobs,
     ChatReply,
     ChatUsageChunk,
+    Served,
     Usage,
 )
 from pdcluster_worker.server.request_context import RequestContext
@@ -74,7 +75,7 @@ class ChatShape:
         content = delta.text if delta.text or delta.is_first else None
         added = ChatDelta(role="assistant" if delta.is_first else None, content=content)
         choice = ChatChunkChoice(index=delta.index, delta=added, logprobs=self._logprobs([delta]), finish_reason=delta.finish_reason)
-        return self._chunk([choice], None)
+        return self._chunk([choice], None, served([delta]))
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         """The event with the usage and no choices."""
@@ -88,6 +89,7 @@ class ChatShape:
             model=self.model,
             choices=[self._choice(index, deltas) for index, deltas in enumerate(choices)],
             usage=usage,
+            pdcluster=served([delta for deltas in choices for delta in deltas]),
         )
 
     def _choice(self, index: int, deltas: list[Delta]) -> ChatChoice:
@@ -99,7 +101,7 @@ class ChatShape:
             return None
         return logprobs.for_chat([scored for delta in deltas for scored in delta.scored], self.tokenizer)
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None, part: Served | None = None) -> ChatChunk:
         if self.has_usage:
-            return ChatUsageChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, usage=usage)
-        return ChatChunk(id=self.response_id, created=self.created, model=self.model, choices=choices)
+            return ChatUsageChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, usage=usage, pdcluster=part)
+        return ChatChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, pdcluster=part)

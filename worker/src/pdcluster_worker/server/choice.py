@@ -9,6 +9,7 @@ import msgspec
 
 from pdcluster_worker.engine.messages import FinishReason, Token
 from pdcluster_worker.server.detokenizer import Detokenizer
+from pdcluster_worker.server.replies import Served
 from pdcluster_worker.server.stop_strings import StopStrings
 from pdcluster_worker.server.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ class Delta(msgspec.Struct, frozen=True):
     """What one token adds to one choice.
 
     index:         of the choice, over all prompts.
+    degraded:      what the choice lost under load, on its first.
     scored:        the token and its offset in the text, when log probabilities were asked for.
     is_first:      whether it is the choice's first.
     finish_reason: set on the last one.
@@ -42,6 +44,7 @@ class Delta(msgspec.Struct, frozen=True):
     scored: tuple[tuple[Token, int], ...] = ()
     is_first: bool = False
     finish_reason: FinishReason | None = None
+    degraded: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -54,6 +57,12 @@ def finish_reason_of(deltas: list[Delta]) -> FinishReason:
     reason = deltas[-1].finish_reason
     assert reason is not None, "a generation yields until every choice has ended"
     return reason
+
+
+def served(deltas: list[Delta]) -> Served | None:
+    """Our own part of an answer with these deltas: what each choice lost, once."""
+    lost = dict.fromkeys(what for delta in deltas for what in delta.degraded)
+    return Served(degraded=list(lost)) if lost else None
 
 
 class Choice:

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import logprobs
-from pdcluster_worker.server.choice import Delta, finish_reason_of
+from pdcluster_worker.server.choice import Delta, finish_reason_of, served
 from pdcluster_worker.server.fields import Prompt
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.generation_response import GenerationResponse
@@ -19,6 +19,7 @@ from pdcluster_worker.server.replies import (
     CompletionLogprobs,
     CompletionReply,
     CompletionUsageChunk,
+    Served,
     Usage,
 )
 from pdcluster_worker.server.request_context import RequestContext
@@ -73,12 +74,12 @@ class CompletionShape:
 
     def chunk(self, delta: Delta) -> BaseModel | None:
         """One event; None when the token adds nothing to see."""
-        if not (delta.text or delta.scored or delta.finish_reason):
+        if not (delta.text or delta.scored or delta.finish_reason or delta.degraded):
             return None
         choice = CompletionChunkChoice(
             index=delta.index, text=delta.text, logprobs=self._logprobs([delta]), finish_reason=delta.finish_reason
         )
-        return self._chunk([choice], None)
+        return self._chunk([choice], None, served([delta]))
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         """The event with the usage and no choices."""
@@ -92,6 +93,7 @@ class CompletionShape:
             model=self.model,
             choices=[self._choice(index, deltas) for index, deltas in enumerate(choices)],
             usage=usage,
+            pdcluster=served([delta for deltas in choices for delta in deltas]),
         )
 
     def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:
@@ -103,7 +105,9 @@ class CompletionShape:
             return None
         return logprobs.for_completion([scored for delta in deltas for scored in delta.scored], self.tokenizer)
 
-    def _chunk(self, choices: list[CompletionChunkChoice], usage: Usage | None) -> CompletionChunk:
+    def _chunk(self, choices: list[CompletionChunkChoice], usage: Usage | None, part: Served | None = None) -> CompletionChunk:
         if self.has_usage:
-            return CompletionUsageChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, usage=usage)
-        return CompletionChunk(id=self.response_id, created=self.created, model=self.model, choices=choices)
+            return CompletionUsageChunk(
+                id=self.response_id, created=self.created, model=self.model, choices=choices, usage=usage, pdcluster=part
+            )
+        return CompletionChunk(id=self.response_id, created=self.created, model=self.model, choices=choices, pdcluster=part)

@@ -27,6 +27,7 @@ from pdcluster_worker.server.sse import Events
 logger = logging.getLogger(__name__)
 
 PREFILL_HEADER = "x-pdcluster-prefill"
+DEGRADED_HEADER = "x-pdcluster-degraded"
 
 
 class Shape(Protocol):
@@ -110,8 +111,9 @@ class GenerationResponse(Response):
         return RequestError(f"internal error: see the worker's log for request {self._request_id}", status=500, code="internal_error")
 
     def _answer_headers(self, media_type: str) -> dict[str, str]:
-        place = self._generation.prefill
-        return {"content-type": media_type} | ({PREFILL_HEADER: place} if place else {})
+        place, degraded = self._generation.prefill, self._generation.degraded
+        said = {PREFILL_HEADER: place or "", DEGRADED_HEADER: ", ".join(degraded)}
+        return {"content-type": media_type} | {name: value for name, value in said.items() if value}
 
 
 async def _send(send: Send, body: bytes | None) -> None:

@@ -99,6 +99,6 @@ def respond(
         min_tokens=request.min_tokens or 0,
     )
     prefill = request.pdcluster.prefill if request.pdcluster else "auto"
-    generation = Generation(serving, Plan(specs, prefill, rules, context.arrival_seconds))
+    generation = Generation(serving, Plan(specs, prefill, rules, context.arrival_seconds, context.tenant))
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     return GenerationResponse(generation, Form(shape, bool(request.stream), include_usage), context.request_id)

@@ -89,6 +89,20 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+class Served(BaseModel):
+    """Our own part of an answer.  degraded: what the request lost under load, such as max_tokens=200."""
+
+    degraded: list[str]
+
+
+ServedPart = Annotated[Served | None, Field(exclude_if=_is_none)]
+"""Left out where there is nothing to say."""
+
+
 class ChatReply(BaseModel):
     """A chat completion."""
 
@@ -98,10 +112,7 @@ class ChatReply(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-
-
-def _is_none(value: object) -> bool:
-    return value is None
+    pdcluster: ServedPart = None
 
 
 class ChatDelta(BaseModel):
@@ -128,6 +139,7 @@ class ChatChunk(BaseModel):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    pdcluster: ServedPart = None
 
 
 class ChatUsageChunk(ChatChunk):
@@ -154,6 +166,7 @@ class CompletionReply(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    pdcluster: ServedPart = None
 
 
 class CompletionChunkChoice(BaseModel):
@@ -173,6 +186,7 @@ class CompletionChunk(BaseModel):
     created: int
     model: str
     choices: list[CompletionChunkChoice]
+    pdcluster: ServedPart = None
 
 
 class CompletionUsageChunk(CompletionChunk):

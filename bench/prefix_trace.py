@@ -1,0 +1,45 @@
+"""A prefix-heavy trace in the shape of Mooncake's: requests share a system prompt, then one of some contexts, then nothing.  Pure."""
+
+import random
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pdcluster_operator.bench.load import Ask
+
+VOCABULARY = 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTrace:
+    """Sizes in tokens.
+
+    contexts are documents, tool lists or chats so far: the n-th is asked for in proportion to 1/n.
+    """
+
+    num_requests: int = 96
+    num_contexts: int = 24
+    system_tokens: int = 64
+    context_tokens: int = 960
+    question_tokens: tuple[int, int] = (16, 64)
+    output_tokens: int = 8
+
+    def asks(self, seed: str) -> list[Ask]:
+        """The requests in their order."""
+        draw = random.Random(f"prefix trace {seed}")
+        system = _tokens(draw, self.system_tokens)
+        contexts = [_tokens(draw, self.context_tokens) for _ in range(self.num_contexts)]
+        weights = list(accumulate(1 / (n + 1) for n in range(self.num_contexts)))
+        chosen = draw.choices(contexts, cum_weights=weights, k=self.num_requests)
+        return [Ask([*system, *context, *_tokens(draw, draw.randint(*self.question_tokens))], self.output_tokens) for context in chosen]
+
+    def told(self) -> str:
+        """In words."""
+        low, high = self.question_tokens
+        return (
+            f"{self.num_requests} requests: {self.system_tokens} tokens of system prompt, one of {self.num_contexts} contexts of "
+            f"{self.context_tokens} by 1/n, {low} to {high} of their own, {self.output_tokens} out"
+        )
+
+
+def _tokens(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(100, VOCABULARY) for _ in range(count)]

@@ -1,0 +1,79 @@
+"""Time to first token of a prefix-heavy trace under each routing policy, through real workers.
+
+    bench/routing_policies.py [--policies roundRobin leastRequest prefixAware kvAware] [--requests 96]
+
+For each policy `examples/prefix-routing.yaml` is started anew, with caches cold, and gets the same
+trace (`prefix_trace`), a few requests at a time, at one ingress.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+from pathlib import Path
+
+import yaml
+from cluster import Cluster, Setup, running_cluster
+from prefix_trace import PrefixTrace
+
+from pdcluster_operator.bench.answers import Run
+from pdcluster_operator.bench.load import Pace, run_load
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "examples" / "prefix-routing.yaml"
+POLICIES = ("roundRobin", "leastRequest", "prefixAware", "kvAware", "capacityAware", "latencyAware")
+BASE = "roundRobin"
+
+
+def main() -> None:
+    """Print a line for each policy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=[BASE, "leastRequest", "prefixAware", "kvAware"])
+    parser.add_argument("--requests", type=int, default=PrefixTrace.num_requests)
+    parser.add_argument("--concurrency", type=int, default=2)
+    parser.add_argument("--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct")
+    options = parser.parse_args()
+    trace = PrefixTrace(num_requests=options.requests)
+    print(f"{trace.told()}; {options.concurrency} at a time")
+    means: dict[str, float] = {}
+    for policy in options.policies:
+        run, cached = asyncio.run(_run(policy, trace, options.concurrency, options.model_path))
+        means[policy] = _print(policy, run, cached, means.get(BASE))
+
+
+async def _run(policy: str, trace: PrefixTrace, concurrency: int, model: Path) -> tuple[Run, float]:
+    """The answers, and the share of prompt tokens that were found cached."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / FILE.name
+        document = yaml.safe_load(FILE.read_text())
+        document["spec"]["routing"]["decodeScore"]["policy"] = policy
+        file.write_text(yaml.safe_dump(document))
+        async with running_cluster(policy, Setup(file, model, {})) as cluster:
+            run = await run_load(cluster, trace.asks("0"), Pace(max_concurrency=concurrency))
+            return run, await _cached_ratio(cluster)
+
+
+async def _cached_ratio(cluster: Cluster) -> float:
+    counters = await cluster.engine_counters()
+    queried = sum(each.prompt_tokens for each in counters.values())
+    computed = sum(each.prefill_tokens for each in counters.values())
+    return 1 - computed / queried
+
+
+def _print(policy: str, run: Run, cached: float, base: float | None) -> float:
+    failures = [answer.failure for answer in run.answers if answer.failure is not None]
+    if failures:
+        raise SystemExit(f"{policy}: {len(failures)} of {len(run.answers)} answers failed, the first: {failures[0]}")
+    times = [answer.ttft_seconds for answer in run.answers]
+    mean = statistics.mean(times)
+    against = "" if base is None else f", {mean / base:.2f} of {BASE}"
+    tail = statistics.quantiles(times, n=20)[18]
+    print(
+        f"{policy}: TTFT mean {mean:.3f} s, median {statistics.median(times):.3f} s, p95 {tail:.3f} s{against}; "
+        f"{cached:.0%} of prompt tokens cached; {run.seconds:.1f} s in all"
+    )
+    return mean
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Estimates by token-normalised moving averages of what one worker measures [O6]."""
+
+import pytest
+
+from pdcluster_worker.routing.estimator import Flight, Line
+from pdcluster_worker.routing.qos.averages import Averages, queue_seconds
+from pdcluster_worker.routing.qos.meter import Measured, Meter
+from pdcluster_worker.testing import FakeClock
+
+
+def waiting(prompt_tokens: int, priority: int = 0) -> Flight:
+    return Flight("g", prompt_tokens, 10, priority)
+
+
+def decoding() -> Flight:
+    return Flight("g", 100, 10, num_tokens=3)
+
+
+def line(*flights: Flight) -> Line:
+    return Line(flights, seats=64)
+
+
+NEW = waiting(50, priority=100)
+
+
+def test_meter_tells_what_passed_while_requests_waited_and_decoded() -> None:
+    clock = FakeClock()
+    meter = Meter(clock)
+    meter.joined()
+    clock.advance(0.4)
+    assert meter.take() is None  # a second is not over
+    meter.joined()
+    meter.started(prompt_tokens=100)
+    clock.advance(0.6)
+    meter.token()
+    meter.left(has_started=False)
+    clock.advance(1.0)
+    meter.left(has_started=True)
+
+    measured = meter.take()
+    assert measured is not None
+    assert (measured.prompt_tokens, measured.first_tokens, measured.tokens, measured.ended) == (100, 1, 1, 2)
+    assert measured.elapsed_seconds == pytest.approx(2.0)
+    assert measured.waiting_seconds == pytest.approx(1.0)
+    assert (measured.stream_seconds, measured.decoding_seconds) == (pytest.approx(1.6), pytest.approx(1.6))
+    assert (meter.num_waiting, meter.num_streams, meter.take()) == (0, 0, None)
+
+
+def test_first_token_is_estimated_by_the_formula_of_the_document() -> None:
+    """[O6]: prefill_q * avg_prefill + decode_q * avg_decode, each request with its own tokens."""
+    averages = Averages()
+    averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=1000, stream_seconds=2.0, decoding_seconds=1.0, tokens=40))
+    queue = line(waiting(300), waiting(100), decoding(), decoding())
+
+    assert averages.prompt_token_seconds == pytest.approx(0.001)
+    assert averages.estimated_tpot_seconds(2) == pytest.approx(0.05)
+    assert averages.estimated_ttft_seconds(NEW, queue) == pytest.approx(queue_seconds(2, 200 * 0.001, 2, 0.05 / 2))
+    assert averages.estimated_ttft_seconds(NEW, line()) == 0.0
+    assert averages.estimated_completion_seconds(NEW, queue) == pytest.approx(0.45 + 9 * 0.05)
+
+
+def test_only_requests_that_are_served_before_count() -> None:
+    averages = Averages()
+    averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=1000))
+
+    assert averages.estimated_ttft_seconds(waiting(1, priority=-100), line(waiting(300), waiting(100, 100))) == 0.0
+    assert averages.estimated_ttft_seconds(NEW, line(waiting(300), waiting(100, 1000))) == pytest.approx(0.3)
+
+
+def test_nothing_is_estimated_before_anything_was_measured() -> None:
+    averages = Averages()
+
+    assert averages.estimated_ttft_seconds(NEW, line(waiting(300))) is None
+    assert averages.estimated_tpot_seconds(3) is None
+    assert averages.estimated_completion_seconds(NEW, line(waiting(300))) is None
+    assert (averages.firsts_per_second, averages.ends_per_second) == (0.0, 0.0)
+
+
+def test_averages_follow_the_worker_and_weigh_by_tokens() -> None:
+    """A second of few tokens counts for less than one of many, and old ones fade."""
+    averages = Averages()
+    averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=900))
+    averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=100))
+    assert averages.prompt_token_seconds == pytest.approx(1.8 / 820)
+
+    for _ in range(30):
+        averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=100, first_tokens=2, ended=4))
+    assert averages.prompt_token_seconds == pytest.approx(0.01, rel=0.01)
+    assert (averages.firsts_per_second, averages.ends_per_second) == (pytest.approx(2, rel=0.01), pytest.approx(4, rel=0.01))
+
+
+def test_a_second_without_a_first_token_makes_the_wait_longer() -> None:
+    averages = Averages()
+    averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=1000))
+    averages.refresh(Measured(1.0, waiting_seconds=1.0))
+
+    assert averages.prompt_token_seconds == pytest.approx(1.8 / 800)
+
+
+def test_time_of_a_token_grows_with_each_stream_that_joins() -> None:
+    averages = Averages()
+    for streams, gap in ((2, 0.030), (6, 0.050), (2, 0.030), (6, 0.050)):
+        averages.refresh(Measured(1.0, stream_seconds=float(streams), decoding_seconds=1.0, tokens=round(streams / gap)))
+
+    assert averages.estimated_tpot_seconds(7) == pytest.approx(0.055, rel=0.02)
+    assert averages.estimated_tpot_seconds(0) is None

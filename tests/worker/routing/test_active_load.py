@@ -1,0 +1,80 @@
+"""Load between reports: prefill tokens until the first token, decode blocks until the end [Y12]."""
+
+from pdcluster_worker.routing.active_load import ActiveLoad, Charges
+
+NOTHING = Charges()
+
+
+def test_y12_prefill_tokens_are_charged_until_the_first_token_and_blocks_until_free() -> None:
+    load, report = ActiveLoad(), object()
+    load.add("r", "d0", report, Charges(1, 100, 7))
+    assert load.potential("d0", report, NOTHING) == Charges(1, 100, 7)
+
+    load.prefilled("r")
+    load.prefilled("r")
+    assert load.potential("d0", report, NOTHING) == Charges(1, 0, 7)
+
+    load.free("r")
+    load.free("r")
+    assert load.potential("d0", report, NOTHING) == NOTHING
+
+
+def test_y12_a_request_that_ends_without_a_token_is_not_charged_any_more() -> None:
+    load, report = ActiveLoad(), object()
+    load.add("r", "d0", report, Charges(1, 100, 7))
+    load.free("r")
+
+    assert load.potential("d0", report, NOTHING) == NOTHING
+    assert load.num_requests("d0") == 0
+
+
+def test_y12_unknown_requests_are_no_ops() -> None:
+    load = ActiveLoad()
+    load.prefilled("r")
+    load.free("r")
+
+    assert load.num_requests("d0") == 0
+
+
+def test_what_was_sent_since_a_report_comes_on_top_of_it() -> None:
+    load, old, new = ActiveLoad(), object(), object()
+    load.add("a", "d0", old, Charges(1, 100, 7))
+    assert load.potential("d0", old, Charges(5, 50, 20)) == Charges(6, 150, 27)
+    assert load.potential("d0", new, Charges(6, 150, 27)) == Charges(6, 150, 27)
+
+    load.add("b", "d0", new, Charges(1, 10, 1))
+    assert load.potential("d0", new, Charges(6, 150, 27)) == Charges(7, 160, 28)
+
+
+def test_end_of_an_older_request_takes_nothing_from_a_newer_report() -> None:
+    load, old, new = ActiveLoad(), object(), object()
+    load.add("a", "d0", old, Charges(1, 100, 7))
+    load.add("b", "d0", new, Charges(1, 10, 1))
+    load.free("a")
+
+    assert load.potential("d0", new, Charges(5, 0, 0)) == Charges(6, 10, 1)
+
+
+def test_load_is_never_less_than_what_was_sent() -> None:
+    load = ActiveLoad()
+    for name in "abc":
+        load.add(name, "d0", None, Charges(1, 100, 7))
+
+    assert load.potential("d0", object(), Charges(1, 20, 0)) == Charges(3, 300, 21)
+
+
+def test_request_that_goes_elsewhere_is_charged_there_alone() -> None:
+    load, report = ActiveLoad(), object()
+    load.add("r", "d0", report, Charges(1, 100, 7))
+    load.add("r", "d1", report, Charges(1, 100, 7))
+
+    assert (load.num_requests("d0"), load.num_requests("d1")) == (0, 1)
+    assert load.potential("d0", report, NOTHING) == NOTHING
+
+
+def test_charges_given_are_not_changed() -> None:
+    load, charges = ActiveLoad(), Charges(1, 100, 7)
+    load.add("r", "d0", None, charges)
+    load.prefilled("r")
+
+    assert charges == Charges(1, 100, 7)

@@ -1,0 +1,86 @@
+"""The choice of a decode worker: pinned, then by session, then by the cost of the policy in force.
+
+One interface for all policies: a request and its candidates to a cost for each,
+lowest wins.  Pure but for the draw and the turn of `roundRobin`, which are the
+chooser's state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from pdcluster_worker.routing.decode_score.affinity import home_of
+from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+from pdcluster_worker.routing.decode_score.hotspot import within_share, without_hot_prefix
+from pdcluster_worker.routing.decode_score.kv_aware import kv_aware
+from pdcluster_worker.routing.decode_score.latency import capacity_aware, latency_aware
+from pdcluster_worker.routing.decode_score.load import least_request, round_robin
+from pdcluster_worker.routing.decode_score.prefix_aware import prefix_aware
+from pdcluster_worker.routing.decode_score.selection import select, tainted
+from pdcluster_worker.routing_config import DecodeScorePolicy
+
+PREFIX_POLICIES = frozenset({"prefixAware", "kvAware", "latencyAware"})
+"""Those that a cached prefix attracts: they need a prompt's hashes, and hotspot prevention is for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The worker, by which rule (the policy's name, `pinned` or `session`), and the costs that it was chosen by."""
+
+    key: str
+    rule: str
+    costs: dict[str, float] = field(default_factory=dict)
+
+
+class DecodeChooser:
+    """One per ingress.  draw: of ties and of softmax."""
+
+    def __init__(self, draw: Random) -> None:
+        self._draw = draw
+        self._last = ""
+
+    def choose(
+        self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate], pinned: str = "", session: str = ""
+    ) -> Decision:
+        """The worker for a request.
+
+        pinned:  the worker that must run it, which short-circuits [Y10]; "" = any.  One that is no candidate is the caller's to refuse.
+        session: what belongs together; counts where the policy says so.
+        Raises ValueError without candidates, and for a pinned worker that is none of them.
+        """
+        if pinned:
+            if all(c.key != pinned for c in candidates):
+                raise ValueError(f"worker {pinned} is no candidate")
+            return Decision(pinned, "pinned")
+        if not candidates:
+            raise ValueError("no candidate to choose from: ask only with at least one worker")
+        if session and policy.session_affinity:
+            allowed = within_share(candidates, policy.max_share_ratio) if policy.hotspot_prevention else candidates
+            return Decision(home_of(session, [c.key for c in allowed]), "session")
+        return self._by_cost(policy, asked, candidates)
+
+    def _by_cost(self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> Decision:
+        if policy.hotspot_prevention and policy.policy in PREFIX_POLICIES:
+            # The share first: a worker that is out of the choice is still one of those that have the prefix.
+            cooled = {c.key: c for c in without_hot_prefix(candidates, policy.hot_workers_ratio)}
+            candidates = [cooled[c.key] for c in within_share(candidates, policy.max_share_ratio)]
+        costs = tainted(self._costs(policy, asked, candidates), {c.key: c.taint for c in candidates})
+        key = select(costs, policy.temperature, self._draw)
+        if policy.policy == "roundRobin":
+            self._last = key
+        return Decision(key, policy.policy, costs)
+
+    def _costs(self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
+        match policy.policy:
+            case "leastRequest":
+                return least_request(candidates)
+            case "roundRobin":
+                return round_robin(candidates, self._last)
+            case "prefixAware":
+                return prefix_aware(candidates)
+            case "kvAware":
+                return kv_aware(policy.kv_aware, asked, candidates)
+            case "capacityAware":
+                return capacity_aware(policy.capacity_aware, asked, candidates)
+            case "latencyAware":
+                return latency_aware(policy.latency_aware, candidates)

@@ -1,0 +1,34 @@
+"""From costs to one worker: the lowest, ties by a seeded draw; or a draw that favours low costs [Y10].
+
+The same costs and the same state of the generator give the same worker,
+whatever order the candidates come in.
+"""
+
+from collections.abc import Mapping
+from math import exp
+from random import Random
+
+
+def select(costs: Mapping[str, float], temperature: float, draw: Random) -> str:
+    """The key of the lowest cost, or for temperature > 0 one by softmax.  ValueError without costs.
+
+    The softmax is over -(cost - lowest) / (highest - lowest) / temperature: with equal costs all are as likely.
+    """
+    if not costs:
+        raise ValueError("no candidate to choose from: ask only with at least one worker")
+    keys = sorted(costs)
+    lowest, highest = min(costs.values()), max(costs.values())
+    if temperature == 0:
+        return draw.choice([key for key in keys if costs[key] == lowest])
+    spread = (highest - lowest) or 1.0
+    weights = [exp(-(costs[key] - lowest) / spread / temperature) for key in keys]
+    return draw.choices(keys, weights)[0]
+
+
+def tainted(costs: Mapping[str, float], taints: Mapping[str, float]) -> dict[str, float]:
+    """Costs times the taint of each worker [Y10]; a cost below 0 grows as well.
+
+    >>> tainted({"a": 4.0, "b": -4.0, "c": 0.0}, {"a": 2.0, "b": 2.0, "c": 1.0})
+    {'a': 8.0, 'b': -2.0, 'c': 0.0}
+    """
+    return {key: cost * taints[key] if cost > 0 else cost / taints[key] for key, cost in costs.items()}

@@ -1,0 +1,22 @@
+"""What a request says of its own route, as far as the policy allows: parsed by `server.route_fields`, used by `dispatch.choosing`."""
+
+from dataclasses import dataclass
+
+from pdcluster_worker.routing_config import DecodeScorePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHints:
+    """What one request asks for.
+
+    session:      what belongs together; "" = nothing.
+    worker:       the one that must run it; "" = any.
+    decode_score: in place of the policy's; None = the policy's.
+    """
+
+    session: str = ""
+    worker: str = ""
+    decode_score: DecodeScorePolicy | None = None
+
+
+NO_HINTS = RouteHints()

@@ -1,0 +1,92 @@
+"""The estimate of the source document [O6]: requests ahead times moving averages, which are normalised by tokens.
+
+The averages come from `meter` about once a second.  A prompt token costs the
+time in which requests waited, divided by the prompt tokens that were answered
+meanwhile: whatever held them up (other prompts, decodes, full seats, prefill
+workers) is in it.  Before its turn a request also waits for the decode step
+under way.  Waits for other reasons, and the request's own prefill, are no part.
+"""
+
+from pdcluster_worker.routing.estimator import Completion, Flight, Line
+from pdcluster_worker.routing.qos.meter import Measured
+from pdcluster_worker.routing.waiting_time.line import ahead_of
+from pdcluster_worker.routing.waiting_time.step_time import StepTime
+
+KEPT = 0.8
+"""Share of its weight that a second keeps at each later one: half of it after three."""
+
+MIN_TOKENS = 2
+"""Of the streams in a second, below which it says nothing of their pace."""
+
+
+def queue_seconds(prefill_q: float, avg_prefill: float, decode_q: float, avg_decode: float) -> float:
+    """The estimated time to the first token [O6].
+
+    prefill_q, decode_q:     requests ahead, to prefill and decoding.
+    avg_prefill, avg_decode: seconds that each of them takes.
+
+    >>> queue_seconds(3, 0.1, 4, 0.05)
+    0.5
+    """
+    return prefill_q * avg_prefill + decode_q * avg_decode
+
+
+class Averages:
+    """An `Estimator` by moving averages; it also says how fast the queue moves."""
+
+    def __init__(self) -> None:
+        self._waiting = self._prompt_tokens = 0.0  # sums, faded
+        self._firsts = self._ended = self._elapsed = 0.0
+        self._step = StepTime(None, min_samples=1)
+
+    def refresh(self, measured: Measured) -> None:
+        """Take what was measured since the last time."""
+        self._waiting = KEPT * self._waiting + measured.waiting_seconds
+        self._prompt_tokens = KEPT * self._prompt_tokens + measured.prompt_tokens
+        self._firsts = KEPT * self._firsts + measured.first_tokens
+        self._ended = KEPT * self._ended + measured.ended
+        self._elapsed = KEPT * self._elapsed + measured.elapsed_seconds
+        if measured.tokens >= MIN_TOKENS and measured.decoding_seconds:
+            batch = measured.stream_seconds / measured.decoding_seconds
+            self._step.observe(measured.stream_seconds, measured.tokens + 1, batch)
+
+    def observe(self, completion: Completion) -> None:
+        """See `Estimator`; these averages come from `refresh`, which also hears of requests that have not ended."""
+
+    @property
+    def prompt_token_seconds(self) -> float | None:
+        """Of waiting for each prompt token ahead; None before anything was measured."""
+        return self._waiting / self._prompt_tokens if self._prompt_tokens else None
+
+    def estimated_tpot_seconds(self, num_streams: int) -> float | None:
+        """Between two tokens of a stream when so many run."""
+        return self._step.seconds(num_streams) if num_streams else None
+
+    def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
+        """See `Estimator`: each request ahead times its own prompt tokens, and one decode step of the streams."""
+        token_seconds = self.prompt_token_seconds
+        if token_seconds is None:
+            return None
+        ahead = ahead_of(flight, line)
+        tokens = sum(other.prompt_tokens for other in ahead)
+        streams = sum(other.is_decoding for other in line.flights)
+        step = self.estimated_tpot_seconds(streams) or 0.0
+        avg_prefill = tokens / len(ahead) * token_seconds if ahead else 0.0
+        return queue_seconds(len(ahead), avg_prefill, streams, step / max(1, streams))
+
+    def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
+        """See `Estimator`: with the longest answer that it may give."""
+        first = self.estimated_ttft_seconds(flight, line)
+        streams = sum(other.is_decoding for other in line.flights)
+        step = self.estimated_tpot_seconds(streams + 1)
+        return None if first is None or step is None else first + (flight.max_tokens - 1) * step
+
+    @property
+    def firsts_per_second(self) -> float:
+        """First tokens of late; 0 = none."""
+        return self._firsts / self._elapsed if self._elapsed else 0.0
+
+    @property
+    def ends_per_second(self) -> float:
+        """Requests that ended of late; 0 = none."""
+        return self._ended / self._elapsed if self._elapsed else 0.0
