@@ -108,7 +108,7 @@ async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         message = scene.condition("Ready")["message"]
         assert "Secret chat-pdc-tls" in message
-        assert "delete the object, and the operator makes it anew without" in message
+        assert "delete the object, and the operator creates it again without" in message
         assert "ServiceAccount (the chart" not in message
 
 

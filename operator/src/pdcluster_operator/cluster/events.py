@@ -33,7 +33,7 @@ _Posted = tuple[str, str, str]
 class Events:
     """Posts events.
 
-    instance: which operator process, usually its pod's name
+    instance: the operator process, usually its pod's name
     clock:    monotonic seconds
     now:      wall-clock time, for the event itself
     """
@@ -45,7 +45,9 @@ class Events:
     _posted: "OrderedDict[_Posted, float]" = field(default_factory=OrderedDict)
 
     async def post(self, about: Mapping[str, Any], event: Event) -> bool:
-        """Post an event about an object (a body with apiVersion and kind); returns whether it was posted now."""
+        """Post an event about an object (with apiVersion and kind); returns whether it was
+        posted now.
+        """
         key = (about["metadata"]["uid"], event.reason, event.message)
         if self._is_known(key):
             return False
@@ -71,7 +73,9 @@ class Events:
 
 
 def event_object(about: Mapping[str, Any], event: Event, instance: str, now: datetime) -> dict[str, Any]:
-    """The Event object; its name comes from what it says and when, so that a second try makes no second event."""
+    """The Event object; its name comes from its content and time, so that a retry makes no
+    second one.
+    """
     metadata = about["metadata"]
     stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     said = f"{metadata['uid']} {event.reason} {event.message} {stamp}"
