@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from pdcluster_worker.dispatch.engine_client import (
     ENGINE_STALLED,
+    OUT_OF_BLOCKS,
     EngineDiedError,
     EngineStalledError,
+    ShortOfBlocksError,
 )
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.errors import PeerError, RequestError
@@ -42,7 +44,7 @@ class Course:
     num_legs:     begun, the present one included.
     num_moves:    legs that were begun after the first token.
     failed:       keys of the workers that failed since the last token, `HERE` for this one.
-    left:         the worker that it was taken from though that would go on with it; the last resort.
+    left:         the worker, if any, that would go on with it but was left; the last resort.
     moves_for:    what the present leg is for, until its first token.
     """
 
@@ -52,7 +54,7 @@ class Course:
     num_legs: int = 0
     num_moves: int = 0
     failed: set[str] = field(default_factory=set)
-    left: Peer | None = None
+    left: list[Peer | None] = field(default_factory=list)
     moves_for: MoveReason | None = None
 
     @property
@@ -135,6 +137,8 @@ def reason_of(error: PeerError | RequestError) -> MoveReason | None:
         return None
     if error.code == ENGINE_STALLED:
         return "stalled"
+    if error.code == OUT_OF_BLOCKS:
+        return "preempted"
     return "draining" if error.code == "draining" else "lost"
 
 
@@ -142,5 +146,5 @@ _UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well
 
 
 def is_engines(error: Exception) -> bool:
-    """Whether an engine of this worker failed, and not the request."""
-    return isinstance(error, EngineDiedError | EngineStalledError)
+    """Whether it is for an engine of this worker, and not for the request, that it ended."""
+    return isinstance(error, EngineDiedError | EngineStalledError | ShortOfBlocksError)

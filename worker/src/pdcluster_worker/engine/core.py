@@ -269,6 +269,8 @@ class EngineCore:
         for request, reason in schedule.failed:
             self._outbox.append(RequestFailed(request.request_id, reason))
             self._end(request)
+        preempted = (request for request in schedule.preempted if request.target is None)
+        self._outbox.extend(messages.Preempted(request.request_id) for request in preempted)
         for request in schedule.started:
             self._counters.count_request(request)
         for request in schedule.seated:
