@@ -17,6 +17,7 @@ from pdcluster_worker.dispatch.merging import Merged
 from pdcluster_worker.engine.messages import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.routing.hints import RouteHints
 from pdcluster_worker.routing.qos.slo import slo_of
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.server.backend import Backend
@@ -49,10 +50,12 @@ class Plan:
     """A request that is ready to run.
 
     specs: for each prompt its n choices.
+    hints: what the request says of its route.
     """
 
     specs: list[list[RequestSpec]]
     prefill: PrefillMode
+    hints: RouteHints
     rules: TextRules
     arrival_seconds: float
 
@@ -139,7 +142,7 @@ class Generation:
     def _generated(self) -> AsyncGenerator[Generated, None]:
         """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
-        streams = [backend.generate(specs, plan.prefill) for specs in plan.specs]
+        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in plan.specs]
         if len(streams) == 1:
             return streams[0]
         n = len(plan.specs[0])
