@@ -73,6 +73,7 @@ METRICS = (
     "prefix_cache_evictions",
     "remote_prefill",
     "long_prompts",
+    "request_moves",
     "kv_transfer_bytes_per_second",
     "kv_transport_info",
     "engine_dtype_info",

@@ -61,6 +61,7 @@ class Stream:
     finish_reason: str | None = None
     done: bool = False
     error: Json | None = None
+    usage: Json | None = None
 
     def next(self) -> bool:
         """Read one event; False at the end of the stream."""
@@ -76,6 +77,7 @@ class Stream:
             return
         event = json.loads(data)
         self.error = event.get("error", self.error)
+        self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", []):
             self.texts[choice["index"]] = self.texts.get(choice["index"], "") + choice["text"]
             self.finish_reason = choice["finish_reason"] or self.finish_reason

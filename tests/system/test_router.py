@@ -9,31 +9,42 @@ from typer.testing import CliRunner
 
 from pdcluster_operator.cli.main import app
 from pdcluster_worker.dispatch.journey import LIFETIME
+from tests.otlp_collector import Collector, Span
 from tests.reference import Reference
 from tests.system.client import body
-from tests.system.cluster import Pair
+from tests.system.cluster import NewCluster, Pair
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 
 @pytest.fixture(scope="module")
-def router_worker(pair_cluster: Pair) -> Iterator[WorkerProcess]:
-    worker = pair_cluster.cluster.add_worker("router", "pair-router-0")
-    yield worker
-    worker.terminate()
-    try:
-        assert worker.wait_end() == 0
-        assert not worker.unhandled_errors()
-    finally:
-        worker.close()
-        del pair_cluster.cluster.workers[worker.name]
+def collector() -> Iterator[Collector]:
+    """Takes the traces of all workers here."""
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def pair(open_cluster: NewCluster, collector: Collector) -> Iterator[Pair]:
+    """A prefill and a decode worker behind the router."""
+    with open_cluster("routed") as cluster:
+        workers = [cluster.add_worker(role, f"routed-{role}-0", start=False) for role in ("prefill", "decode", "router")]
+        for worker in workers:
+            worker.environment = collector.environment
+            worker.start()
+        cluster.wait_ready()
+        yield Pair(cluster, *workers[:2])
+        workers[2].terminate()
+        assert workers[2].wait_end() == 0
+        cluster.wait_settled()
 
 
 @pytest.fixture
-def router(router_worker: WorkerProcess, pair: Pair) -> WorkerProcess:
-    """A router beside a pair, all ready, that knows the decode worker."""
-    router_worker.wait_for(lambda: _num_decodes(router_worker) == 1, "the router knows the decode worker")
-    return router_worker
+def router(pair: Pair) -> WorkerProcess:
+    """All ready, and the router knows the decode worker."""
+    router = pair.cluster.workers["routed-router-0"]
+    router.wait_for(lambda: _num_decodes(router) == 1, "the router knows the decode worker")
+    return router
 
 
 def _num_decodes(router: WorkerProcess) -> float:
@@ -65,6 +76,25 @@ def test_router_says_why_a_request_went_where_it_went(router: WorkerProcess, pai
 def _seen_at(url: str, pair: Pair) -> list[str]:
     """What a prefill worker sees ends with the transfer; the others see all of it."""
     return list(LIFETIME[:5] if url == str(pair.prefill.client.http.base_url) else LIFETIME)
+
+
+def test_request_is_one_trace_over_all_its_workers(router: WorkerProcess, pair: Pair, prompts: Prompts, collector: Collector) -> None:
+    trace_id, client_id = 32 * "7", 16 * "b"
+    headers = {"traceparent": f"00-{trace_id}-{client_id}-01"}
+    assert router.client.post(body(prompts(70), "remote"), headers=headers).status_code == 200
+
+    def requests() -> dict[str, Span]:
+        return {span.worker: span for span in collector.of_trace(trace_id) if span.name.startswith("request")}
+
+    router.wait_for(lambda: len(requests()) == 3, lambda: f"only of {list(requests())}")
+    ingress, decode, prefill = (requests()[worker.name] for worker in (router, pair.decode, pair.prefill))
+    assert (ingress.parent_id, decode.parent_id, prefill.parent_id) == (client_id, ingress.span_id, decode.span_id)
+    lifetime = [(name, time) for name, time, _ in decode.events if name in LIFETIME]
+    assert [name for name, _ in lifetime] == list(LIFETIME)  # [D1]
+    assert [time for _, time in lifetime] == sorted(time for _, time in lifetime)
+    below = {span.name for span in collector.of_trace(trace_id) if span.parent_id == decode.span_id}
+    assert {"credit wait", "prefill", "transfer", "first step", "decode"} <= below
+    assert "decision" in {span.name for span in collector.of_trace(trace_id) if span.parent_id == ingress.span_id}
 
 
 def test_router_has_no_engine_and_no_torch(router: WorkerProcess) -> None:

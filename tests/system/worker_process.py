@@ -56,6 +56,7 @@ class WorkerProcess:
     def __init__(self, name: str, folder: Path, settings: Json, record: Callable[[], Json | None]) -> None:
         self.name = name
         self.settings = settings
+        self.environment: dict[str, str] = {}  # of each start, over ours
         self.log = folder / f"{name}.log"
         self._read_record = record
         self._engine_file, self._policy_file = folder / f"{name}.engine.yaml", folder / f"{name}.policy.yaml"
@@ -74,7 +75,9 @@ class WorkerProcess:
             self._previous_engine_id = self._record["engine_id"]  # its record may outlive it until the lease ends
         command, identity = self.invocation()
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **identity, **environment})
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **identity, **self.environment, **environment}
+            )
 
     def invocation(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """What starts it: the command, whose files are written, and the environment over ours."""

@@ -198,7 +198,7 @@ async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_
         scene.clients[chosen].stall("it stands still")
         while not scene.scripts[1 - chosen].inputs:
             await asyncio.sleep(0)
-        scene.scripts[1 - chosen].say(Tokens([Token("r", 5, finish_reason="length")]))
+        scene.scripts[1 - chosen].say(Tokens([Token("r~1", 5, finish_reason="length")]))
         assert (await first).token.token_id == 5
 
 

@@ -62,8 +62,10 @@ def serve(message: EngineInput) -> Sequence[EngineOutput]:
     match message:
         case Receive(spec=spec):
             return [ReceiveReady(spec.request_id, EPOCH, 4, [5, 6])]
-        case Submit() | ReceiveFailed():
-            return [Tokens([Token("r", 8, finish_reason="length")])]
+        case Submit(spec=spec):
+            return [Tokens([Token(spec.request_id, 8, finish_reason="length")])]
+        case ReceiveFailed(request_id=request_id):
+            return [Tokens([Token(request_id, 8, finish_reason="length")])]
     return []
 
 
@@ -208,16 +210,29 @@ async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_st
     assert await asked == [5]
 
 
-async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_the_engine_stalls(worker: Worker, engine: ScriptedEngine) -> None:
-    peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
+async def begun(worker: Worker, engine: ScriptedEngine, *peers: DecodePeer) -> list[int]:
+    """Tokens of a request that has one of an engine here which then stalls."""
     engine.answer = lambda m: [Tokens([Token("r", 7)])] if isinstance(m, Submit) else []
-    async with aclosing(make_ingress(worker, peer).generate([SPEC], "auto")) as tokens:
-        assert (await anext(tokens)).token.token_id == 7
-        client_of(worker).stall("it stands still")
-        with pytest.raises(EngineStalledError):
-            await anext(tokens)
+    made: list[int] = []
+    async with aclosing(make_ingress(worker, *peers).generate([SPEC], "auto")) as tokens:
+        async for generated in tokens:
+            made.append(generated.token.token_id)
+            if len(made) == 1:
+                client_of(worker).stall("it stands still")
+    return made
 
-    assert not peer.asked
+
+async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stalls(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer(Generated(Token("r~1", 5, finish_reason="stop"), "local"))
+
+    assert await begun(worker, engine, peer) == [7, 5]
+    assert peer.outputs == [[7]]
+    assert isinstance(engine.inputs[-1], Submit | Abort)
+
+
+async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_no_engine_is_left(worker: Worker, engine: ScriptedEngine) -> None:
+    with pytest.raises(EngineStalledError):
+        await begun(worker, engine)
 
 
 async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(worker: Worker) -> None:
@@ -240,10 +255,10 @@ async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try
     assert (await ask(ingress), peer.asked) == ([8], ["r"])
 
 
-async def test_ingress_peer_that_stalls_after_the_first_token_is_a_clean_error(worker: Worker) -> None:
+async def test_ingress_peer_that_stalls_after_the_first_token_is_left(worker: Worker, engine: ScriptedEngine) -> None:
+    engine.answer = serve
     ingress = make_ingress(worker, DecodePeer(Generated(Token("r", 5), "local"), STALLED))
     ingress._here._num_decoding = 3
-    with pytest.raises(RequestError) as caught:
-        await ask(ingress)
 
-    assert caught.value.code == "decode_worker_lost"
+    assert await ask(ingress) == [5, 8]
+    assert worker.metrics.request_moves.labels("stalled", "moved")._value.get() == 1

@@ -3,8 +3,8 @@
 Only the processes and the network between them are left out; tests/system has those.
 """
 
-import itertools
 import time
+from copy import copy
 from pathlib import Path
 
 from pdcluster_worker.config import EngineConfig, ModelConfig
@@ -24,41 +24,65 @@ from pdcluster_worker.engine.messages import (
     Tokens,
 )
 from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
+from pdcluster_worker.model.beginning import InThread
 from pdcluster_worker.model.loader import DType
-from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 BLOCK_SIZE = 16
 CONTINUOUS = SchedulerSettings()
+MAX_SEQUENCES = 32
 MAX_STEPS = 20_000
 
 
-class Engine:
-    """One engine with its own model and cache; with several ranks, the others are processes of their own."""
+class Model:
+    """A loaded model with its cache, for engines one after another; with several ranks, the others are processes of their own."""
 
     def __init__(
         self,
         folder: Path,
-        fabric: LocalFabric,
-        name: str,
         *,
         dtype: DType = "float32",
         num_blocks: int = 1024,
         max_batched_tokens: int = 64,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
-        scheduler: SchedulerSettings = CONTINUOUS,
     ) -> None:
         settings = EngineConfig(
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             threads=1,
-            max_batched_tokens=max(32, max_batched_tokens),
-            max_sequences=32,
+            max_batched_tokens=max(MAX_SEQUENCES, max_batched_tokens),
+            max_sequences=MAX_SEQUENCES,
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
         )
-        self.runner, cache, info = open_runner(ModelConfig("tiny", str(folder), dtype), settings)
+        self.runner, self.cache, self.info = open_runner(ModelConfig("tiny", str(folder), dtype), settings)
+        self._limits = StepLimits(settings.max_batched_tokens, MAX_SEQUENCES, self.info.max_model_len, BLOCK_SIZE)
+
+    def ahead(self) -> "Model":
+        """The same, but its next step is submitted while one computes in a thread, as ranks do it."""
+        model = copy(self)
+        model.runner = Runner(self.info, self.runner.forward, self.cache, self._limits, InThread())
+        return model
+
+
+class Engine:
+    """An engine over a model, whose cache it has to itself."""
+
+    def __init__(
+        self,
+        model: Model,
+        fabric: LocalFabric,
+        name: str,
+        *,
+        num_blocks: int = 1024,
+        max_batched_tokens: int = 64,
+        max_model_len: int | None = None,
+        scheduler: SchedulerSettings = CONTINUOUS,
+    ) -> None:
+        self.runner = model.runner
         self.name = name
         self.stats: EngineStats | None = None
         self.core = EngineCore(
@@ -66,12 +90,12 @@ class Engine:
                 block_size=BLOCK_SIZE,
                 num_blocks=num_blocks,
                 max_batched_tokens=max_batched_tokens,
-                max_sequences=32,
-                max_model_len=info.max_model_len,
+                max_sequences=MAX_SEQUENCES,
+                max_model_len=max_model_len or model.info.max_model_len,
                 scheduler=scheduler,
             ),
             self.runner,
-            LocalTransport(fabric, cache, name, verify=True),
+            LocalTransport(fabric, model.cache, name, verify=True),
             time.monotonic,
         )
 
@@ -84,27 +108,46 @@ class Engine:
 
 
 class Pair:
-    """A decode engine, and a prefill engine for requests that go the remote way; both on one fabric."""
+    """Decode engines, of which each request has one, and a prefill engine for those that go the remote way; all on one fabric."""
 
-    def __init__(self, prefill: Engine, decode: Engine) -> None:
-        self.prefill, self.decode = prefill, decode
-        self._ids = itertools.count()
+    def __init__(self, prefill: Engine, *decodes: Engine) -> None:
+        self.prefill, self.decodes = prefill, decodes
         self._specs: dict[str, RequestSpec] = {}
+        self._homes: dict[str, Engine] = {}
         self._epochs: dict[str, bytes] = {}
         self._first: dict[str, Token] = {}
+
+    @property
+    def decode(self) -> Engine:
+        """The first of them."""
+        return self.decodes[0]
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Each once."""
+        return list(dict.fromkeys((*self.decodes, self.prefill)))
 
     def run(self, specs: list[RequestSpec], *, remote: bool) -> list[list[Token]]:
         """All requests together; the tokens of each, in order.  Each id may be used once."""
         tokens: dict[str, list[Token]] = {spec.request_id: [] for spec in specs}
         self._specs = {spec.request_id: spec for spec in specs}
-        for spec in specs:
-            self.decode.core.handle(Receive(spec) if remote else Submit(spec))
+        for index, spec in enumerate(specs):
+            home = self._homes[spec.request_id] = self.decodes[index % len(self.decodes)]
+            home.core.handle(Receive(spec) if remote else Submit(spec))
         for _ in range(MAX_STEPS):
-            for output in [*self.decode.step(), *self.prefill.step()]:
-                self._take(output, tokens)
+            for engine in self.engines:
+                for output in engine.step():
+                    self._take(output, tokens)
             if all(answer and answer[-1].finish_reason for answer in tokens.values()):
+                self._settle()
                 return list(tokens.values())
         raise AssertionError(f"not finished after {MAX_STEPS} steps")
+
+    def _settle(self) -> None:
+        """End the steps that are under way though no request needs them, and take the last statistics."""
+        for engine in self.engines:
+            while engine.core.has_work:
+                engine.step()
 
     def _take(self, output: EngineOutput, tokens: dict[str, list[Token]]) -> None:
         match output:
@@ -114,27 +157,29 @@ class Pair:
                     self._first.setdefault(token.request_id, token)
             case ReceiveReady(request_id=request_id, epoch=epoch, cached_tokens=cached_tokens, block_ids=block_ids):
                 self._epochs[request_id] = epoch
-                target = Target(epoch, self.decode.name, self.decode.name, cached_tokens, block_ids)
+                home = self._homes[request_id].name
+                target = Target(epoch, home, home, cached_tokens, block_ids)
                 self.prefill.core.handle(Prefill(self._specs[request_id], target))
             case PrefillDone(request_id=request_id, checksum=checksum):
                 assert checksum is not None
-                self.decode.core.handle(ReceiveDone(request_id, self._epochs[request_id], self._first[request_id], checksum))
+                done = ReceiveDone(request_id, self._epochs[request_id], self._first[request_id], checksum)
+                self._homes[request_id].core.handle(done)
             case _:
                 assert type(output).__name__ in ("EngineStats", "BlockEvents"), output
 
 
 class Cluster(Pair):
-    """Two engines of its own, of one rank each."""
+    """Two engines with models of their own, of one rank each."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        dtype: DType = "float32",
-        scheduler: SchedulerSettings = CONTINUOUS,
-        **decode_settings: int,
-    ) -> None:
-        fabric = LocalFabric()
-        decode = Engine(folder, fabric, "decode", dtype=dtype, scheduler=scheduler, **decode_settings)
-        budget = decode_settings.get("max_batched_tokens", 64)
-        super().__init__(Engine(folder, fabric, "prefill", dtype=dtype, scheduler=scheduler, max_batched_tokens=budget), decode)
+    def __init__(self, folder: Path, *, dtype: DType = "float32", scheduler: SchedulerSettings = CONTINUOUS, **decode: int) -> None:
+        budget = decode.get("max_batched_tokens", 64)
+        models = [Model(folder, dtype=dtype, max_batched_tokens=budget) for _ in range(2)]
+        super().__init__(*engines_over(models, scheduler=scheduler, **decode))
+
+
+def engines_over(models: list[Model], scheduler: SchedulerSettings = CONTINUOUS, **decode: int) -> list[Engine]:
+    """A prefill engine over the first model and decode engines of these sizes over the others."""
+    fabric = LocalFabric()
+    budget = {name: decode[name] for name in ("max_batched_tokens", "max_model_len") if name in decode}
+    prefill = Engine(models[0], fabric, "prefill", scheduler=scheduler, **budget)
+    return [prefill, *(Engine(model, fabric, f"decode-{index}", scheduler=scheduler, **decode) for index, model in enumerate(models[1:]))]

@@ -14,7 +14,7 @@ from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts
-from tests.worker.equality.engines import Cluster
+from tests.worker.equality.engines import Model, Pair, engines_over
 
 NUM_TOKENS = 18  # more than a block, so that every request grows
 EDGES = (16, 32, 48, 64, 128, 192, 256, 320)  # blocks are 16, chunks 64, the offload threshold 256
@@ -60,21 +60,26 @@ def prompts() -> list[list[int]]:
     return [source(length) for length in LENGTHS]
 
 
-def cluster_of(path: str, folder: Path) -> Cluster:
+@pytest.fixture(scope="module")
+def models(folder: Path) -> list[Model]:
+    return [Model(folder, max_batched_tokens=2048) for _ in range(2)]
+
+
+def pair_of(path: str, models: list[Model]) -> Pair:
     """mixed computes whole prompts in one step; the others in chunks; preempted has room for a few requests only."""
     match path:
         case "mixed":
-            return Cluster(folder, max_batched_tokens=2048)
+            return Pair(*engines_over(models, max_batched_tokens=2048))
         case "preempted":
-            return Cluster(folder, num_blocks=24)
+            return Pair(*engines_over(models, num_blocks=24))
         case _:
-            return Cluster(folder)
+            return Pair(*engines_over(models))
 
 
 def answer_all(
-    path: str, folder: Path, prompts: list[list[int]], sampling: Callable[[int], Sampling], *, together: bool
+    path: str, models: list[Model], prompts: list[list[int]], sampling: Callable[[int], Sampling], *, together: bool
 ) -> list[list[Token]]:
-    cluster = cluster_of(path, folder)
+    pair = pair_of(path, models)
     remote = path.endswith("remote")
     size = GROUP if together else 1
     answers: list[list[Token]] = []
@@ -82,19 +87,19 @@ def answer_all(
         specs = [RequestSpec(f"r{index}", prompt, sampling(index)) for index, prompt in enumerate(prompts[start : start + size], start)]
         if path.startswith("prefix-hit"):
             warm = [RequestSpec(f"warm-{spec.request_id}", spec.prompt, greedy(0)) for spec in specs]
-            cluster.run(warm, remote=False)
-        answers += cluster.run(specs, remote=remote)
-    check_took_the_path(path, cluster, answers, together=together)
+            pair.run(warm, remote=False)
+        answers += pair.run(specs, remote=remote)
+    check_took_the_path(path, pair, answers, together=together)
     return answers
 
 
-def check_took_the_path(path: str, cluster: Cluster, answers: list[list[Token]], *, together: bool) -> None:
+def check_took_the_path(path: str, pair: Pair, answers: list[list[Token]], *, together: bool) -> None:
     """A test of a path that was not taken would prove nothing."""
-    for engine in (cluster.decode, cluster.prefill):
+    for engine in (pair.decode, pair.prefill):
         engine.core.check()
         counts = engine.core.pool.counts()
         assert counts["in_use"] == counts["receiving"] == counts["quarantined"] == 0
-    stats = cluster.decode.stats
+    stats = pair.decode.stats
     assert stats is not None
     assert (stats.bytes_received > 0) == path.endswith("remote")
     if path == "preempted" and together:
@@ -106,8 +111,10 @@ def check_took_the_path(path: str, cluster: Cluster, answers: list[list[Token]],
 
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
 @pytest.mark.parametrize("path", PATHS)
-def test_greedy_tokens_equal_generate(path: str, together: bool, folder: Path, reference: Reference, prompts: list[list[int]]) -> None:
-    answers = answer_all(path, folder, prompts, greedy, together=together)
+def test_greedy_tokens_equal_generate(
+    path: str, together: bool, models: list[Model], reference: Reference, prompts: list[list[int]]
+) -> None:
+    answers = answer_all(path, models, prompts, greedy, together=together)
 
     assert len(answers) == len(LENGTHS) >= 50
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -116,16 +123,16 @@ def test_greedy_tokens_equal_generate(path: str, together: bool, folder: Path, r
 
 
 @pytest.fixture(scope="module")
-def seeded_alone(folder: Path, prompts: list[list[int]]) -> list[list[Token]]:
-    return answer_all("mixed", folder, prompts, seeded, together=False)
+def seeded_alone(models: list[Model], prompts: list[list[int]]) -> list[list[Token]]:
+    return answer_all("mixed", models, prompts, seeded, together=False)
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
 @pytest.mark.parametrize("path", PATHS)
 def test_seeded_tokens_and_logprobs_equal_on_every_path(
-    path: str, together: bool, folder: Path, prompts: list[list[int]], seeded_alone: list[list[Token]]
+    path: str, together: bool, models: list[Model], prompts: list[list[int]], seeded_alone: list[list[Token]]
 ) -> None:
-    answers = answer_all(path, folder, prompts, seeded, together=together)
+    answers = answer_all(path, models, prompts, seeded, together=together)
 
     for expected, actual in zip(seeded_alone, answers, strict=True):
         assert [token.token_id for token in actual] == [token.token_id for token in expected]

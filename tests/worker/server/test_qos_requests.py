@@ -132,3 +132,36 @@ async def test_refusal_of_low_priority_is_a_429_with_a_retry_after(rig, http):
     assert (response.status_code, response.headers["retry-after"]) == (429, "7")
     assert response.json()["error"]["code"] == "slo_ttft"
     assert rig.value("pdcluster_request_rejected_total", reason="slo_ttft") == 1
+
+
+async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_path: Path):
+    """A place that was taken is given back however the request ends."""
+    (tmp_path / "batch").write_text("sk-batch")
+    (tmp_path / "chat").write_text("sk-chat")
+    rig.policy = replace(rig.policy, tenants={"batch": TenantPolicy(max_concurrent_requests=1)})
+    rig.backend.hold_after = 0
+    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
+
+    async with asyncio.timeout(10), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+
+        async def ask(key: str) -> httpx.Response:
+            return await http.post(CHAT, json=BODY, headers={"authorization": f"Bearer {key}"})
+
+        first = asyncio.create_task(ask("sk-batch"))
+        await rig.backend.holding.wait()
+        refused = await ask("sk-batch")
+        rig.backend.hold_after = None
+        other = await ask("sk-chat")
+        rig.backend.gate.set()
+        await first
+        rig.backend.error = RequestError("broken", status=500)
+        await ask("sk-batch")
+        rig.backend.error = None
+        again = await ask("sk-batch")
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["code"] == "tenant_concurrency"
+    assert "of the API key 'batch' are open, and at most 1 may be (maxConcurrentRequests)" in refused.json()["error"]["message"]
+    assert (other.status_code, again.status_code) == (200, 200)
+    assert rig.value("pdcluster_qos_rejected_total", reason="tenant_concurrency", priority="normal") == 1
+    assert rig.value("pdcluster_request_rejected_total", reason="tenant_concurrency") == 1

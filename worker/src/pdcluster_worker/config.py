@@ -28,6 +28,7 @@ from pdcluster_worker.engine.settings import (
     wrong_sizes,
 )
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.moving_config import MovingPolicy
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
     EarlyRejectionPolicy,
@@ -273,6 +274,7 @@ class PolicyConfig(PolicySection, frozen=True):
     shared_prefix_cache: bool = False
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
     allow_client_priority: bool = False
+    moving: MovingPolicy = MovingPolicy()
 
 
 class Identity(msgspec.Struct, frozen=True):

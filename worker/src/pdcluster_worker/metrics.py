@@ -119,6 +119,9 @@ class Metrics:
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
         self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
+        self.request_moves = self._counter(
+            "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
+        )
         self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by where it was, at the decode side", "prefill")
         self.kv_transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes moved", "direction")
         self.preemptions = self._counter("preemptions", "requests preempted to recompute")

@@ -23,6 +23,7 @@ from pdcluster_worker.process_life import Files, leave, open_files, signals
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.tracing import close_tracing, start_tracing
 
 
 async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None) -> int:
@@ -32,6 +33,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     max_model_len, vocab_size = model_limits(folder, config.engine.max_model_len)
     backend = RouterBackend(config.model.name, max_model_len, vocab_size)
     metrics, journeys = Metrics(), Journeys()
+    tracing = start_tracing(journeys, config, identity)
 
     def policy() -> PolicyConfig:
         return files.policy.current
@@ -55,6 +57,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(life, return_exceptions=True)
         await http.close()
+        await close_tracing(tracing)
 
 
 async def _live(node: Node, backend: RouterBackend, http: HttpServer, files: Files, stop: asyncio.Event) -> None:

@@ -44,6 +44,7 @@ from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.tracing import close_tracing, start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class ServerProcess:
         self._group = group
         self._metrics = Metrics()
         self._journeys = Journeys()
+        self._tracing = start_tracing(self._journeys, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
         group.tell_of_children(self._watch_stats)
 
@@ -105,6 +107,7 @@ class ServerProcess:
             return 0 if stop.is_set() else 1
         finally:
             await http.close()
+            await close_tracing(self._tracing)
 
     def _watch_stats(self, child: Child) -> None:
         self._engine_metrics.forget(child.rank, for_good=False)  # a new process counts from 0

@@ -107,6 +107,17 @@ class CreditsSpec(Section):
     batches_ahead: Batches = 2.0
 
 
+class MovingSpec(Section):
+    """When a request that has begun goes on at another decode worker.
+
+    enabled:   it moves when its worker is lost, stands still or drains
+    max_moves: of one choice of a request
+    """
+
+    enabled: bool = True
+    max_moves: Annotated[int, Field(ge=1, le=16)] = 2
+
+
 class KvAwareSpec(Section):
     """Weights of the policy kvAware [Y9], in KV blocks.
 
@@ -184,4 +195,5 @@ class RoutingSpec(Section):
     offload: OffloadSpec = OffloadSpec()
     prefill_score: PrefillScoreSpec = PrefillScoreSpec()
     credits: CreditsSpec = CreditsSpec()
+    moving: MovingSpec = MovingSpec()
     decode_score: DecodeScoreSpec = DecodeScoreSpec()

@@ -49,7 +49,8 @@ class Handler:
         if not isinstance(self._work, DecodeDispatcher) or self._worker.engineless is not None:
             raise RequestError(f"this is a {self._hello.role} worker: it decodes nothing")
         with self._worker.request(), self._worker.journeys.of(spec.request_id, role=self._hello.role) as journey:
-            self._work.admit([spec])
+            if not spec.output:  # one that has begun was admitted where it began
+                self._work.admit([spec])
             async with aclosing(self._work.run(spec, prefill)) as tokens:
                 async for generated in tokens:
                     is_told = generated.prefill is not None or generated.token.finish_reason is not None

@@ -127,6 +127,8 @@ class Node:
 
     def _on_peer(self, peer: Peer) -> None:
         self._broker.on_change(peer)
+        if self.ingress is not None:
+            self.ingress.on_change()
         self.on_peers()
 
     def _make_disaggregating(self) -> Disaggregating:

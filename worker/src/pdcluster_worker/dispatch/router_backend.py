@@ -106,7 +106,8 @@ class RouterBackend:
         self._waiting_tokens += num_tokens
         try:
             with worker.request():
-                await asyncio.wait_for(self._arrived.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
         except TimeoutError as e:
             raise worker.refusal() from e
         finally:

@@ -97,6 +97,11 @@ class Peer:
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
     @property
+    def is_draining(self) -> bool:
+        """Connected, and about to go: it serves what runs there to the end."""
+        return self.state == "ready" and "draining" in (self.record.state, self.load.state)
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request there; 0 = it has not told."""
         return 0 if self.hello is None else self.hello.max_model_len

@@ -19,6 +19,7 @@ from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.routing.qos.tenants import Tenants
 from pdcluster_worker.server import chat, completion, openai_errors
 from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
@@ -70,7 +71,7 @@ def create_app(
     journeys:    where those of requests are kept; None = in new ones
     """
     app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
-    serving = Serving(backend, tokenizer, metrics, policy, clock)
+    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock))
 
     @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:

@@ -5,8 +5,8 @@ OpenAI's: prompt by prompt, n choices each.  Closing the deltas closes every
 backend stream.  JSON shapes are `chat`'s and `completion`'s business.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -15,11 +15,14 @@ from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.journey import adopt
 from pdcluster_worker.dispatch.merging import Merged
 from pdcluster_worker.engine.messages import RequestSpec, Token
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.routing.hints import RouteHints
 from pdcluster_worker.routing.qos.slo import slo_of
+from pdcluster_worker.routing.qos.tenants import Tenants, tenant_policy
 from pdcluster_worker.routing.qos.tiers import tier_of
+from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS
 from pdcluster_worker.server.backend import Backend
 from pdcluster_worker.server.choice import Choice, Delta, TextRules
 from pdcluster_worker.server.replies import PromptTokensDetails, Usage
@@ -37,6 +40,7 @@ class Serving:
     metrics: Metrics
     policy: Callable[[], PolicyConfig]
     clock: Callable[[], float]
+    tenants: Tenants
 
     @property
     def limits(self) -> ModelLimits:
@@ -49,8 +53,9 @@ class Serving:
 class Plan:
     """A request that is ready to run.
 
-    specs: for each prompt its n choices.
-    hints: what the request says of its route.
+    specs:  for each prompt its n choices.
+    tenant: whose API key it came with, "" where no key is asked for.
+    hints:  what the request says of its route.
     """
 
     specs: list[list[RequestSpec]]
@@ -58,6 +63,7 @@ class Plan:
     hints: RouteHints
     rules: TextRules
     arrival_seconds: float
+    tenant: str = ""
 
 
 class Generation:
@@ -84,7 +90,30 @@ class Generation:
         return len(self._choices)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """One for each token, until every choice has ended.  Raises RequestError as the backend does."""
+        """One for each token, until every choice has ended.  Raises RequestError as the backend does, 429 beyond the tenant's limits."""
+        with self._allowed():
+            async with aclosing(self._deltas()) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    @contextmanager
+    def _allowed(self) -> Iterator[None]:
+        """Hold the tenant's place from here to the end."""
+        serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
+        num_prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
+        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), num_prompt)
+        if refusal is not None:
+            serving.metrics.qos_rejected.labels(refusal.code, tier_of(self._specs[0].priority)).inc()
+            raise RequestError(
+                refusal.message, status=TOO_MANY_REQUESTS, code=refusal.code, retry_after_seconds=refusal.retry_after_seconds
+            )
+        try:
+            yield
+        finally:
+            made = sum(choice.num_tokens for choice in self._choices)
+            serving.tenants.end(tenant, made, serving.clock() - start)
+
+    async def _deltas(self) -> AsyncGenerator[Delta, None]:
         is_cut = False  # whether a stop string ended a choice that the engine would go on with
         async with aclosing(self._generated()) as stream:
             async for generated in stream:

@@ -103,6 +103,6 @@ def respond(
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    generation = Generation(serving, Plan(specs, extension.prefill, hints, rules, context.arrival_seconds))
+    generation = Generation(serving, Plan(specs, extension.prefill, hints, rules, context.arrival_seconds, context.tenant))
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     return GenerationResponse(generation, Form(shape, bool(request.stream), include_usage), context.request_id)

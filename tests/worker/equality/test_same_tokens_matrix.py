@@ -1,0 +1,135 @@
+"""The same tokens by every scheduler, over any ranks and engines, on every path: one table.
+
+Engines of one column share a model: the rank processes of `tp 2` and `pp 2` talk by
+gloo, `dp 2` is two engines that share the requests, and `ahead` submits a step while
+another computes, as ranks do too.  The expected tokens are those of one request
+at a time on one engine; half of the requests are greedy, half seeded, with penalties.
+KV blocks move between engines of unequal ranks, bytes and checksums compared.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
+from pdcluster_worker.engine.settings import SCHEDULER_NAMES, ChunkSchedule, SchedulerSettings
+from tests.make_tiny_model import make_tiny_model
+from tests.system.prompts import Prompts
+from tests.worker.equality.engines import CONTINUOUS, Model, Pair, engines_over
+
+LENGTHS = (1, 16, 17, 64, 63, 65, 130, 33)  # blocks are 16, chunks 64
+NUM_TOKENS = 18  # more than a block, so that every request grows
+MAX_MODEL_LEN = 160
+FEW_BLOCKS = {1: 14, 2: 12}  # by the engines that share the requests: those of about half of them
+
+COLUMNS = ("tp 1", "ahead", "tp 2", "pp 2", "dp 2")
+PATHS = ("local", "cached", "preempted", "remote", "remote from")
+OWN = {name: SchedulerSettings(name=name) for name in SCHEDULER_NAMES}
+VARIANTS = {
+    "fcfs": SchedulerSettings(policy="fcfs"),
+    "threshold": SchedulerSettings(long_prefill_token_threshold=24),
+    "whole": SchedulerSettings(chunked_prefill=False),
+    "sarathi-slo": SchedulerSettings(name="sarathi", tbt_slo_seconds=0.001),
+    "sarathi-stages": SchedulerSettings(name="sarathi", chunk_schedule=ChunkSchedule(low=16, high=64, stages=3, max_tokens=130)),
+}
+SIZES: dict[str, dict[str, int]] = {"tp 2": {"tensor_parallel_size": 2}, "pp 2": {"pipeline_parallel_size": 2}}
+
+
+class Models(dict[str, Model]):
+    """Each is loaded when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Model:
+        if name == "ahead":
+            self[name] = self["tp 1"].ahead()
+        else:
+            self[name] = Model(self._folder, max_batched_tokens=MAX_MODEL_LEN, **SIZES.get(name, {}))
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    made = Models(make_tiny_model("llama", tmp_path_factory.mktemp("llama")))
+    yield made
+    for model in made.values():
+        model.runner.close()
+
+
+def specs(case: str) -> list[RequestSpec]:
+    """Greedy and seeded requests in turns."""
+    source = Prompts("every column")
+    found = []
+    for index, length in enumerate(LENGTHS):
+        drawn = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.2, "logit_bias": {7: 1.5}}
+        sampling = Sampling(
+            max_tokens=NUM_TOKENS, seed=index, ignore_eos=True, logprobs=1, **(drawn if index % 2 else {"temperature": 0.0})
+        )
+        found.append(RequestSpec(f"{case}-{index}", source(length), sampling))
+    return found
+
+
+def pair_of(models: Models, column: str, path: str, own: SchedulerSettings) -> Pair:
+    """The engines of a cell; `remote from` prefills there and decodes on one rank."""
+    decodes = ["tp 1", "other"] if column == "dp 2" else [column]
+    names = [column if column != "dp 2" else "tp 1", "peer"] if path == "remote from" else ["peer", *decodes]
+    sizes = {
+        "num_blocks": FEW_BLOCKS[len(names) - 1] if path == "preempted" else 256,
+        "max_batched_tokens": MAX_MODEL_LEN if own.computes_whole_prompts else 64,
+        "max_model_len": MAX_MODEL_LEN,
+    }
+    return Pair(*engines_over([models[name] for name in names], scheduler=own, **sizes))
+
+
+@pytest.fixture(scope="module")
+def expected(models: Models) -> list[list[Token]]:
+    pair = pair_of(models, "tp 1", "local", CONTINUOUS)
+    return [pair.run([spec], remote=False)[0] for spec in specs("expected")]
+
+
+def check(actual: list[list[Token]], expected: list[list[Token]]) -> None:
+    assert [[token.token_id for token in answer] for answer in actual] == [[token.token_id for token in answer] for answer in expected]
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert [token.logprob for token in mine] == pytest.approx([token.logprob for token in theirs], abs=1e-3)
+
+
+def check_cell(pair: Pair, path: str, own: SchedulerSettings, expected: list[list[Token]]) -> None:
+    is_remote = path.startswith("remote")
+    check(pair.run(specs("first"), remote=is_remote), expected)
+    if path == "cached":
+        again = pair.run(specs("again"), remote=False)
+        check(again, expected)
+        assert [answer[0].cached_tokens for answer in again] == [(length - 1) // 16 * 16 for length in LENGTHS]
+    num_preemptions = num_bytes = 0
+    for engine in pair.engines:
+        engine.core.check()
+        counts = engine.core.pool.counts()
+        assert counts["in_use"] == counts["receiving"] == counts["quarantined"] == 0
+        num_preemptions += engine.stats.preemptions
+        num_bytes += engine.stats.bytes_received
+    assert (num_bytes > 0) == is_remote
+    never = own.name in ("orca", "request-level")
+    assert (num_preemptions > 0) == (path == "preempted" and not never)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("name", OWN)
+def test_tokens_are_those_of_one_request_at_a_time(name: str, column: str, path: str, models: Models, expected: list[list[Token]]) -> None:
+    check_cell(pair_of(models, column, path, OWN[name]), path, OWN[name], expected)
+
+
+@pytest.mark.parametrize("column", ["tp 1", "ahead"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_settings_of_a_scheduler_change_no_token(name: str, column: str, models: Models, expected: list[list[Token]]) -> None:
+    own = VARIANTS[name]
+    check_cell(pair_of(models, column, "preempted", own), "preempted", own, expected)
+
+
+def test_blocks_move_between_tensor_parallel_ranks_and_stages(models: Models, expected: list[list[Token]]) -> None:
+    sizes = {"num_blocks": 256, "max_model_len": MAX_MODEL_LEN}
+    pair = Pair(*engines_over([models["tp 2"], models["pp 2"]], **sizes))
+    check_cell(pair, "remote", CONTINUOUS, expected)

@@ -1,0 +1,146 @@
+"""One choice of a request on its way over the decode workers: legs, each on one worker.
+
+Before the first token a leg that fails means another try elsewhere; after it the choice moves:
+the next leg gets the prompt and what was made so far, apart, and goes on from there.  What the
+client has is what it was sent here, so no position is ever said twice, whatever an ended leg
+would still have said.  The closing of a leg gives its blocks back.  Which worker is best is the
+ingress's choice, how often a choice moves is `routing.moving`'s rule.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from pdcluster_worker.dispatch.engine_client import (
+    ENGINE_STALLED,
+    EngineDiedError,
+    EngineStalledError,
+)
+from pdcluster_worker.engine.messages import RequestSpec
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing.moving import MoveReason, leg_id
+
+Stream = AsyncGenerator[Generated, None]
+
+
+class CalledOffError(PeerError):
+    """A leg was ended here, for its worker drains and another takes the choice."""
+
+    def __init__(self) -> None:
+        super().__init__("the decode worker drains")
+
+
+@dataclass(slots=True)
+class Course:
+    """What a choice has made so far, and where.
+
+    output:       tokens that were passed on.
+    num_legs:     begun, the present one included.
+    num_moves:    legs that were begun after the first token.
+    failed:       keys of the workers that failed since the last token, `HERE` for this one.
+    left:         the worker that it was taken from though that would go on with it; the last resort.
+    moves_for:    what the present leg is for, until its first token.
+    """
+
+    spec: RequestSpec
+    prefill: PrefillMode
+    output: list[int] = field(default_factory=list)
+    num_legs: int = 0
+    num_moves: int = 0
+    failed: set[str] = field(default_factory=set)
+    left: Peer | None = None
+    moves_for: MoveReason | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has a token of it."""
+        return bool(self.output)
+
+    def so_far(self) -> RequestSpec:
+        """The choice with what it has made."""
+        return replace(self.spec, output=[*self.spec.output, *self.output])
+
+    def next_leg(self) -> tuple[RequestSpec, PrefillMode]:
+        """The request of the next leg, and where it is to be prefilled.
+
+        A prefill that was forced to be remote has been: later ones go by the offload rule.
+        """
+        spec = self.spec
+        if self.num_legs:
+            spec = replace(self.so_far(), request_id=leg_id(spec.request_id, self.num_legs))
+        self.num_legs += 1
+        is_later = self.has_begun and self.prefill == "remote"
+        return spec, "auto" if is_later else self.prefill
+
+    def take(self, generated: Generated) -> Generated:
+        """Note the next token, and return it as one of the choice's, whatever leg it is of."""
+        token, is_first_leg = generated.token, self.num_legs == 1
+        is_first = not self.output
+        self.output.append(token.token_id)
+        if self.failed:
+            self.failed.clear()
+        if is_first_leg:
+            return generated
+        token = replace(token, request_id=self.spec.request_id)
+        if is_first:
+            return replace(generated, token=token)
+        return replace(
+            generated,
+            token=replace(token, queue_seconds=None, prefill_seconds=None),
+            prefill=None,
+        )
+
+
+class Leg:
+    """A choice's run at a peer, which can be called off while its next token is waited for."""
+
+    def __init__(self, course: Course, peer: Peer) -> None:
+        self.course = course
+        self.peer = peer
+        self._is_called_off = False
+        self._scope: asyncio.Timeout | None = None
+
+    def call_off(self) -> None:
+        """End it at the next token, or now while none has come."""
+        self._is_called_off = True
+        if self._scope is not None:
+            self._scope.reschedule(0.0)
+
+    async def next(self, tokens: Stream) -> Generated | None:
+        """The next token, None at the end.  Raises CalledOffError, and whatever the stream raises."""
+        if self._is_called_off:
+            raise CalledOffError
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                return await anext(tokens, None)
+        except TimeoutError:
+            if not self._is_called_off:
+                raise
+            raise CalledOffError from None
+        finally:
+            self._scope = None
+
+
+def reason_of(error: PeerError | RequestError) -> MoveReason | None:
+    """Why another worker would serve a request that ended so; None = it is the request's own fault."""
+    if isinstance(error, CalledOffError):
+        return "draining"
+    if isinstance(error, PeerError | EngineDiedError):
+        return "lost"
+    if error.status != _UNAVAILABLE:
+        return None
+    if error.code == ENGINE_STALLED:
+        return "stalled"
+    return "draining" if error.code == "draining" else "lost"
+
+
+_UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well serve the request
+
+
+def is_engines(error: Exception) -> bool:
+    """Whether an engine of this worker failed, and not the request."""
+    return isinstance(error, EngineDiedError | EngineStalledError)

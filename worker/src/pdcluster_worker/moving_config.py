@@ -1,0 +1,21 @@
+"""The policy of `spec.routing.moving`: requests that go on at another worker."""
+
+from typing import Annotated
+
+import msgspec
+
+from pdcluster_worker.config_section import PolicySection
+
+Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
+
+
+class MovingPolicy(PolicySection, frozen=True):
+    """When a request that has begun goes on at another decode worker.
+
+    enabled:   it moves when its worker is lost, stands still or drains; otherwise it ends in an
+               error, or holds the drain.
+    max_moves: of one choice of a request; so one that ends whatever runs it ends few workers.
+    """
+
+    enabled: bool = True
+    max_moves: Moves = 2
