@@ -21,6 +21,7 @@ _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
     "remote_prefill": ("ok", "failed", "stalled", "cancelled"),
     "long_prompts": ("remote", "local"),
+    "credit_requests": ("granted", "no_prefill_worker", "cancelled"),
     "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel", "operations"),
     "request_rejected": (
         *("queue_full", "bodies_full", "connections_full", "body_timeout"),
@@ -72,6 +73,11 @@ class Metrics:
             "remote prefills at the prefill worker: queue and prefill, both with messages (first_token), and transfer",
             "phase",
         )
+        self.prefill_group_requests = self._histogram(
+            "prefill_group_requests",
+            "requests that were granted a credit together, at the prefill side",
+            buckets=_REQUESTS,
+        )
         self.credit_wait_seconds = self._histogram("credit_wait_seconds", "a remote prefill's wait for a credit and for blocks here")
         self.engine_step_requests = self._histogram("engine_step_requests", "requests in one engine step", buckets=_REQUESTS)
         self.engine_step_tokens = self._histogram(
@@ -85,6 +91,10 @@ class Metrics:
         self.num_requests_waiting = self._gauge("num_requests_waiting", "requests that wait for this worker's engine")
         self.prefill_queue_requests = self._gauge("prefill_queue_requests", "this worker's part of the prefill queue")
         self.prefill_queue_tokens = self._gauge("prefill_queue_tokens", "this worker's part of the prefill queue, in tokens")
+        self.credit_wants = self._gauge(
+            "credit_wants", "requests that wait for a credit here; each waits at every prefill worker that may take it"
+        )
+        self.credit_tokens = self._gauge("credit_tokens", "tokens of credits that are out, and of work in hand")
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
@@ -119,6 +129,7 @@ class Metrics:
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
         self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
+        self.credit_requests = self._counter("credit_requests", "waits for a credit by their end, at the decode side", "outcome")
         self.request_moves = self._counter(
             "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
         )

@@ -9,6 +9,8 @@ from pdcluster_worker.config_section import Natural, PolicySection, Positive, Sh
 OffloadPolicyName = Literal["rule", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
 Batches = Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=600_000.0)]
+Window = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
+Prompts = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 SloMilliseconds = Annotated[float, msgspec.Meta(gt=0.0, le=600_000.0)]
 
 
@@ -108,6 +110,49 @@ class CreditPolicy(PolicySection, frozen=True):
     """
 
     batches_ahead: Batches = 2.0
+
+
+class LatencyClass(PolicySection, frozen=True):
+    """Wants of that priority or a more urgent one (lower goes first) wait for company so long."""
+
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
+    window_milliseconds: Window
+
+
+class PrefillQueuePolicy(PolicySection, frozen=True):
+    """Which prompts a prefill worker lets in together, and how long it waits; see `routing.batching`.
+
+    mode:             immediate = each as soon as there is room; latencyFirst = after a window that
+                      grows with the load; throughputFirst = min_prompts together, or after
+                      max_window_milliseconds.
+    max_prompts:      of one group.
+    length_buckets:   greatest lengths of the buckets, in uncached tokens, ascending [O11]; a group
+                      is of one bucket.
+    fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none.
+    latency_classes:  windows by priority, in place of the mode's; the first that fits.
+    """
+
+    mode: Literal["immediate", "latencyFirst", "throughputFirst"] = "immediate"
+    min_window_milliseconds: Window = 2.0
+    max_window_milliseconds: Window = 10.0
+    min_prompts: Prompts = 8
+    max_prompts: Prompts = 32
+    length_buckets: Annotated[list[Positive], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=lambda: [512, 1024, 2048, 4096])
+    fast_lane_tokens: Natural = 0
+    latency_classes: Annotated[list[LatencyClass], msgspec.Meta(max_length=8)] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        low, high = self.min_window_milliseconds, self.max_window_milliseconds
+        if low > high:
+            raise ValueError(f"minWindowMilliseconds ({low:g}) must be at most maxWindowMilliseconds ({high:g}): lower it")
+        if self.min_prompts > self.max_prompts:
+            raise ValueError(f"minPrompts ({self.min_prompts}) must be at most maxPrompts ({self.max_prompts}): lower it")
+        for name, values in (
+            ("lengthBuckets", self.length_buckets),
+            ("latencyClasses", [each.priority for each in self.latency_classes]),
+        ):
+            if list(values) != sorted(set(values)):
+                raise ValueError(f"{name} must ascend, each once: sort them")
 
 
 DecodePolicyName = Literal["leastRequest", "roundRobin", "prefixAware", "kvAware", "capacityAware", "latencyAware"]

@@ -8,7 +8,7 @@ ingress's choice, how often a choice moves is `routing.moving`'s rule.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -83,6 +83,7 @@ class Course:
         token, is_first_leg = generated.token, self.num_legs == 1
         is_first = not self.output
         self.output.append(token.token_id)
+        self.spec = _as_degraded(self.spec, generated.degraded)
         if self.failed:
             self.failed.clear()
         if is_first_leg:
@@ -125,6 +126,24 @@ class Leg:
             raise CalledOffError from None
         finally:
             self._scope = None
+
+
+def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
+    """The request as its worker runs it: a bound that was lowered there holds on the next one too.
+
+    >>> from pdcluster_worker.engine.messages import Sampling
+    >>> spec = RequestSpec("r", [1], Sampling(max_tokens=100, seed=1, min_tokens=50))
+    >>> sampling = _as_degraded(spec, ["prefill=local", "max_tokens=20"]).sampling
+    >>> sampling.max_tokens, sampling.min_tokens
+    (20, 20)
+    """
+    for what in lost:
+        name, _, value = what.partition("=")
+        if name == "max_tokens":
+            most = int(value)
+            least = min(spec.sampling.min_tokens, most)
+            spec = replace(spec, sampling=replace(spec.sampling, max_tokens=most, min_tokens=least))
+    return spec
 
 
 def reason_of(error: PeerError | RequestError) -> MoveReason | None:
