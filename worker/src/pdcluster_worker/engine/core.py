@@ -128,8 +128,10 @@ class EngineCore:
         for event in self._transport.poll():
             self._touch()
             self._on_transfer(event)
-        if self._flights and not self._tables.has_room_for_next([*self._scheduler.computing, *self._scheduler.ready]):
+        requests = [*self._scheduler.computing, *self._scheduler.ready]
+        if self._flights and (self._scheduler.displaced is not None or not self._tables.has_room_for_next(requests)):
             self._land()  # for blocks may be taken from a request now, and the step under way writes them
+        self._scheduler.displace()
         schedule = delayed_schedule(self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started)
         self._begin(schedule, started)
         if schedule.items:
