@@ -108,6 +108,13 @@ _USERS = (
     Panel("Requests taken", "By priority.", "reqps", (_rate("qos_admitted", "priority", "{{priority}}"),)),
     Panel("Refused by priority", "And reason.", "reqps", (_rate("qos_rejected", "priority, reason", "{{priority}} {{reason}}"),)),
     Panel("Degraded", "What choices lost under load.", "reqps", (_rate("qos_degraded", "priority, reason", "{{priority}} {{reason}}"),)),
+    Panel(
+        "Errors of estimates",
+        "As a share of what came of them.",
+        "percentunit",
+        _quantiles("estimate_error_ratio", "quantity", " {{quantity}}"),
+    ),
+    Panel("Choices that moved", "Per second.", "reqps", (_rate("request_moves", "reason, outcome", "{{reason}} {{outcome}}"),)),
     Panel("Estimates", "Of a request that came now, the worst worker of a pool; admission goes by them.", "s", _ESTIMATES),
 )
 _QUEUES = (
@@ -128,6 +135,11 @@ _TRANSFERS = (
         (_rate("long_prompts", "prefill", "{{prefill}}"),),
         needs_prefill=True,
     ),
+    Panel("Waits for a credit", "Of remote prefills, with that for blocks.", "s", _quantiles("credit_wait_seconds"), True),
+    Panel("Credits", "Waits per second, by their end.", "reqps", (_rate("credit_requests", "outcome", "{{outcome}}"),), True),
+    Panel("Wants", "Requests that wait for a credit at a prefill worker.", "short", _total("credit_wants"), True),
+    Panel("Tokens of credits", "Promised, and in hand.", "short", _total("credit_tokens"), True),
+    Panel("Prompts granted together", "At the prefill workers.", "short", _quantiles("prefill_group_requests"), True),
     Panel("KV moved", "Per second and direction.", "Bps", (_rate("kv_transfer_bytes", "direction", "{{direction}}"),), True),
     Panel("KV transfer", "First write to last acknowledgement.", "s", _quantiles("kv_transfer_seconds"), True),
     Panel(

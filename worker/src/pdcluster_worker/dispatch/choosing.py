@@ -19,7 +19,7 @@ from pdcluster_worker.dispatch.worker import REPORT_SECONDS, Worker
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.peers.types import Generated, Load
+from pdcluster_worker.peers.types import Load
 from pdcluster_worker.routing.active_load import ActiveLoad, Charges
 from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
@@ -99,10 +99,9 @@ class Choosing:
                 self._routed.pop(spec.request_id, None)
             self._eased.set()
 
-    def on_token(self, request_id: str, generated: Generated) -> None:
-        """Note a choice's first token: its prompt waits no more."""
-        if generated.prefill is not None:
-            self._load.prefilled(request_id)
+    def on_token(self, request_id: str) -> None:
+        """Note a choice's token: after the first one, of the first worker or the next, its prompt waits no more."""
+        if self._load.prefilled(request_id):
             self._eased.set()
 
     def choose(self, spec: RequestSpec, may_run_here: bool, failed: Container[str] = ()) -> Peer | None:

@@ -15,6 +15,7 @@ from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.routing.admission import full
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.verdict import retry_after
 
 
@@ -61,11 +62,11 @@ class RouterBackend:
         """Whether the next request of a client should go to another router."""
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
-    def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
             raise RequestError(f"this router is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
-        tokens = self._node.ingress.generate(specs, prefill)
+        tokens = self._node.ingress.generate(specs, prefill, hints)
         return tokens if self._arrived.is_set() else self._later(self._node, specs, tokens)
 
     def abort(self, request_id: str) -> None:
