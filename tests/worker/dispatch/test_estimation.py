@@ -1,4 +1,4 @@
-"""What is learned from requests that run here, and the refusal of deadlines that cannot be met."""
+"""Learning from requests that run here, and the refusal of deadlines that cannot be met."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -49,7 +49,7 @@ class Followed:
             self._compare("completion")
 
     def completion(self) -> Completion | None:
-        """What was measured; None of a request that did not end by itself."""
+        """The measurements; None of a request that did not end by itself."""
         if self._first is None or not self.is_complete:
             return None
         start, area, token = self._first
@@ -111,18 +111,18 @@ class Estimation:
         )
 
     def estimated_ttft_seconds(self, spec: RequestSpec) -> float | None:
-        """Of a request that came now; None = not known."""
+        """The estimate for a request that came now; None = not known."""
         estimator = self.estimator
         return None if estimator is None else estimator.estimated_ttft_seconds(self.flight_of(spec), self.line)
 
     def estimated_completion_seconds(self, spec: RequestSpec) -> float | None:
-        """Of a request that came now, until its last token; None = not known."""
+        """The estimate for a request that came now, until its last token; None = not known."""
         estimator = self.estimator
         return None if estimator is None else estimator.estimated_completion_seconds(self.flight_of(spec), self.line)
 
     @property
     def line(self) -> Line:
-        """What a request that comes now finds."""
+        """The line that a request finds which comes now."""
         return Line(self._flights, self.seats())
 
     @contextmanager
