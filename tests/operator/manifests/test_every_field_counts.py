@@ -192,6 +192,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
     "routing.moving.enabled": (NOTHING, at("spec.routing.moving.enabled", False)),
+    "routing.moving.afterPreemptions": (NOTHING, at("spec.routing.moving.afterPreemptions", 3)),
     "routing.moving.maxMoves": (NOTHING, at("spec.routing.moving.maxMoves", 3)),
     **{f"routing.decodeScore.{path}": (NOTHING, at(f"spec.routing.decodeScore.{path}", value)) for path, value in DECODE_SCORE.items()},
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),

@@ -165,10 +165,12 @@ class MovingSpec(Section):
 
     enabled:   it moves when its worker is lost, stands still or drains
     max_moves: of one choice of a request
+    after_preemptions: a request that its worker preempted so often moves too; 0 = none does
     """
 
     enabled: bool = True
     max_moves: Annotated[int, Field(ge=1, le=16)] = 2
+    after_preemptions: Natural = 0
 
 
 class KvAwareSpec(Section):
