@@ -147,6 +147,13 @@ def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
         pass
 
 
+def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
+    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
+
+    with bench.estimation.following(replace(spec(deadline=0.5), output=[7])):
+        pass
+
+
 def test_a_refused_request_is_not_in_the_line() -> None:
     bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
     before = bench.estimation.estimated_ttft_seconds(spec())
