@@ -37,6 +37,7 @@ DECODE_SCORE: dict[str, Any] = {
     "hotspotPrevention": False,
     "hotWorkersRatio": 0.5,
     "maxShareRatio": 2.0,
+    "minCacheHitRatio": 0.75,
     "sessionAffinity": False,
     "failureTaint": 2.0,
     "queueThresholdTokens": 4096,
