@@ -66,10 +66,13 @@ class Placed(OpenAIServer):
         return {**OpenAIServer.body(self, ask), "pdcluster": {"prefill": self.mode}}
 
 
-def asks(lengths: Sequence[int], count: int, num_output_tokens: int, seed: str) -> list[Ask]:
-    """Prompts of these lengths, each as likely; the same for the same seed."""
-    source = random.Random(f"prompts {seed}")
-    return [Ask([source.randrange(256, 40_000) for _ in range(source.choice(lengths))], num_output_tokens) for _ in range(count)]
+def asks(lengths: Sequence[int], count: int, num_output_tokens: int, seed: str, name: str) -> list[Ask]:
+    """Prompts of these lengths, each as likely.
+
+    The same lengths for the same seed; other tokens for another name, so that no prompt comes twice to one cluster.
+    """
+    sizes, source = random.Random(f"lengths {seed}"), random.Random(f"prompts {seed} {name}")
+    return [Ask([source.randrange(256, 40_000) for _ in range(sizes.choice(lengths))], num_output_tokens) for _ in range(count)]
 
 
 def with_routing(routing: Routing) -> str:
@@ -135,11 +138,11 @@ async def compare(options: argparse.Namespace) -> None:
             file.write_text(with_routing(variants[name]))
             async with running_cluster(name, Setup(file, MODEL, ENGINE)) as cluster:
                 for mode in ("local", "remote"):
-                    await measure(cluster, mode, asks(lengths, 4, 4, "warm"), 10, "warm")
+                    await measure(cluster, mode, asks(lengths, 4, 4, "warm", mode), 10, "warm")
                 for rate in (float(each) for each in options.rates.split(",")):
                     count = max(8, round(rate * options.seconds))
-                    load = asks(lengths, count, options.output, f"{rate}")
                     for label, mode in _modes(name, what, index == 0):
+                        load = asks(lengths, count, options.output, f"{rate}", label)
                         run, remote, batch = await measure(cluster, mode, load, rate, f"{rate}")
                         print(row(label, rate, run, remote, batch), flush=True)
 

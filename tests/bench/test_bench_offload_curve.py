@@ -11,12 +11,13 @@ from pdcluster_operator.api.load import parse
 from pdcluster_operator.bench.answers import Answer, Run
 
 
-def test_load_is_the_same_for_each_mode_and_has_all_lengths() -> None:
-    load = asks(LENGTHS, 200, 8, "s")
+def test_load_has_the_same_lengths_for_each_mode_and_no_prompt_twice() -> None:
+    load, other = asks(LENGTHS, 200, 8, "s", "a"), asks(LENGTHS, 200, 8, "s", "b")
 
     assert {len(ask.prompt) for ask in load} == set(LENGTHS)
-    assert load == asks(LENGTHS, 200, 8, "s")
-    assert load != asks(LENGTHS, 200, 8, "t")
+    assert load == asks(LENGTHS, 200, 8, "s", "a")
+    assert [len(ask.prompt) for ask in load] == [len(ask.prompt) for ask in other]
+    assert len({tuple(ask.prompt) for ask in (*load, *other)}) == 400
 
 
 @pytest.mark.parametrize("name", [*POLICIES, *QUEUES])
@@ -42,4 +43,4 @@ def test_row_has_the_means_of_what_clients_saw() -> None:
 def test_a_request_says_where_its_prompt_is_computed() -> None:
     target = offload_curve.Placed(cast(Any, None), "http://h", "m", mode="remote")
 
-    assert target.body(asks((1,), 1, 1, "s")[0])["pdcluster"] == {"prefill": "remote"}
+    assert target.body(asks((1,), 1, 1, "s", "a")[0])["pdcluster"] == {"prefill": "remote"}
