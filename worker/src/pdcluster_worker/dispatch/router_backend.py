@@ -16,6 +16,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.verdict import retry_after
 
 
 class RouterBackend:
@@ -101,7 +102,7 @@ class RouterBackend:
         if not seconds:
             raise worker.refusal()
         if reason := full(worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens):
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=1)
+            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry_after(seconds))
         self._num_waiting += 1
         self._waiting_tokens += num_tokens
         try:

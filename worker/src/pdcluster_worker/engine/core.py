@@ -119,8 +119,6 @@ class EngineCore:
                 self._abort(request_id)
             case messages.TellBlocks():
                 self.pool.prefix_cache.tell_all()
-            case messages.Begin() | messages.Ping() | messages.Stop():
-                pass
 
     def step(self) -> list[EngineOutput]:
         """Take transfer events, begin at most one batch, end at most two; return everything to send.  Raises EngineBrokenError."""
@@ -271,6 +269,7 @@ class EngineCore:
         for request, reason in schedule.failed:
             self._outbox.append(RequestFailed(request.request_id, reason))
             self._end(request)
+        self._outbox.extend(messages.Preempted(each.request_id) for each in schedule.preempted if each.target is None)
         for request in schedule.started:
             self._counters.count_request(request)
         for request in schedule.seated:
