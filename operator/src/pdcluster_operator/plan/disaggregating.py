@@ -122,7 +122,7 @@ def _condition(said: Said, pairs: Sequence[_Pair], num_refused: int, status: Sta
     if num_remote:
         return Condition(kind, is_true=True, reason=words.OFFLOADING, message=_of_share(status))
     if num_long < FEW_PROMPTS:
-        text = f"too few prompts of {threshold} tokens or more (routing.offload.prefillLengthThreshold) to judge"
+        text = f"too few prompts of {threshold} tokens or more (routing.offload.prefillLengthThreshold) to tell"
         return Condition(kind, is_true=False, reason=words.NO_LONG_PROMPTS, message=text, is_unknown=True)
     if not said.num_prefill_ready:
         text = "no prefill worker is ready, so decode workers prefill long prompts themselves: see PrefillReady"
