@@ -243,7 +243,7 @@ def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> N
 
 
 def test_metrics_of_the_contract_exist() -> None:
-    names = {family.name for family in Metrics().worker_records.collect()}
+    names = {family.name for family in Metrics().registry.collect()}
 
     assert {f"pdcluster_{name}" for name in METRICS} <= names
 
