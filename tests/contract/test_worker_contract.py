@@ -74,6 +74,8 @@ METRICS = (
     "remote_prefill",
     "long_prompts",
     "request_moves",
+    "races",
+    "race_wasted_tokens",
     "kv_transfer_bytes_per_second",
     "kv_transport_info",
     "engine_dtype_info",
@@ -81,6 +83,12 @@ METRICS = (
     "preemptions",
     "request_rejected",
     "request_success",
+    "qos_admitted",
+    "qos_rejected",
+    "qos_degraded",
+    "qos_slo",
+    "qos_estimated_ttft_seconds",
+    "qos_estimated_tpot_seconds",
 )
 
 

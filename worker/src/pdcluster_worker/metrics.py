@@ -7,6 +7,7 @@ and are moved forward by their difference (`server.engine_metrics`).
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,7 +17,12 @@ from pdcluster_worker.engine.messages import Device, FinishReason
 from pdcluster_worker.engine.ports import ROW_FAILURES
 from pdcluster_worker.histogram import TokenHistogram
 from pdcluster_worker.nvidia import GpuUse
+from pdcluster_worker.qos_config import Tier
 
+_QOS_REASONS = (
+    *("slo_ttft", "slo_tpot", "prompt_limit", "prefill_barred", "waited_too_long", "displaced"),
+    *("tenant_requests", "tenant_concurrency", "tenant_tokens"),
+)
 _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
     "remote_prefill": ("ok", "failed", "stalled", "cancelled"),
@@ -26,8 +32,7 @@ _FIRST_VALUES = {
     "request_rejected": (
         *("queue_full", "bodies_full", "connections_full", "body_timeout"),
         *("draining", "not_ready", "no_prefill_worker", "deadline_unmeetable"),
-        *("slo_ttft", "slo_tpot", "prompt_limit", "prefill_barred", "waited_too_long", "displaced"),
-        *("tenant_requests", "tenant_concurrency", "tenant_tokens"),
+        *_QOS_REASONS,
         *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
     ),
     "request_success": get_args(FinishReason),
@@ -130,6 +135,10 @@ class Metrics:
         self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
         self.credit_requests = self._counter("credit_requests", "waits for a credit by their end, at the decode side", "outcome")
+        self.races = self._counter("races", "requests that ran on two workers, by whose first token came first", "winner")
+        self.race_wasted_tokens = self._counter(
+            "race_wasted_tokens", "prompt tokens of the losers of races, of which some were never computed"
+        )
         self.request_moves = self._counter(
             "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
         )
@@ -163,6 +172,13 @@ class Metrics:
         self.qos_slo = self._counter(
             "qos_slo", "choices whose TTFT or TPOT met or missed its objective", "objective", "priority", "outcome"
         )
+
+        for tier in get_args(Tier):
+            self.qos_admitted.labels(tier)
+            for reason in (*_QOS_REASONS, "queue_full"):
+                self.qos_rejected.labels(reason, tier)
+            for objective, outcome in product(("ttft", "tpot"), ("met", "missed")):
+                self.qos_slo.labels(objective, tier, outcome)
 
     def _add_device(self) -> None:
         self.device_memory_bytes = self._gauge(

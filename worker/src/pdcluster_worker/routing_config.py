@@ -199,6 +199,7 @@ class DecodeScorePolicy(PolicySection, frozen=True):
     kv_events:     prefix matches by the workers' events; false = by what was sent where lately [Y11].
     recent_seconds: how long a prefix that was sent to a worker counts as recent.
     hotspot_prevention: see `routing.decode_score.hotspot`, which says what both ratios mean.
+    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing.
     session_affinity: the requests of one session go to one worker.
     failure_taint: factor of the cost of a worker that failed a request in the last seconds [Y10].
     queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are, requests wait here [Y13];
@@ -213,6 +214,7 @@ class DecodeScorePolicy(PolicySection, frozen=True):
     hotspot_prevention: bool = True
     hot_workers_ratio: Share = 0.75
     max_share_ratio: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.5
+    min_cache_hit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     session_affinity: bool = True
     failure_taint: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.0
     queue_threshold_tokens: Natural | None = None

@@ -165,10 +165,24 @@ class MovingSpec(Section):
 
     enabled:   it moves when its worker is lost, stands still or drains
     max_moves: of one choice of a request
+    after_preemptions: a request that its worker preempted so often moves too; 0 = none does
     """
 
     enabled: bool = True
     max_moves: Annotated[int, Field(ge=1, le=16)] = 2
+    after_preemptions: Natural = 0
+
+
+class RacingSpec(Section):
+    """When a request runs on two decode workers until one has made its first token.
+
+    max_requests: most requests on either, waiting or running
+    max_ratio:    of all requests, that race at most
+    """
+
+    enabled: bool = False
+    max_requests: Natural = 2
+    max_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
 
 
 class KvAwareSpec(Section):
@@ -216,6 +230,7 @@ class DecodeScoreSpec(Section):
     recent_seconds:     how long a prefix that was sent to a worker counts as recent
     hot_workers_ratio:  share of the workers that have a prefix from which on it attracts no more
     max_share_ratio:    most requests of one worker, in means of all
+    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing
     failure_taint:      factor of the cost of a worker that failed a request lately
     queue_threshold_tokens: a worker with more prompt tokens queued is busy; while all are, requests
                         wait at the ingress; None = never
@@ -229,6 +244,7 @@ class DecodeScoreSpec(Section):
     hotspot_prevention: bool = True
     hot_workers_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75
     max_share_ratio: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.5
+    min_cache_hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     session_affinity: bool = True
     failure_taint: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
     queue_threshold_tokens: Natural | None = None
@@ -250,4 +266,5 @@ class RoutingSpec(Section):
     prefill_queue: PrefillQueueSpec = PrefillQueueSpec()
     credits: CreditsSpec = CreditsSpec()
     moving: MovingSpec = MovingSpec()
+    racing: RacingSpec = RacingSpec()
     decode_score: DecodeScoreSpec = DecodeScoreSpec()
