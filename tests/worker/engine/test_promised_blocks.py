@@ -54,8 +54,12 @@ STEPS = st.lists(st.tuples(st.sampled_from(["admit", "chunk", "chunk", "chunk", 
 SHARED = [("admit", 0), ("chunk", 0), ("admit", 0), ("admit", 0), ("chunk", 0), ("chunk", 1)]
 """One gives back blocks that two others share: nothing is available for that."""
 
+WHOLE = [("admit", 1), ("chunk", 1), ("end", 0), ("admit", 1), ("admit", 0), ("chunk", 1)]
+"""One that holds its whole quota gives back blocks that another shares, and has to take two more."""
+
 
 @example(num_blocks=8, window=2, steps=SHARED)
+@example(num_blocks=7, window=6, steps=WHOLE)
 @settings(max_examples=150, deadline=None)
 @given(num_blocks=st.integers(5, 14), window=st.sampled_from([2, 6, 9]), steps=STEPS)
 def test_no_chunk_of_an_admitted_prompt_lacks_a_block(num_blocks, window, steps):

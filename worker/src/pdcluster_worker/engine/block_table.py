@@ -86,7 +86,7 @@ class BlockTables:
         quota = len(hits) + num_new
         if at_once < num_tokens:
             quota = max(quota, self._quota(request, num_tokens, first))
-        needed = self._needed(hits, num_new, quota)
+        needed = self._needed(hits, num_new, quota, grows=at_once < num_tokens)
         return Reservation(first, hits, num_new, quota, num_tokens, num_computed, num_hit * size, needed)
 
     def cut(self, reservation: Reservation, num_tokens: int) -> Reservation:
@@ -114,18 +114,17 @@ class BlockTables:
 
     def num_available_to(self, request: Request) -> int:
         """Blocks that this request can grow by now."""
+        if len(self._growing) == (request in self._growing):
+            return self.pool.num_available
         own = self._promise(request)
         others = self.num_promised - own
-        if not others:
-            return self.pool.num_available
         return max(own, self.pool.num_available - others - self.pool.num_shares)
 
     def has_room_for_next(self, requests: Iterable[Request]) -> bool:
         """Whether each of these finds a block for its next token, so that none is taken from another."""
         size = self._block_size
         num_short = sum(request.num_scheduled_tokens >= len(request.block_table) * size for request in requests)
-        promised = self.num_promised
-        reserved = promised + self.pool.num_shares if promised else 0
+        reserved = self.num_promised + self.pool.num_shares if self._growing else 0
         return num_short == 0 or num_short + reserved <= self.pool.num_available
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -182,12 +181,12 @@ class BlockTables:
             return 0, self.pool.prefix_cache.match(request.block_hashes, limit)
         return self.pool.prefix_cache.match_last(request.block_hashes, limit, num_last)
 
-    def _needed(self, hits: list[int], num_new: int, quota: int) -> int:
+    def _needed(self, hits: list[int], num_new: int, quota: int, *, grows: bool) -> int:
         kept = self._num_kept if self._holding else 0
-        promised = self.num_promised
-        if promised or quota > len(hits) + num_new:
-            # As if nothing were shared: a shared block given back by one holder is not available.
-            return promised + self.pool.num_shares + quota + kept
+        if grows or self._growing:
+            # As if nothing were shared: a shared block given back by one holder is not available,
+            # though its holder, which may hold its whole quota now, is then promised another.
+            return self.num_promised + self.pool.num_shares + quota + kept
         idle_hits = sum(1 for block_id in hits if self.pool.state(block_id) is BlockState.CACHED)
         return num_new + idle_hits + kept
 
