@@ -1,4 +1,4 @@
-"""What is learned from requests that run here, and the refusal of deadlines that cannot be met."""
+"""Learning from requests that run here, and the refusal of deadlines that cannot be met."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.qos_config import EstimationPolicy
+from pdcluster_worker.qos_config import EarlyRejectionPolicy, EstimationPolicy
 from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import ScriptedEngine
 
@@ -147,6 +147,13 @@ def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
         pass
 
 
+def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
+    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
+
+    with bench.estimation.following(replace(spec(deadline=0.5), output=[7])):
+        pass
+
+
 def test_a_refused_request_is_not_in_the_line() -> None:
     bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
     before = bench.estimation.estimated_ttft_seconds(spec())
@@ -178,3 +185,16 @@ async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
     assert len(engine.inputs) == asked
     assert next(event.facts["group"] for event in way.events if event.name == "estimate") == "none"
     assert worker.metrics.registry.get_sample_value("pdcluster_estimate_error_ratio_count", {"quantity": "completion", "group": "none"})
+
+
+async def test_the_estimator_of_the_policy_feeds_early_rejection(worker: Worker, engine: ScriptedEngine) -> None:
+    estimation = EstimationPolicy(estimator="rwt", preset_token_milliseconds=60_000.0)
+    worker.policy = replace(PolicyConfig(), estimation=estimation, early_rejection=EarlyRejectionPolicy(enabled=True))
+    here = DecodeDispatcher(worker, RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)), list, list)
+    low = replace(spec(), priority=100)
+
+    with pytest.raises(RequestError, match=r"the first token would take about 60.0 s") as refused:
+        here.admit([low])
+    assert refused.value.status == 429
+    worker.policy = replace(worker.policy, estimation=EstimationPolicy())
+    here.admit([low])
