@@ -50,7 +50,7 @@ IDLE = {
     ),
     "monitoring": (
         at("spec.monitoring", {"podMonitor": False}),
-        "spec.monitoring has no effect here: every worker serves /metrics, and who scrapes them is yours to say",
+        "spec.monitoring has no effect here: every worker serves /metrics, and the scraper is yours to set up",
     ),
     "network policy": (at("spec.networkPolicy.enabled", False), "spec.networkPolicy has no effect here: workers listen on 127.0.0.1 alone"),
     "autoscaler": (
