@@ -32,7 +32,7 @@ IDLE = {
     "etcd": (
         at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi"}}),
         "spec.discovery.etcd.replicas, spec.discovery.etcd.storage have no effect here:"
-        " an etcd that is run here is one process, whose data goes with the run",
+        " an etcd that is run here is one process, whose data is lost with the run",
     ),
     "service": (
         at("spec.service", {"type": "LoadBalancer", "annotations": {"a": "b"}}),
