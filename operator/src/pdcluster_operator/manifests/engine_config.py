@@ -21,8 +21,8 @@ def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
 
 
 def asks_for_keys(cluster: PDCluster, role: str) -> bool:
-    """Whether workers of a role check API keys: those that answer HTTP, where a Secret with keys is named."""
-    return cluster.spec.service.api_key_secret is not None and role == cluster.spec.ingress_role
+    """Whether workers of a role check API keys: those that can answer a client, where a Secret with keys is named."""
+    return cluster.spec.service.api_key_secret is not None and role in (cluster.spec.ingress_role, cluster.spec.decode_role)
 
 
 def engine_config(cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool) -> Manifest:
