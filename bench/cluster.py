@@ -74,6 +74,16 @@ class Cluster:
         await asyncio.sleep(_REPORT_SECONDS)
         return {worker["name"]: _counters(await self._samples(worker)) for worker in self._workers}
 
+    async def cached_ratio(self) -> float:
+        """Share of the tokens looked up in prefix caches that was found, over all workers, after all work has ended."""
+        await asyncio.sleep(_REPORT_SECONDS)
+        samples = [sample for worker in self._workers for sample in await self._samples(worker)]
+        found, looked_up = (
+            sum(sample.value for sample in samples if sample.name == _COUNTER.format(f"prefix_cache_{what}_tokens"))
+            for what in ("hit", "query")
+        )
+        return found / looked_up if looked_up else 0.0
+
     async def steps(self, kind: str) -> tuple[float, float]:
         """(how many steps of a kind, their seconds) of all workers, after all work has ended."""
         await asyncio.sleep(_REPORT_SECONDS)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from cluster import Cluster, Setup, running_cluster
+from cluster import Setup, running_cluster
 from prefix_trace import PrefixTrace
 
 from pdcluster_operator.bench.answers import Run
@@ -50,14 +50,7 @@ async def _run(policy: str, trace: PrefixTrace, concurrency: int, model: Path) -
         file.write_text(yaml.safe_dump(document))
         async with running_cluster(policy, Setup(file, model, {})) as cluster:
             run = await run_load(cluster, trace.asks("0"), Pace(max_concurrency=concurrency))
-            return run, await _cached_ratio(cluster)
-
-
-async def _cached_ratio(cluster: Cluster) -> float:
-    counters = await cluster.engine_counters()
-    queried = sum(each.prompt_tokens for each in counters.values())
-    computed = sum(each.prefill_tokens for each in counters.values())
-    return 1 - computed / queried
+            return run, await cluster.cached_ratio()
 
 
 def _print(policy: str, run: Run, cached: float, base: float | None) -> float:
@@ -70,7 +63,7 @@ def _print(policy: str, run: Run, cached: float, base: float | None) -> float:
     tail = statistics.quantiles(times, n=20)[18]
     print(
         f"{policy}: TTFT mean {mean:.3f} s, median {statistics.median(times):.3f} s, p95 {tail:.3f} s{against}; "
-        f"{cached:.0%} of prompt tokens cached; {run.seconds:.1f} s in all"
+        f"{cached:.0%} of prompt tokens cached; {run.duration_seconds:.1f} s in all"
     )
     return mean
 

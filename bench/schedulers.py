@@ -169,11 +169,13 @@ class Bench:
         )
         runner: Runner = self._runner
         # No request here is received or sent.
-        transport = FakeTransport(FakeNetwork(), _NoMemory(), "engine", clock)
+        transport = FakeTransport(FakeNetwork(), NoMemory(), "engine", clock)
         return EngineCore(settings, runner, transport, clock)
 
 
-class _NoMemory:
+class NoMemory:
+    """Of an engine that sends and receives nothing."""
+
     block_bytes, num_blocks = 0, 0
 
     def block(self, block_id: int) -> memoryview:

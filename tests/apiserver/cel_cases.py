@@ -352,13 +352,43 @@ AUTOSCALE_RULES = [
         at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),
     ),
     *(
+        Rule(f"spec.routing.prefillQueue.{field}", message, at("spec.routing.prefillQueue", right), at("spec.routing.prefillQueue", wrong))
+        for field, message, right, wrong in (
+            (
+                "minWindowMilliseconds",
+                "minWindowMilliseconds must be at most maxWindowMilliseconds: lower minWindowMilliseconds or raise maxWindowMilliseconds",
+                {"minWindowMilliseconds": 10},
+                {"minWindowMilliseconds": 11},
+            ),
+            (
+                "minPrompts",
+                "minPrompts must be at most maxPrompts: lower minPrompts or raise maxPrompts",
+                {"minPrompts": 32},
+                {"minPrompts": 33},
+            ),
+            (
+                "lengthBuckets",
+                "lengthBuckets must ascend, each once: sort them",
+                {"lengthBuckets": [1, 2]},
+                {"lengthBuckets": [1, 1]},
+            ),
+            ("lengthBuckets", "lengthBuckets must ascend, each once: sort them", {"lengthBuckets": []}, {"lengthBuckets": [2, 1]}),
+            (
+                "latencyClasses",
+                "latencyClasses must ascend by priority, each once: sort them",
+                {"latencyClasses": [{"priority": 0, "windowMilliseconds": 1}, {"priority": 1, "windowMilliseconds": 1}]},
+                {"latencyClasses": [{"priority": 1, "windowMilliseconds": 1}, {"priority": 0, "windowMilliseconds": 1}]},
+            ),
+        )
+    ),
+    *(
         Rule(
             f"spec.routing.{part}",
             "mixed workers prefill what they decode, and no prefill is routed: remove it",
             at(f"spec.routing.{part}", {}),
             both(only("mixed"), at(f"spec.routing.{part}", {})),
         )
-        for part in ("offload", "prefillScore", "credits")
+        for part in ("offload", "prefillScore", "prefillQueue", "credits")
     ),
     *(
         Rule(f"{AUTOSCALE}.mode", CEILING, both(right, at(f"{AUTOSCALE}.mode", "On")), both(wrong, at(f"{AUTOSCALE}.mode", "On")))

@@ -13,7 +13,7 @@ from pdcluster_operator.cluster.connect import connect
 from pdcluster_operator.cluster.metrics import ApiMetrics
 from pdcluster_operator.manifests.render import Site
 from pdcluster_operator.reconcile.loop import Loop, LoopSettings
-from pdcluster_operator.reconcile.workers import Done
+from pdcluster_operator.reconcile.queue_runner import Done
 
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
 MAX_PASSES = 10
@@ -32,7 +32,7 @@ class Passes:
     async def until_written(self) -> list[Done]:
         """Passes as long as one is due at once; returns them all."""
         done = [await self.one()]
-        while done[-1].look_again_seconds == 0.0:
+        while done[-1].requeue_after_seconds == 0.0:
             assert len(done) < MAX_PASSES, done
             done.append(await self.one())
         return done

@@ -10,7 +10,7 @@ import pytest_asyncio
 from pdcluster_operator.cluster.events import MAX_REMEMBERED, PERIOD_SECONDS, Events
 from pdcluster_operator.cluster.kinds import EVENT, PDCLUSTER, POOL_SCALER
 from pdcluster_operator.cluster.status import write_status
-from pdcluster_operator.plan.state import Happening
+from pdcluster_operator.plan.state import Event
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
@@ -83,8 +83,8 @@ async def test_status_of_a_scaler_is_what_scale_shows(connection: Connection, ow
 
 async def test_an_event_shows_where_the_object_is_described(connection: Connection, owner: Body, control_plane: ControlPlane):
     events = Events(connection.client, "operator-0")
-    assert await events.post(owner, Happening("RolloutStarted", "to revision 0123abcd"))
-    assert await events.post(owner, Happening("NameTaken", "Service chat exists", warning=True))
+    assert await events.post(owner, Event("RolloutStarted", "to revision 0123abcd"))
+    assert await events.post(owner, Event("NameTaken", "Service chat exists", warning=True))
     described = control_plane.kubectl("-n", owner["metadata"]["namespace"], "describe", "pdcluster", "chat")
     [started] = [line for line in described.splitlines() if "RolloutStarted" in line]
     assert started.split()[0] == "Normal"
@@ -96,12 +96,12 @@ async def test_an_event_shows_where_the_object_is_described(connection: Connecti
 async def test_an_event_is_posted_once_in_its_period(connection: Connection, owner: Body):
     now = [0.0]
     events = Events(connection.client, "operator-0", clock=lambda: now[0])
-    happening = Happening("Scaled", "decode/cpu to 2")
-    assert await events.post(owner, happening)
-    assert not await events.post(owner, happening)
-    assert await events.post(owner, Happening("Scaled", "decode/cpu to 3"))
+    event = Event("Scaled", "decode/cpu to 2")
+    assert await events.post(owner, event)
+    assert not await events.post(owner, event)
+    assert await events.post(owner, Event("Scaled", "decode/cpu to 3"))
     now[0] = PERIOD_SECONDS
-    assert await events.post(owner, happening)
+    assert await events.post(owner, event)
     posted = [body async for body in connection.client.list(EVENT, owner["metadata"]["namespace"])]
     assert len(posted) == 3
 
@@ -111,8 +111,8 @@ async def test_an_event_that_is_refused_is_lost_and_tried_again_when_it_is_said_
 ):
     async with connected(control_plane.kubeconfig_for("nobody")) as limited:
         events = Events(limited.client, "operator-0")
-        assert not await events.post(owner, Happening("Scaled", "x"))
-        assert not await events.post(owner, Happening("Scaled", "x"))
+        assert not await events.post(owner, Event("Scaled", "x"))
+        assert not await events.post(owner, Event("Scaled", "x"))
         assert limited.calls("create") == 2
     assert "no event posted reason=Scaled object=chat" in caplog.text
 

@@ -64,7 +64,7 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
             "offload": {"prefillLengthThreshold": 256, "prefillQueueMax": 10, "decodeLoadThreshold": 8, "minOffloadLength": 64},
             "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
             "credits": {"batchesAhead": 2.0},
-            "moving": {"enabled": True, "maxMoves": 2},
+            "moving": {"enabled": True, "maxMoves": 2, "afterPreemptions": 0},
         },
         "qos": {
             "stallSeconds": 20,

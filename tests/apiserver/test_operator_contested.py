@@ -87,7 +87,7 @@ def test_the_addresses_of_a_service_are_left_to_load_balancers(scene: Scene, ope
 def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(scene: Scene, operator: OperatorProcess, spec: dict[str, Any]):
     with rival(scene, **spec):
         message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
-        assert f"{RIVAL} writes what the operator has to put back" in message
+        assert f"{RIVAL} writes what the operator has to revert" in message
         assert f"leave Service {scene.name} alone" in message
         writes = operator.metric("pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply")
         operator.await_resyncs(3)
@@ -104,7 +104,7 @@ def test_a_fight_by_deletion_ends_in_a_failure_too(scene: Scene, operator: Opera
 
     with again_and_again(delete):
         message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
-        assert "another writer deletes what the operator has to put back" in message
+        assert "another writer deletes what the operator has to revert" in message
         assert f"leave ConfigMap {scene.name}-dashboard alone" in message
         writes = operator.metric("pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply")
         operator.await_resyncs(3)

@@ -31,10 +31,10 @@ def status_of_scaler(scene: Scene) -> dict[str, object]:
 async def test_what_was_written_is_looked_at_again_at_once_and_then_nothing_is_written(control_plane: ControlPlane, scene: Scene):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         first, *_, last = await passes.until_written()
-        assert (first.wrote, first.look_again_seconds) == (True, 0.0)
+        assert (first.wrote, first.requeue_after_seconds) == (True, 0.0)
         assert status_of_scaler(scene)  # of what the first pass made
         assert not (await passes.one()).wrote
-        assert last.look_again_seconds is None or last.look_again_seconds > 0.0
+        assert last.requeue_after_seconds is None or last.requeue_after_seconds > 0.0
 
 
 async def test_a_spec_that_changes_while_its_status_is_written_is_due_at_once(control_plane: ControlPlane, scene: Scene):
@@ -47,7 +47,7 @@ async def test_a_spec_that_changes_while_its_status_is_written_is_due_at_once(co
         # As if there were something to be told.
         assert passes.loop.cache.put("PDCluster", {**cached, "status": {**cached["status"], "endpoint": "http://another"}}) == passes.key
         done = await passes.one()
-        assert done.look_again_seconds == 0.0
+        assert done.requeue_after_seconds == 0.0
         await passes.until_written()
         assert scene.replicas("decode") == 3
 
@@ -67,8 +67,8 @@ async def test_a_cluster_that_was_deleted_unseen_is_forgotten(control_plane: Con
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         scene.delete()
         done = await passes.one()
-        assert (done.look_again_seconds, passes.uid) == (0.0, None)
-        assert (await passes.one()).look_again_seconds is None
+        assert (done.requeue_after_seconds, passes.uid) == (0.0, None)
+        assert (await passes.one()).requeue_after_seconds is None
         assert passes.loop.metrics.pdclusters.labels("False")._value.get() == 0
 
 
@@ -84,12 +84,12 @@ async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_an
     monkeypatch.setattr(reconciler, "carry_out", unsettled)  # nobody can be so fast and so regular
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         done = await passes.one()
-        assert (done.try_again, done.wrote, done.look_again_seconds) == (True, True, None)
+        assert (done.try_again, done.wrote, done.requeue_after_seconds) == (True, True, None)
         assert scene.condition("Ready")["reason"] == ("NameTaken" if is_refused else "Starting")
         for _ in range(MAX_WRITES):
             await passes.one()
         assert scene.condition("Ready")["reason"] == ("NameTaken" if is_refused else "ApplyFailed")
-        assert is_refused or "deletes what the operator has to put back (10 times" in scene.condition("Ready")["message"]
+        assert is_refused or "deletes what the operator has to revert (10 times" in scene.condition("Ready")["message"]
 
 
 async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to_do(control_plane: ControlPlane, scene: Scene):
@@ -108,7 +108,7 @@ async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         message = scene.condition("Ready")["message"]
         assert "Secret chat-pdc-tls" in message
-        assert "delete the object, and the operator makes it anew without" in message
+        assert "delete the object, and the operator creates it again without" in message
         assert "ServiceAccount (the chart" not in message
 
 

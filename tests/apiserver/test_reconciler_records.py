@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_operator.discovery import keys
-from pdcluster_operator.reconcile.registry import SELDOM_SECONDS
+from pdcluster_operator.reconcile.registry import IDLE_POLL_SECONDS
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
@@ -53,7 +53,7 @@ class Recorded:
     async def look(self) -> str:
         """Passes until all is known and told that is so now; returns the message of the condition."""
         for _ in ("etcd is asked", "what it says is odd", "and stays so"):
-            self._seconds += SELDOM_SECONDS
+            self._seconds += IDLE_POLL_SECONDS
             await self.passes.loop.fill()
             await self.passes.until_written()
             for task in list(self.passes.loop._registrations._looking.values()):

@@ -81,6 +81,12 @@ METRICS = (
     "preemptions",
     "request_rejected",
     "request_success",
+    "qos_admitted",
+    "qos_rejected",
+    "qos_degraded",
+    "qos_slo",
+    "qos_estimated_ttft_seconds",
+    "qos_estimated_tpot_seconds",
 )
 
 

@@ -84,7 +84,7 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
         },
         "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0, "transferWeight": 0.0},
         "credits": {"batchesAhead": 2.0},
-        "moving": {"enabled": True, "maxMoves": 2},
+        "moving": {"enabled": True, "maxMoves": 2, "afterPreemptions": 0},
         "decodeScore": {
             "policy": "leastRequest",
             "temperature": 0.0,
@@ -93,6 +93,7 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
             "hotspotPrevention": True,
             "hotWorkersRatio": 0.75,
             "maxShareRatio": 1.5,
+            "minCacheHitRatio": 0.0,
             "sessionAffinity": True,
             "failureTaint": 1.0,
             "queueThresholdTokens": None,

@@ -511,6 +511,24 @@ BAD = [
         "spec.routing.offload.decodeBusyRatio: must be more than 0, not 0; raise it",
         "spec.routing.offload.decodeBusyRatio",
     ),
+    *(
+        Wrong(at("spec.routing.prefillQueue", content), f"spec.routing.prefillQueue.{message}", f"spec.routing.prefillQueue.{field}")
+        for content, field, message in (
+            (
+                {"minWindowMilliseconds": 11},
+                "minWindowMilliseconds",
+                "minWindowMilliseconds: must be at most maxWindowMilliseconds (10), not 11; "
+                "lower minWindowMilliseconds or raise maxWindowMilliseconds",
+            ),
+            ({"minPrompts": 33}, "minPrompts", "minPrompts: must be at most maxPrompts (32), not 33; lower minPrompts or raise maxPrompts"),
+            ({"lengthBuckets": [2, 1]}, "lengthBuckets", "lengthBuckets: must ascend, each once; sort them"),
+            (
+                {"latencyClasses": [{"priority": 1, "windowMilliseconds": 1}] * 2},
+                "latencyClasses",
+                "latencyClasses: must ascend by priority, each once; sort them",
+            ),
+        )
+    ),
     Wrong(
         at("spec.routing.prefillScore.loadWeight", "1"),
         "spec.routing.prefillScore.loadWeight: must be a number, not '1'; write it without quotes",

@@ -12,7 +12,7 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
     ),
     (
         at("spec.engine.schedulingPolicy", "lifo"),
-        "spec.engine.schedulingPolicy: must be 'fcfs' or 'priority', not 'lifo'",
+        "spec.engine.schedulingPolicy: must be 'fcfs', 'priority' or 'preemptive', not 'lifo'",
         "spec.engine.schedulingPolicy",
     ),
     (

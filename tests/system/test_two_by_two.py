@@ -90,6 +90,30 @@ def test_request_goes_to_the_decode_worker_with_fewer(
     square.decodes[1].wait_growth(before, "generation_tokens_total", len(answer.tokens) - (place == "remote"))
 
 
+def test_request_goes_to_the_decode_worker_that_has_its_prefix(square: Square, prompts: Prompts, reference: Reference) -> None:
+    """decode-1 gets prompts of its own; as soon as its events have come, decode-0 sends it what begins like them."""
+    first, second = square.decodes
+    first.take_policy({"decodeScore": {"policy": "kvAware"}})
+    before, tried = second.metrics(), 0
+    seeded: list[list[int]] = []
+
+    def is_relayed() -> bool:  # what is tried was seeded ever longer ago: events take up to a second
+        nonlocal tried
+        seeded.append(prompts(64))
+        second.client.complete(seeded[-1], "local", max_tokens=1)
+        if len(seeded) < 2 * (tried + 1):
+            return False
+        prompt = [*seeded[tried], *prompts(5)]
+        tried += 1
+        reference.check(prompt, first.client.complete(prompt, "local", max_tokens=4).tokens)
+        return second.growth(before, "prefix_cache_hit_tokens_total") >= 64
+
+    try:
+        first.wait_for(is_relayed, "a request goes to decode-1, which has its prefix")
+    finally:
+        first.take_policy({})
+
+
 SEEDED: Json = {
     "seed": 7,
     "temperature": 0.9,

@@ -1,7 +1,8 @@
-"""The operator process: settings, probes, leadership, then the watches and the workers until it is told to stop.
+"""The operator process: settings, probes, leadership, then the watches and the queue until a
+signal.
 
 It leads or it stands by; one that loses the Lease, or whose watches end, exits
-with 1 and is started anew.  SIGTERM ends it with 0: keys in work are finished,
+with 1 and is restarted.  SIGTERM ends it with 0: keys in work are finished,
 the Lease is given up.  Wrong settings end it with 2 before anything starts.
 """
 
@@ -32,7 +33,9 @@ from pdcluster_operator.reconcile.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
 LIMITS = Limits(page=100)
-"""A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the number of requests."""
+"""A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the
+number of requests.
+"""
 
 LEASE_LIMITS = Limits(timeout_seconds=3.0, tries=2)
 """Well below the time after which an unrenewed Lease is lost."""
@@ -118,7 +121,9 @@ class Process:
             await leadership.release()
 
     async def _lead(self, lost: Coroutine[Any, Any, Any]) -> int:
-        """Work until told to stop (0), or until leadership is lost or something ends that never should (1)."""
+        """Work until a stop signal (0), or until leadership or a part that must not end is lost
+        (1).
+        """
         self.state = "leading"
         self.loop.metrics.is_leader.set(1)
         losing = asyncio.create_task(lost, name="leadership")
@@ -161,7 +166,7 @@ class Process:
         take_signals(self.stop)
 
     async def _before_stop(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Do the work unless told to stop; returns whether it was done.  Raises what the work raises."""
+        """Do the work unless stopped; returns whether it was done.  Raises errors of the work."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():

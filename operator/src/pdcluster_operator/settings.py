@@ -24,19 +24,22 @@ _POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namesp
 
 @dataclass(frozen=True)
 class Settings:
-    """What the operator was installed with.
+    """Settings of the installation.
 
     worker_image:     of clusters that name none; kept for the life of a revision
     etcd_image:       of a managed etcd that names none
     identity:         holder of the Lease: unique among the replicas
     namespace:        where the Lease is, and from where workers' etcd is asked
-    lease_name:       of the Lease that its replicas share, and no other installation in the namespace
+    lease_name:       of the Lease that its replicas share, and of no other installation in the
+                      namespace
     cluster_domain:   in which the members of a managed etcd have their names
     watch_namespaces: where PDClusters are served; empty = everywhere
     resync_seconds:   how often everything is listed and looked at again
-    concurrency:      PDClusters worked on at once at most: another is begun only beside one that waits
+    concurrency:      PDClusters worked on at once at most: another is begun only beside one that
+                      waits
     http_port:        of probes and metrics; 0 = any, for tests
-    kubeconfig:       how to reach the API server from outside of a pod; None = as this pod's ServiceAccount
+    kubeconfig:       path to reach the API server from outside of a pod; None = as its
+                      ServiceAccount
     """
 
     worker_image: str

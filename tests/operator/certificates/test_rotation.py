@@ -51,11 +51,11 @@ class Cluster:
         made = []
         while True:
             decision = self.step()
-            if decision.step is Step.KEEP and decision.look_again_seconds is None:
+            if decision.step is Step.KEEP and decision.requeue_after_seconds is None:
                 return made
             if decision.step is not Step.KEEP:
                 made.append(decision.step)
-            self.now += datetime.timedelta(seconds=decision.look_again_seconds or 0)
+            self.now += datetime.timedelta(seconds=decision.requeue_after_seconds or 0)
 
     @property
     def secrets(self) -> Secrets:
@@ -124,13 +124,13 @@ def test_a_rotation_never_lets_two_workers_refuse_each_other(cluster: Cluster, t
 def test_a_rotation_waits_for_workers_to_read(cluster: Cluster) -> None:
     cluster.asked = "1"
     assert cluster.step() == Decision(
-        Step.START_ROTATION, "moving to a new certificate authority, as asked", look_again_seconds=SETTLE.total_seconds()
+        Step.START_ROTATION, "moving to a new certificate authority, as asked", requeue_after_seconds=SETTLE.total_seconds()
     )
     cluster.now += SETTLE - MINUTE
-    assert cluster.decide() == Decision(Step.KEEP, look_again_seconds=60.0)
+    assert cluster.decide() == Decision(Step.KEEP, requeue_after_seconds=60.0)
     cluster.now += MINUTE
     assert cluster.step().step is Step.SWITCH_LEAF
-    assert cluster.decide() == Decision(Step.KEEP, look_again_seconds=SETTLE.total_seconds())
+    assert cluster.decide() == Decision(Step.KEEP, requeue_after_seconds=SETTLE.total_seconds())
 
 
 @pytest.mark.parametrize("asked", ["1", None])

@@ -4,15 +4,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pdcluster_operator.cluster.events import MAX_NOTE_BYTES, event
-from pdcluster_operator.plan.state import Happening
+from pdcluster_operator.cluster.events import MAX_NOTE_BYTES, event_object
+from pdcluster_operator.plan.state import Event
 
 ABOUT = {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat", "namespace": "default", "uid": "u"}}
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 
 
 def test_event_says_what_happened_to_what():
-    body = event(ABOUT, Happening("Scaled", "decode/cpu from 1 to 2"), "operator-0", NOW)
+    body = event_object(ABOUT, Event("Scaled", "decode/cpu from 1 to 2"), "operator-0", NOW)
     assert body["eventTime"] == "2026-01-02T03:04:05.000006Z"
     assert (body["type"], body["reason"], body["note"]) == ("Normal", "Scaled", "decode/cpu from 1 to 2")
     assert body["regarding"] == {**{key: ABOUT[key] for key in ("apiVersion", "kind")}, **ABOUT["metadata"]}
@@ -20,17 +20,17 @@ def test_event_says_what_happened_to_what():
 
 
 def test_event_of_a_warning():
-    assert event(ABOUT, Happening("NameTaken", "x", warning=True), "operator-0", NOW)["type"] == "Warning"
+    assert event_object(ABOUT, Event("NameTaken", "x", warning=True), "operator-0", NOW)["type"] == "Warning"
 
 
-def test_event_has_one_name_for_one_happening():
-    one = event(ABOUT, Happening("Scaled", "x"), "operator-0", NOW)["metadata"]["name"]
-    assert event(ABOUT, Happening("Scaled", "x"), "operator-0", NOW)["metadata"]["name"] == one
-    assert event(ABOUT, Happening("Scaled", "y"), "operator-0", NOW)["metadata"]["name"] != one
+def test_event_has_one_name_for_one_change():
+    one = event_object(ABOUT, Event("Scaled", "x"), "operator-0", NOW)["metadata"]["name"]
+    assert event_object(ABOUT, Event("Scaled", "x"), "operator-0", NOW)["metadata"]["name"] == one
+    assert event_object(ABOUT, Event("Scaled", "y"), "operator-0", NOW)["metadata"]["name"] != one
 
 
 @pytest.mark.parametrize("message", ["x" * 5000, "ü" * 5000, "x" * MAX_NOTE_BYTES])
 def test_event_note_fits(message: str):
-    note = event(ABOUT, Happening("Scaled", message), "operator-0", NOW)["note"]
+    note = event_object(ABOUT, Event("Scaled", message), "operator-0", NOW)["note"]
     assert len(note.encode()) <= MAX_NOTE_BYTES
     assert note == message or note.endswith("...")

@@ -24,6 +24,7 @@ OWN_ETCD = at("spec.discovery.etcd", {"endpoints": ["a:1"]})
 STORED = at("spec.discovery.etcd.storage", {"size": "1Gi"})
 SARATHI = at("spec.engine.scheduler", "sarathi")
 CHUNKS = both(SARATHI, at("spec.engine.chunkSchedule", {"low": 32, "high": 128, "stages": 4, "maxTokens": 512}))
+ONE_CLASS = at("spec.routing.prefillQueue.latencyClasses", [{"priority": 1, "windowMilliseconds": 1}])
 PLACED = at("spec.placement", {"domainLabel": "rack"})
 NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 POOL = "spec.roles.decode.pools.0"
@@ -36,6 +37,7 @@ DECODE_SCORE: dict[str, Any] = {
     "hotspotPrevention": False,
     "hotWorkersRatio": 0.5,
     "maxShareRatio": 2.0,
+    "minCacheHitRatio": 0.75,
     "sessionAffinity": False,
     "failureTaint": 2.0,
     "queueThresholdTokens": 4096,
@@ -169,11 +171,29 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
             "sloFeedback.margin": 0.5,
         }.items()
     },
+    **{
+        f"routing.prefillQueue.{name}": (NOTHING, at(f"spec.routing.prefillQueue.{name}", value))
+        for name, value in {
+            "mode": "latencyFirst",
+            "minWindowMilliseconds": 1,
+            "maxWindowMilliseconds": 20,
+            "minPrompts": 9,
+            "maxPrompts": 33,
+            "lengthBuckets": [100],
+            "fastLaneTokens": 16,
+        }.items()
+    },
+    "routing.prefillQueue.latencyClasses.priority": (ONE_CLASS, at("spec.routing.prefillQueue.latencyClasses.0.priority", 2)),
+    "routing.prefillQueue.latencyClasses.windowMilliseconds": (
+        ONE_CLASS,
+        at("spec.routing.prefillQueue.latencyClasses.0.windowMilliseconds", 2),
+    ),
     "routing.prefillScore.transferWeight": (NOTHING, at("spec.routing.prefillScore.transferWeight", 2)),
     "routing.prefillScore.prefixWeight": (NOTHING, at("spec.routing.prefillScore.prefixWeight", 2)),
     "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
     "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
     "routing.moving.enabled": (NOTHING, at("spec.routing.moving.enabled", False)),
+    "routing.moving.afterPreemptions": (NOTHING, at("spec.routing.moving.afterPreemptions", 3)),
     "routing.moving.maxMoves": (NOTHING, at("spec.routing.moving.maxMoves", 3)),
     **{f"routing.decodeScore.{path}": (NOTHING, at(f"spec.routing.decodeScore.{path}", value)) for path, value in DECODE_SCORE.items()},
     "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),

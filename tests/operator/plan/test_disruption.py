@@ -235,7 +235,7 @@ def test_a_budget_is_looked_at_again_when_time_alone_will_change_it() -> None:
     )
     others = [each for each in running(CLUSTER).workloads if each.id != identity(A)]
     seen = running(CLUSTER, workloads=[workload(identity(A), 2, ready=0, pods=starting), *others])
-    assert plan_cluster(CLUSTER, seen, NOW).look_again_seconds == UNREADY_SECONDS - 100
+    assert plan_cluster(CLUSTER, seen, NOW).requeue_after_seconds == UNREADY_SECONDS - 100
     ready = tuple(replace(pod, ready=True, since=None) for pod in starting)
     whole = running(CLUSTER, workloads=[workload(identity(A), 2, pods=ready), *others])
-    assert plan_cluster(CLUSTER, whole, NOW).look_again_seconds is None
+    assert plan_cluster(CLUSTER, whole, NOW).requeue_after_seconds is None

@@ -89,7 +89,7 @@ def test_workers_on_the_cpu_of_a_pool_that_reserves_accelerators_make_it_false_w
         " make it a pool with gpu: cpu",
     )
     assert condition_of(plan.status, "Ready")["status"] == "True"  # all is as declared, and requests are answered
-    assert [(each.reason, each.warning) for each in plan.happenings if each.reason == "AcceleratorsIdle"] == [("AcceleratorsIdle", True)]
+    assert [(each.reason, each.warning) for each in plan.events if each.reason == "AcceleratorsIdle"] == [("AcceleratorsIdle", True)]
 
 
 @pytest.mark.parametrize(("pool", "has"), [(B200, "reserves nvidia.com/gpu (B200)"), (HERE, "is of epyc")], ids=["B200", "own-type"])
@@ -116,7 +116,7 @@ def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(pool
     plan = plan_cluster(cluster, seen(cluster, registry, REFUSED), NOW)
     assert found(plan) == ("False", "AcceleratorUnusable", f"decode pool {pool['name']} ({pool['gpu']}): {REFUSED[1]}")
     assert condition_of(plan.status, "DecodeReady")["reason"] == condition_of(plan.status, "Stalled")["reason"] == "AcceleratorUnusable"
-    assert [each.reason for each in plan.happenings].count("AcceleratorUnusable") == 1  # told with Ready, and not twice
+    assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1  # told with Ready, and not twice
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was_and_is_told_once():
     again = plan_cluster(cluster, seen(cluster, Registry(error="away"), status=first.status), LATER)
 
     assert again.status["conditions"] == first.status["conditions"]
-    assert [each for each in again.happenings if each.reason == "AcceleratorsIdle"] == []
+    assert [each for each in again.events if each.reason == "AcceleratorsIdle"] == []
 
 
 def test_a_refusal_that_is_over_is_not_kept_while_etcd_is_away():

@@ -48,7 +48,7 @@ def sizes(plan: ClusterPlan) -> Mapping[tuple[str, str], int]:
 
 
 def reasons(plan: ClusterPlan) -> list[str]:
-    return [each.reason for each in plan.happenings]
+    return [each.reason for each in plan.events]
 
 
 def test_a_decision_is_in_the_status_and_has_to_be_written_first() -> None:
@@ -59,7 +59,7 @@ def test_a_decision_is_in_the_status_and_has_to_be_written_first() -> None:
     field = plan.status["autoscaling"]
     assert (field["mode"], recorded(plan.status, "On")) == ("On", {PREFILL: 1, DECODE: 3})
     assert [(entry["at"], entry["mode"]) for entry in field["lastDecisions"]] == [("2026-01-02T03:04:05Z", "On")]
-    assert ("Autoscaled", "decode/cpu 2 to 3") in [(each.reason, each.message) for each in plan.happenings]
+    assert ("Autoscaled", "decode/cpu 2 to 3") in [(each.reason, each.message) for each in plan.events]
 
 
 def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
@@ -117,7 +117,7 @@ def test_advise_shows_and_changes_nothing() -> None:
 
     assert not plan.is_decision
     assert plan.status["autoscaling"]["mode"] == "Advise"
-    assert [(each.reason, each.message) for each in plan.happenings if each.reason == "Advised"] == [
+    assert [(each.reason, each.message) for each in plan.events if each.reason == "Advised"] == [
         ("Advised", "decode/cpu 2 to 3 is recommended; mode Advise changes nothing")
     ]
     for each in (plan, after):
@@ -148,7 +148,7 @@ def test_a_scale_by_somebody_else_is_put_back_and_told() -> None:
     plan = plan_of(cluster, recorded_at(cluster, 3, scalers=scalers), now=LATER)
 
     assert [scaler.request for scaler in plan.scalers if scaler.role == "decode"] == [3]
-    (told,) = [each for each in plan.happenings if each.reason == words.SCALERS_OVERRIDDEN]
+    (told,) = [each for each in plan.events if each.reason == words.SCALERS_OVERRIDDEN]
     assert told.warning
     assert told.message.startswith("decode/cpu: kubectl asked for 7 workers; the autoscaler alone decides, and keeps 3: change its bounds")
 
@@ -168,7 +168,7 @@ def test_replicas_in_the_file_are_not_taken_over_and_that_is_told() -> None:
 
     assert {size for key, size in sizes(plan).items() if key[0] == "decode"} == {3}
     assert [(scaler.request, scaler.seen) for scaler in plan.scalers if scaler.role == "decode"] == [(3, 6)]
-    (told,) = [each for each in plan.happenings if each.reason == words.SCALERS_OVERRIDDEN]
+    (told,) = [each for each in plan.events if each.reason == words.SCALERS_OVERRIDDEN]
     assert told.message.startswith("decode/cpu: replicas is now 6 in the spec; the autoscaler alone decides, and keeps 3")
 
 

@@ -403,7 +403,7 @@ def test_planning_an_unchanged_cluster_gives_an_equal_status():
         first = plan_cluster(NEXT, observed, NOW)
         again = plan_cluster(NEXT, replace(observed, status=first.status), LATER)
         assert again.status == first.status
-        assert again.happenings == ()
+        assert again.events == ()
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_turning_false_is_one_event_and_so_is_its_end():
     was_calm, was_refused = status_of(calm), status_of(refused)
 
     def news(seen, before):
-        found = plan_cluster(CLUSTER, replace(seen, status=before), LATER).happenings
+        found = plan_cluster(CLUSTER, replace(seen, status=before), LATER).events
         return [(each.reason, each.warning) for each in found]
 
     assert news(refused, was_calm) == [("PairRefused", True)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pdcluster_operator.api.workload import Workload
 from pdcluster_operator.plan.cluster import plan_cluster
-from pdcluster_operator.plan.drain import NO_RECORD_SECONDS, Shrink, ordinal_of, plan_drain, plan_shrink
-from pdcluster_operator.plan.happenings import cut_short
+from pdcluster_operator.plan.drain import MISSING_RECORD_GRACE_SECONDS, Shrink, ordinal_of, plan_drain, plan_shrink
+from pdcluster_operator.plan.events import cut_short
 from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
 from tests.operator.plan.clusters import NOW, condition_of, identity, make_cluster, pool, running, workload
 
@@ -92,7 +92,7 @@ def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
 
 
 def test_a_ready_pod_without_a_record_is_waited_for_until_it_should_have_registered_again():
-    for odd, replicas in ((0.0, 4), (NO_RECORD_SECONDS, 3)):
+    for odd, replicas in ((0.0, 4), (MISSING_RECORD_GRACE_SECONDS, 3)):
         assert plan_shrink(3, four(), registry("ready", "ready", "ready", None, odd=odd), None).replicas == replicas
 
 
@@ -219,9 +219,9 @@ def test_nobody_goes_by_what_etcd_said_some_time_ago():
 
 def test_a_command_for_nobody_is_to_be_taken_back():
     found = plan_drain([Workload(OF, 4)], (), [four()], replace(ALL_READY, commands=frozenset({"nobody"})), None)
-    assert (found.commands, found.needs_registry, found.look_again_seconds) == (frozenset(), True, 1.0)
+    assert (found.commands, found.needs_registry, found.requeue_after_seconds) == (frozenset(), True, 1.0)
     at_rest = plan_drain([Workload(OF, 4)], (), [four()], ALL_READY, None)
-    assert (at_rest.needs_registry, at_rest.look_again_seconds, at_rest.messages) == (False, None, {})
+    assert (at_rest.needs_registry, at_rest.requeue_after_seconds, at_rest.messages) == (False, None, {})
 
 
 GROWN = make_cluster(decode=(pool(4),))

@@ -7,7 +7,7 @@ import pytest
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster
-from pdcluster_operator.plan.happenings import happenings
+from pdcluster_operator.plan.events import events
 from pdcluster_operator.plan.state import Observed, ScalerState
 from tests.operator.plan.clusters import NOW, failing_pod, identity, make_cluster, pool, running, workload
 
@@ -20,7 +20,7 @@ BOTH = [*running(CLUSTER).workloads, *running(NEXT).workloads]
 def news(cluster, observed):
     """(reason, is a warning) of everything that happened since the cluster was ready, unless the observation says otherwise."""
     observed = observed if observed.status else replace(observed, status=READY)
-    return [(each.reason, each.warning) for each in plan_cluster(cluster, observed, NOW).happenings]
+    return [(each.reason, each.warning) for each in plan_cluster(cluster, observed, NOW).events]
 
 
 def decode(ready=2, **fields):
@@ -37,7 +37,7 @@ def test_nothing_changed():
 
 def test_it_becomes_ready():
     first = plan_cluster(CLUSTER, Observed(1, {}, running(CLUSTER).discovery), NOW)
-    assert first.happenings == ()  # being made is no news
+    assert first.events == ()  # being made is no news
     assert news(CLUSTER, running(CLUSTER, status=first.status)) == [(words.READY, False), (words.ANSWERING, False)]
 
 
@@ -64,7 +64,7 @@ def test_another_reason_is_news_and_the_same_one_is_not():
 
 def test_a_scale_names_the_pool_and_both_sizes():
     scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 4, 2)]
-    found = plan_cluster(CLUSTER, running(CLUSTER, status=READY, scalers=scalers), NOW).happenings
+    found = plan_cluster(CLUSTER, running(CLUSTER, status=READY, scalers=scalers), NOW).events
     assert [(each.reason, each.message) for each in found] == [(words.SCALED, "decode pool cpu: from 2 to 4 workers")]
 
 
@@ -74,11 +74,9 @@ def test_a_new_pool_is_not_scaled():
 
 def test_a_roll_out_starts_switches_and_ends():
     started = plan_cluster(NEXT, running(CLUSTER, status=READY), NOW)
-    assert [(each.reason, each.message) for each in started.happenings] == [(words.ROLLOUT_STARTED, f"revision {B} is to replace {A}")]
+    assert [(each.reason, each.message) for each in started.events] == [(words.ROLLOUT_STARTED, f"revision {B} is to replace {A}")]
     switched = plan_cluster(NEXT, running(CLUSTER, status=started.status, workloads=BOTH), NOW)
-    assert [(each.reason, each.message) for each in switched.happenings] == [
-        (words.ROLLOUT_SWITCHED, f"revision {B} serves instead of {A}")
-    ]
+    assert [(each.reason, each.message) for each in switched.events] == [(words.ROLLOUT_SWITCHED, f"revision {B} serves instead of {A}")]
     assert news(NEXT, running(NEXT, status=switched.status, workloads=BOTH)) == [(words.READY, False)]
 
 
@@ -88,4 +86,4 @@ def test_a_dropped_roll_out():
 
 
 def test_a_spoilt_status_makes_no_noise():
-    assert happenings({"conditions": 3, "roles": "x", "revision": {}}, {**READY}) == happenings({}, {**READY})
+    assert events({"conditions": 3, "roles": "x", "revision": {}}, {**READY}) == events({}, {**READY})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.plan.cluster import plan_cluster
-from pdcluster_operator.plan.insync import STAYS_SECONDS, in_sync, odd_ones
+from pdcluster_operator.plan.insync import MISMATCH_GRACE_SECONDS, in_sync, odd_ones
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.state import PodState, Registry
 from tests.operator.plan.clusters import NOW, condition_of, identity, make_cluster, running, workload
@@ -27,7 +27,7 @@ def registry(*names: str, odd: dict[str, float] | None = None) -> Registry:
 def test_records_of_all_pods_and_no_others_are_in_sync():
     found = in_sync(registry("a", "b"), pods("a", "b"), NOTHING)
     assert found.condition is not None
-    assert (found.condition.is_true, found.ghosts, found.look_again_seconds) == (True, (), None)
+    assert (found.condition.is_true, found.ghosts, found.requeue_after_seconds) == (True, (), None)
 
 
 @pytest.mark.parametrize("workloads", [pods("a", "b", terminating=True), pods("a", "b", ready=False)], ids=["ending", "not-ready"])
@@ -39,21 +39,21 @@ def test_a_pod_that_ends_or_starts_is_expected_to_have_a_record_or_none(workload
 
 
 def test_what_has_just_begun_is_looked_at_again_and_is_not_told_yet():
-    found = in_sync(registry("a", "ghost", odd={"ghost": STAYS_SECONDS - 1}), pods("a", "orphan"), NOTHING)
+    found = in_sync(registry("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS - 1}), pods("a", "orphan"), NOTHING)
     assert found.condition is not None
     assert (found.condition.is_true, found.ghosts) == (True, ())
-    assert found.look_again_seconds is not None
+    assert found.requeue_after_seconds is not None
 
 
 def test_ghosts_that_stay_are_said_and_may_be_removed():
-    found = in_sync(registry("a", "ghost", odd={"ghost": STAYS_SECONDS}), pods("a"), NOTHING)
+    found = in_sync(registry("a", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), pods("a"), NOTHING)
     assert found.condition is not None
     assert (found.condition.is_true, found.condition.reason, found.ghosts) == (False, "RecordsWithoutPods", ("ghost",))
     assert found.condition.message == "records in etcd without a pod are removed: ghost"
 
 
 def test_orphans_that_stay_are_said():
-    odd = dict.fromkeys("bcde", STAYS_SECONDS)
+    odd = dict.fromkeys("bcde", MISMATCH_GRACE_SECONDS)
     found = in_sync(registry("a", odd=odd), pods("a", "b", "c", "d", "e"), NOTHING)
     assert found.condition is not None
     assert (found.condition.reason, found.ghosts) == ("PodsWithoutRecords", ())
@@ -61,7 +61,7 @@ def test_orphans_that_stay_are_said():
 
 
 def test_when_most_have_no_pod_at_once_none_is_removed():
-    odd = dict.fromkeys("bc", STAYS_SECONDS)
+    odd = dict.fromkeys("bc", MISMATCH_GRACE_SECONDS)
     found = in_sync(registry("a", "b", "c", odd=odd), pods("a"), NOTHING)
     assert found.condition is not None
     assert (found.condition.reason, found.ghosts) == ("RecordsWithoutPods", ())
@@ -69,7 +69,7 @@ def test_when_most_have_no_pod_at_once_none_is_removed():
 
 
 def test_one_record_alone_is_no_mass():
-    found = in_sync(registry("ghost", odd={"ghost": STAYS_SECONDS}), pods(), NOTHING)
+    found = in_sync(registry("ghost", odd={"ghost": MISMATCH_GRACE_SECONDS}), pods(), NOTHING)
     assert found.ghosts == ("ghost",)
 
 
@@ -83,8 +83,8 @@ def test_a_worker_that_drains_is_odd_without_a_record_and_no_orphan():
 
 
 def test_an_etcd_that_does_not_answer_is_looked_at_again():
-    assert in_sync(Registry(error="away", again_seconds=20.0), pods("a"), NOTHING).look_again_seconds == 20.0
-    assert in_sync(None, pods("a"), NOTHING).look_again_seconds is None  # its first answer makes the cluster due
+    assert in_sync(Registry(error="away", again_seconds=20.0), pods("a"), NOTHING).requeue_after_seconds == 20.0
+    assert in_sync(None, pods("a"), NOTHING).requeue_after_seconds is None  # its first answer makes the cluster due
 
 
 @pytest.mark.parametrize("known", [None, Registry(error="away")], ids=["not-asked", "away"])
@@ -98,7 +98,7 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was(known: Registry | None):
 def test_the_status_has_it_once_etcd_was_asked_and_ready_does_not_follow_it():
     cluster = make_cluster()
     assert not condition_of(plan_cluster(cluster, running(cluster), NOW).status, "DiscoveryInSync")
-    known = registry("a", "b", "ghost", odd={"ghost": STAYS_SECONDS})
+    known = registry("a", "b", "ghost", odd={"ghost": MISMATCH_GRACE_SECONDS})
     observed = running(cluster, registry=known)
     of = observed.workloads[0].id
     with_pods = [workload(of, 1, pods=tuple(PodState(name, of, ready=True, terminating=False) for name in "ab")), *observed.workloads[1:]]

@@ -75,9 +75,9 @@ def test_an_ingress_that_does_not_answer_is_told_as_it_is():
 
 def test_it_is_told_once():
     first = plan_invalid(FAULTS, refused(), NOW)
-    assert [(each.reason, each.warning) for each in first.happenings] == [(words.INVALID_SPEC, True)]
+    assert [(each.reason, each.warning) for each in first.events] == [(words.INVALID_SPEC, True)]
     again = plan_invalid(FAULTS, replace(refused(), status=first.status), LATER)
-    assert (again.status, again.happenings) == (first.status, ())
+    assert (again.status, again.events) == (first.status, ())
 
 
 def test_an_object_that_never_was_valid():
@@ -90,7 +90,7 @@ def test_a_mended_object_is_ready_again():
     status = plan_invalid(FAULTS, refused(), NOW).status
     plan = plan_cluster(CLUSTER, running(CLUSTER, status=status, generation=3, discovery=ETCD_READY), LATER)
     assert condition_of(plan.status, words.READY)["status"] == "True"
-    assert [each.reason for each in plan.happenings] == [words.READY]
+    assert [each.reason for each in plan.events] == [words.READY]
 
 
 def test_in_a_roll_out_the_numbers_stay_those_of_what_serves():

@@ -150,7 +150,7 @@ class ClusterMachine(RuleBasedStateMachine):
         check_status(plan, observed)
         self.there.carry_out(plan, crash=crash)
         if not crash:
-            assert self.there.plan(cluster, LATER).happenings == () or self.there.observe() != observed
+            assert self.there.plan(cluster, LATER).events == () or self.there.observe() != observed
 
     def teardown(self) -> None:
         self.there.broken.clear()
@@ -252,7 +252,7 @@ def assert_at_rest(there: SimulatedCluster, cluster: PDCluster) -> None:
     """Planning again, later, changes nothing: no write, no event, no byte of the status."""
     plan = there.plan(cluster, LATER)
     assert json.dumps(plan.status) == json.dumps(there.status)
-    assert plan.happenings == ()
+    assert plan.events == ()
     assert {workload.id: workload.replicas for workload in plan.workloads} == there.sets
     assert all(scaler.request is None for scaler in plan.scalers)
     if not there.service_refused:

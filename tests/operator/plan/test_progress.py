@@ -99,11 +99,11 @@ def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_se
     story = Story()
     assert story.look(10) == words.ROLLING_OUT
     assert story.plan is not None
-    assert story.plan.look_again_seconds == DEADLINE
+    assert story.plan.requeue_after_seconds == DEADLINE
     assert story.look(20, green()) == words.CRASH_LOOPING
     assert (story.look(DEADLINE + 9, green()), story.sizes) == (words.CRASH_LOOPING, BOTH)
     assert (story.look(DEADLINE + 10, green()), story.sizes) == (EXCEEDED, GIVEN_BACK)
-    assert (story.plan.serving, story.plan.look_again_seconds) == (A, None)
+    assert (story.plan.serving, story.plan.requeue_after_seconds) == (A, None)
     assert condition_of(story.status, words.STALLED)["reason"] == EXCEEDED
     assert condition_of(story.status, words.SERVING)["status"] == "True"
     assert "within rollout.progressDeadlineSeconds (3600 s): " in story.said()
@@ -121,7 +121,7 @@ def test_a_revision_that_does_not_come_forward_is_scaled_to_0_and_the_old_one_se
     )
     assert f"it is scaled to 0 {going_on}" in said
     assert f"revision {B} is scaled to 0, and {A} stays" in story.said(words.DECODE_READY)
-    assert [each.reason for each in story.plan.happenings] == []
+    assert [each.reason for each in story.plan.events] == []
 
 
 def old(prefill: int = 0, decode: int = 0) -> list[WorkloadState]:
@@ -223,7 +223,7 @@ def test_a_revision_to_which_the_service_was_led_by_hand_drains_first() -> None:
 
 def events(story: Story) -> list[tuple[str, bool]]:
     assert story.plan is not None
-    return [(each.reason, each.warning) for each in story.plan.happenings]
+    return [(each.reason, each.warning) for each in story.plan.events]
 
 
 REFUSED = Failure("PodMonitor chat", words.APPLY_FAILED, "no answer")
@@ -235,7 +235,7 @@ def test_the_deadline_is_an_event_once() -> None:
     story.look(DEADLINE, green())
     assert events(story) == [(EXCEEDED, True)]
     assert story.plan is not None
-    assert story.plan.happenings[0].message == story.said(words.READY)
+    assert story.plan.events[0].message == story.said(words.READY)
     for seconds in range(DEADLINE + 1, DEADLINE + 7, 2):  # a refusal that comes and goes hides it from Ready
         assert story.look(seconds, green(desired=False), failures=(REFUSED,)) == words.APPLY_FAILED
         assert events(story) == [(words.APPLY_FAILED, True)]
@@ -250,7 +250,7 @@ def test_the_deadline_is_an_event_though_ready_speaks_of_a_refusal() -> None:
     assert events(story) == [(EXCEEDED, True)]
     assert story.plan is not None
     late = f"revision {B} has not come forward within rollout.progressDeadlineSeconds: "
-    assert story.plan.happenings[0].message.startswith(late)
+    assert story.plan.events[0].message.startswith(late)
     assert story.look(DEADLINE + 1, green()) == EXCEEDED
     assert events(story) == []
 

@@ -58,7 +58,7 @@ def test_after_many_times_it_is_a_failure_that_names_the_other_writer(contested:
     left, (failure,) = contested.sift(KEY, [action(), action(CONFIG_MAP, "chat-policy")], LIVE)
     assert [str(each) for each in left] == ["ConfigMap chat-policy"]
     assert (failure.object, failure.reason) == ("Service chat", "ApplyFailed")
-    assert failure.message.startswith("kube-vip writes what the operator has to put back (10 times within 300 s); let kube-vip leave")
+    assert failure.message.startswith("kube-vip writes what the operator has to revert (10 times within 300 s); let kube-vip leave")
 
 
 def test_a_writer_that_nobody_knows_is_another_one(contested: Contested):
@@ -125,7 +125,7 @@ def test_what_is_deleted_or_replaced_again_and_again_is_fought_over_too(conteste
     left, (failure,) = contested.sift(KEY, [action(verb=verb, uid="uid-last")], [])
     assert (left, failure.object) == ([], "Service chat")
     does = "deletes" if verb is Verb.CREATE else "writes"
-    assert failure.message.startswith(f"another writer {does} what the operator has to put back")
+    assert failure.message.startswith(f"another writer {does} what the operator has to revert")
 
 
 def test_what_is_deleted_or_refused_is_no_contest(contested: Contested):

@@ -59,7 +59,7 @@ async def test_the_first_answer_is_waited_for_and_then_remembered():
 
 
 async def test_a_dead_endpoint_keeps_no_reconcile_for_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "FIRST_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 0.01)
     etcd = Etcd()
     etcd.answers.clear()
     error = await Discovery(etcd.ask, lambda key: None).error(A, QUESTION)
@@ -67,7 +67,7 @@ async def test_a_dead_endpoint_keeps_no_reconcile_for_long(monkeypatch: pytest.M
 
 
 async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "FIRST_ANSWER_SECONDS", 1000.0)
+    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 1000.0)
     etcd, due, other = Etcd(), set[Key](), Question(("quick:2379",))
     etcd.answers.clear()
     discovery = Discovery(etcd.ask, due.add)
@@ -86,7 +86,7 @@ async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(monkeypatch
 async def test_a_question_that_gets_no_answer_is_given_up_and_one_that_goes_wrong_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(room, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(room, "CHECK_TIMEOUT_SECONDS", 0.01)
     etcd = Etcd()
     etcd.answers.clear()
     assert await Discovery(etcd.ask, lambda key: None).error(A, QUESTION) == "etcd at etcd:2379 has not answered within 0 s"
@@ -95,14 +95,14 @@ async def test_a_question_that_gets_no_answer_is_given_up_and_one_that_goes_wron
         raise KeyError("unforeseen")
 
     discovery = Discovery(broken, lambda key: None)
-    monkeypatch.setattr(room, "ASK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(room, "CHECK_PERIOD_SECONDS", 0.001)
     async with asking(discovery):
         assert await discovery.error(A, QUESTION) == "etcd at etcd:2379 cannot be asked (KeyError); the operator's log says more"
         await until(lambda: caplog.text.count("etcd not asked endpoints=etcd:2379") >= 2)  # it goes on
 
 
 async def test_every_cluster_that_asked_is_due_when_the_answer_changes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "ASK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(room, "CHECK_PERIOD_SECONDS", 0.001)
     etcd, due = Etcd(), set[Key]()
     discovery = Discovery(etcd.ask, due.add)
     for key in (A, B):
@@ -117,7 +117,7 @@ async def test_every_cluster_that_asked_is_due_when_the_answer_changes(monkeypat
 
 
 async def test_nobodys_question_is_not_asked_any_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "ASK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(room, "CHECK_PERIOD_SECONDS", 0.001)
     etcd, other = Etcd(), Question(("other:2379",))
     discovery = Discovery(etcd.ask, lambda key: None)
     await discovery.error(A, QUESTION)

@@ -1,4 +1,4 @@
-"""The parts of the loop: one that ends though nobody asked for it ends the whole, which the process then reports."""
+"""Parts of the loop: one that ends without a stop ends the whole, which the process then reports."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def test_it_works_until_it_is_told_to_stop(loop: Loop):
         await running
 
 
-@pytest.mark.parametrize("part", ["_resync", "_discovery", "_workers"])
+@pytest.mark.parametrize("part", ["_resync", "_discovery", "_runner"])
 async def test_an_error_of_a_part_ends_it(loop: Loop, part: str, monkeypatch: pytest.MonkeyPatch):
     async def fail() -> None:
         raise KeyError("unforeseen")
@@ -41,6 +41,6 @@ async def test_a_part_that_just_ends_ends_it_too(loop: Loop, monkeypatch: pytest
         return None
 
     monkeypatch.setattr(loop._discovery, "run", end)
-    with pytest.raises(RuntimeError, match="ended though nobody asked for it: questions to etcd"):
+    with pytest.raises(RuntimeError, match="ended without a stop: questions to etcd"):
         async with asyncio.timeout(10):
             await loop.run()

@@ -9,10 +9,10 @@ import pytest
 from pdcluster_operator.cluster.errors import ClusterError, ForbiddenError, UnavailableError
 from pdcluster_operator.cluster.observe import Live
 from pdcluster_operator.reconcile.pod_faults import (
-    KEPT_SECONDS,
-    LOOK_AGAIN_SECONDS,
-    MAX_LOOK_AGAIN_SECONDS,
-    SHORT_SECONDS,
+    EVENTS_KEPT_SECONDS,
+    EVENTS_POLL_SECONDS,
+    MAX_EVENTS_POLL_SECONDS,
+    SHORTAGE_GRACE_SECONDS,
     SKEW_SECONDS,
     PodFaults,
     fault_of,
@@ -74,14 +74,14 @@ async def test_a_set_that_is_being_deleted_is_not_short_of_pods():
 async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_event_counts():
     client, now = WrittenEvents(at(1, "failed error: old"), at(9, QUOTA), at(5, "failed error: older")), 100.0
     faults = PodFaults(client, clock=lambda: now)
-    assert await faults.of(live(0)) == ({}, SHORT_SECONDS)
+    assert await faults.of(live(0)) == ({}, SHORTAGE_GRACE_SECONDS)
     assert client.num_lists == 0
-    now += SHORT_SECONDS
-    found, look_again = await faults.of(live(0))
+    now += SHORTAGE_GRACE_SECONDS
+    found, requeue_after = await faults.of(live(0))
     assert found["chat-decode"][0] == "QuotaExceeded"
-    assert (look_again, client.num_lists) == (LOOK_AGAIN_SECONDS, 1)
+    assert (requeue_after, client.num_lists) == (EVENTS_POLL_SECONDS, 1)
     assert await faults.of(live(2)) == ({}, None)
-    assert await faults.of(live(0)) == ({}, SHORT_SECONDS)  # the time starts anew
+    assert await faults.of(live(0)) == ({}, SHORTAGE_GRACE_SECONDS)  # the time starts anew
 
 
 async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do_not_count():
@@ -90,17 +90,17 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
     client = WrittenEvents({**at(0, QUOTA), "involvedObject": {"name": "chat-decode", "uid": "uid-of-one-before"}})
     faults = PodFaults(client, clock=lambda: now, now=lambda: datetime.fromtimestamp(now, UTC))
     await faults.of(live(0))
-    now += SHORT_SECONDS
+    now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
-    client.events, now = (at(9, QUOTA),), now + KEPT_SECONDS
+    client.events, now = (at(9, QUOTA),), now + EVENTS_KEPT_SECONDS
     assert (await faults.of(live(0)))[0] != {}  # nobody has seen when it began: the event may tell of it
     await faults.of(live(2))
     since = now
     await faults.of(live(0))
-    now += SHORT_SECONDS
+    now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}  # the event is of the time before it had its pods
     newer = datetime.fromtimestamp(since - SKEW_SECONDS + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    client.events, now = ({**at(0, QUOTA), "lastTimestamp": newer},), now + KEPT_SECONDS
+    client.events, now = ({**at(0, QUOTA), "lastTimestamp": newer},), now + EVENTS_KEPT_SECONDS
     assert (await faults.of(live(0)))[0] != {}
 
 
@@ -108,10 +108,10 @@ async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
     now = 0.0
     faults = PodFaults(RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now)
     await faults.of(live(0))
-    now += SHORT_SECONDS
-    found, look_again = await faults.of(live(0))
+    now += SHORTAGE_GRACE_SECONDS
+    found, requeue_after = await faults.of(live(0))
     reason, message = found["chat-decode"]
-    assert (reason, look_again) == ("PodsRefused", LOOK_AGAIN_SECONDS)
+    assert (reason, requeue_after) == ("PodsRefused", EVENTS_POLL_SECONDS)
     assert "User x cannot list resource events; give it to the operator's ServiceAccount" in message
 
 
@@ -119,7 +119,7 @@ async def test_a_server_that_is_away_is_for_another_pass():
     now = 0.0
     faults = PodFaults(RefusedEvents(UnavailableError("away")), clock=lambda: now)
     await faults.of(live(0))
-    now += SHORT_SECONDS
+    now += SHORTAGE_GRACE_SECONDS
     with pytest.raises(UnavailableError):
         await faults.of(live(0))
 
@@ -130,7 +130,7 @@ async def test_an_event_without_a_message_says_nothing():
     del event["message"]
     faults = PodFaults(WrittenEvents(event), clock=lambda: now)
     await faults.of(live(0))
-    now += SHORT_SECONDS
+    now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
 
 
@@ -138,7 +138,7 @@ async def test_a_set_without_an_event_has_no_fault():
     now = 0.0
     faults = PodFaults(WrittenEvents(), clock=lambda: now)
     await faults.of(live(0))
-    now += SHORT_SECONDS
+    now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
 
 
@@ -147,12 +147,12 @@ async def test_all_sets_of_a_namespace_share_what_was_read_for_some_seconds():
     faults = PodFaults(client, clock=lambda: now)
     both = Live(made.cluster(), [*live(0).children, *live(0, name="chat-prefill").children])
     await faults.of(both)
-    now += SHORT_SECONDS
+    now += SHORTAGE_GRACE_SECONDS
     found, _ = await faults.of(both)
     assert {name: message for name, (_, message) in found.items()} == {"chat-decode": "one", "chat-prefill": "two"}
     assert (await faults.of(both))[0] == found
     assert client.num_lists == 1
-    client.events, now = (at(9, "three"),), now + KEPT_SECONDS
+    client.events, now = (at(9, "three"),), now + EVENTS_KEPT_SECONDS
     found, _ = await faults.of(both)
     assert {name: message for name, (_, message) in found.items()} == {"chat-decode": "three"}
     assert client.num_lists == 2
@@ -163,11 +163,11 @@ async def test_what_stays_short_is_looked_at_ever_more_seldom_up_to_a_bound():
     faults = PodFaults(WrittenEvents(), clock=lambda: now)
     waits = []
     for _ in range(8):
-        _, look_again = await faults.of(live(0))
-        assert look_again is not None
-        waits.append(look_again)
-        now += look_again
-    assert waits == [3.0, LOOK_AGAIN_SECONDS, 18.0, 36.0, 72.0, *[MAX_LOOK_AGAIN_SECONDS] * 3]
+        _, requeue_after = await faults.of(live(0))
+        assert requeue_after is not None
+        waits.append(requeue_after)
+        now += requeue_after
+    assert waits == [3.0, EVENTS_POLL_SECONDS, 18.0, 36.0, 72.0, *[MAX_EVENTS_POLL_SECONDS] * 3]
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from pdcluster_operator.plan.state import Device, Disaggregation, PodState, Regi
 from pdcluster_operator.reconcile import registry as room
 from pdcluster_operator.reconcile.discovery import Question
 from pdcluster_operator.reconcile.registry import (
-    DEAD_SECONDS,
-    MAX_LOOKS,
-    MAX_PAUSE_SECONDS,
-    SELDOM_SECONDS,
-    SOON_SECONDS,
-    TAKE_BACK_SECONDS,
+    ACTIVE_POLL_SECONDS,
+    IDLE_POLL_SECONDS,
+    MAX_CONCURRENT_READS,
+    MAX_RETRY_SECONDS,
+    UNDRAIN_DELAY_SECONDS,
+    UNREACHABLE_RETRY_SECONDS,
     Registrations,
     workers_question,
 )
@@ -95,7 +95,7 @@ class World:
     async def drain_only(self, *names: str) -> None:
         """Two passes, so that the commands of all others are taken back."""
         await self.registrations.command(KEY, QUESTION, names)
-        self.pass_by(TAKE_BACK_SECONDS)
+        self.pass_by(UNDRAIN_DELAY_SECONDS)
         await self.registrations.command(KEY, QUESTION, names)
 
     async def fresh(self, *names: str) -> Registry:
@@ -116,7 +116,7 @@ async def test_what_workers_compute_on_is_told_and_makes_the_cluster_due(world: 
     await world.last("a", "b")
     world.etcd.devices = {"a": Device("cpu", "Xeon")}  # another life of its engine; b is of an older version
     world.due.clear()
-    world.pass_by(SELDOM_SECONDS)
+    world.pass_by(IDLE_POLL_SECONDS)
     await world.last("a", "b")
     found = await world.last("a", "b")
 
@@ -137,10 +137,10 @@ async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_s
     for _ in range(5):
         await world.last("a")
     assert (world.etcd.num_reads, len(world.due)) == (1, 1)
-    world.pass_by(SELDOM_SECONDS)
+    world.pass_by(IDLE_POLL_SECONDS)
     await world.last("a")
     assert (world.etcd.num_reads, len(world.due)) == (2, 1)
-    world.pass_by(SELDOM_SECONDS)
+    world.pass_by(IDLE_POLL_SECONDS)
     world.etcd.states = {"a": "ready", "b": "ready"}
     await world.last("a")
     assert (world.etcd.num_reads, len(world.due)) == (3, 2)
@@ -152,7 +152,7 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
     world.registrations.follow(KEY, QUESTION, is_wanted=True)
 
     async def look() -> tuple[int, int]:
-        world.pass_by(SELDOM_SECONDS)
+        world.pass_by(IDLE_POLL_SECONDS)
         world.registrations.look_at_followed()
         await asyncio.gather(*world.registrations._looking.values())
         return world.etcd.num_reads, len(world.due)
@@ -180,7 +180,7 @@ async def test_an_etcd_that_is_not_up_is_not_asked_between_passes_and_one_that_f
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.last("a")
     assert world.etcd.num_reads == 1
-    world.pass_by(SOON_SECONDS - 1)
+    world.pass_by(ACTIVE_POLL_SECONDS - 1)
     world.registrations.look_at_followed()
     await asyncio.sleep(0)
     assert world.etcd.num_reads == 1
@@ -196,18 +196,18 @@ async def test_what_is_odd_is_looked_at_sooner_and_how_long_it_lasts_is_known(wo
     found = await world.last("orphan")
     assert found is not None
     assert found.odd == {"ghost": 0.0, "orphan": 0.0}
-    world.pass_by(SOON_SECONDS)
+    world.pass_by(ACTIVE_POLL_SECONDS)
     world.etcd.states = {"ghost": "ready", "orphan": "ready"}
     await world.last("orphan")
     found = await world.last("orphan")
-    assert (world.etcd.num_reads, found and found.odd) == (2, {"ghost": SOON_SECONDS})
+    assert (world.etcd.num_reads, found and found.odd) == (2, {"ghost": ACTIVE_POLL_SECONDS})
 
 
 async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(world: World):
     await world.fresh()
-    world.pass_by(SOON_SECONDS / 2)
+    world.pass_by(ACTIVE_POLL_SECONDS / 2)
     late = await world.last("a")
-    world.pass_by(SELDOM_SECONDS)
+    world.pass_by(IDLE_POLL_SECONDS)
     assert late is not None
     assert late.odd == {}
     assert (await world.fresh("a")).odd == {"a": 0.0}
@@ -242,7 +242,7 @@ async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, i
 async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
     await world.fresh("a")
     world.etcd.error = EtcdUnreachableError("etcd is away")
-    world.pass_by(SELDOM_SECONDS)
+    world.pass_by(IDLE_POLL_SECONDS)
     await world.last("a")
     assert world.due == [KEY]  # and the pass says when to look again
 
@@ -259,11 +259,11 @@ async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(w
         pauses.append(found.again_seconds)
         world.pass_by(found.again_seconds)
         await world.last("a")
-    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, MAX_PAUSE_SECONDS, MAX_PAUSE_SECONDS]
+    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, MAX_RETRY_SECONDS, MAX_RETRY_SECONDS]
     assert (world.etcd.num_reads, world.due) == (8, [KEY])
     assert caplog.text.count("etcd of workers does not answer key=default/chat error=etcd is away") == 1
     world.etcd.error = None
-    world.pass_by(MAX_PAUSE_SECONDS)
+    world.pass_by(MAX_RETRY_SECONDS)
     await world.last("a")
     assert (await world.last()) == Registry()
     assert world.due == [KEY, KEY]
@@ -288,7 +288,7 @@ async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
     assert world.registrations.last(KEY, QUESTION, pods("a"), is_up=False) is None
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
-    world.pass_by(MAX_PAUSE_SECONDS)
+    world.pass_by(MAX_RETRY_SECONDS)
     found = world.registrations.last(KEY, QUESTION, pods("a"), is_up=False)
     assert found is not None
     assert (found.error, found.again_seconds, world.etcd.num_reads) == ("etcd is away", None, 1)
@@ -311,10 +311,10 @@ async def test_an_etcd_that_does_not_answer_is_waited_for_once_and_says_when_it_
         found = await world.fresh("a")
         assert (found.error, found.states, found.odd) == (str(error), {}, {})
     assert world.etcd.num_reads == 2
-    world.pass_by(DEAD_SECONDS)
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
     assert (await world.fresh("a")).error == str(error)
     assert (world.etcd.num_reads, world.due) == (3, [])
-    world.pass_by(DEAD_SECONDS)
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
     world.etcd.error = None
     assert (await world.fresh("a")).error == str(error)  # as the pass found it
     assert world.due == [KEY]
@@ -324,11 +324,11 @@ async def test_an_etcd_that_does_not_answer_is_waited_for_once_and_says_when_it_
 async def test_an_etcd_that_takes_too_long_or_goes_wrong_is_an_error_too(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(room, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(room, "READ_TIMEOUT_SECONDS", 0.01)
     world.etcd.answers.clear()
     assert (await world.fresh("a")).error == "etcd has not answered within 0 s"
     world.etcd.answers.set()
-    world.pass_by(DEAD_SECONDS)
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
     world.etcd.error = KeyError("unforeseen")
     await world.fresh("a")
     assert (await world.fresh("a")).error == "etcd cannot be asked (KeyError); the operator's log says more"
@@ -343,7 +343,7 @@ async def test_commands_are_written_once_and_taken_back(world: World):
     await world.drain_only("a")
     assert world.etcd.commands == {"a": START}
     found = await world.fresh("a", "b")
-    assert (found.commands, found.asked) == ({"a"}, {"a": 7.0 + TAKE_BACK_SECONDS})
+    assert (found.commands, found.asked) == ({"a"}, {"a": 7.0 + UNDRAIN_DELAY_SECONDS})
     await world.drain_only()
     assert ((await world.fresh("a")).asked, world.etcd.commands) == ({}, {})
 
@@ -352,7 +352,7 @@ async def test_the_next_operator_learns_since_when_from_the_command_itself(world
     world.etcd.commands = {"a": START - timedelta(seconds=50), "b": None, "c": START + timedelta(hours=1)}
     assert (await world.fresh("a")).asked == {"a": 50.0, "c": 0.0}  # a clock of another went ahead
     await world.drain_only("a")
-    assert (await world.fresh("a")).asked == {"a": 50.0 + TAKE_BACK_SECONDS}
+    assert (await world.fresh("a")).asked == {"a": 50.0 + UNDRAIN_DELAY_SECONDS}
 
 
 async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
@@ -370,7 +370,7 @@ async def test_time_counts_while_etcd_is_away_and_an_empty_one_is_told_again(wor
     world.pass_by(30)
     assert (await world.fresh("a")).asked == {"a": 30.0}
     world.etcd.error = None
-    world.pass_by(DEAD_SECONDS)
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
     await world.fresh("a")
     await world.fresh("a")
     await world.registrations.command(KEY, QUESTION, {"a"})
@@ -383,7 +383,7 @@ async def test_a_command_that_etcd_does_not_take_is_written_at_the_next_look(wor
     await world.registrations.command(KEY, QUESTION, {"a"})
     world.etcd.error = None
     assert (await world.fresh("a")).error == "etcd is away"
-    world.pass_by(DEAD_SECONDS)
+    world.pass_by(UNREACHABLE_RETRY_SECONDS)
     await world.fresh("a")
     await world.fresh("a")
     await world.registrations.command(KEY, QUESTION, {"a"})
@@ -397,7 +397,7 @@ async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_t
         world.pass_by(seconds)
         await world.registrations.command(KEY, QUESTION, drain)
         assert world.etcd.commands.keys() == told
-    for seconds, told in ((5.0, {"a", "b"}), (TAKE_BACK_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
+    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
         world.pass_by(seconds)
         await world.registrations.command(KEY, QUESTION, {"b"})
         assert world.etcd.commands.keys() == told
@@ -406,7 +406,7 @@ async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_t
 async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World):
     world.etcd.states, world.etcd.commands = {"a": "drained"}, {"a": START}
     await world.fresh("a")
-    world.pass_by(SELDOM_SECONDS)
+    world.pass_by(IDLE_POLL_SECONDS)
     old, world.etcd.answers = world.etcd.answers, asyncio.Event()
     before = dict(world.etcd.commands)
     world.registrations.last(KEY, QUESTION, pods("a"))
@@ -452,12 +452,12 @@ async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: Wo
 
 async def test_an_operator_that_starts_looks_at_a_few_clusters_at_a_time(world: World):
     world.etcd.answers.clear()
-    keys = [Key("default", f"chat-{number}") for number in range(3 * MAX_LOOKS)]
+    keys = [Key("default", f"chat-{number}") for number in range(3 * MAX_CONCURRENT_READS)]
     for key in keys:
         world.registrations.last(key, QUESTION, ())
     for _ in range(5):
         await asyncio.sleep(0)
-    assert world.etcd.num_reads == MAX_LOOKS
+    assert world.etcd.num_reads == MAX_CONCURRENT_READS
     world.etcd.answers.set()
     await asyncio.gather(*world.registrations._looking.values())
     assert sorted(world.due) == sorted(keys)

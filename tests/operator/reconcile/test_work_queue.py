@@ -75,7 +75,7 @@ def test_look_again_makes_a_key_due_by_itself():
     queue = make_queue()
     queue.add("a", 0.0)
     queue.take(0.0)
-    queue.succeeded("a", 1.0, look_again_seconds=15.0)
+    queue.succeeded("a", 1.0, requeue_after_seconds=15.0)
     assert (queue.take(15.9), queue.take(16.0)) == (None, "a")
 
 
@@ -134,7 +134,7 @@ def test_times_that_no_longer_count_are_not_kept():
     for now in range(1000):
         queue.add("a", now)
         assert queue.take(now) == "a"
-        queue.succeeded("a", now, look_again_seconds=1e6)
+        queue.succeeded("a", now, requeue_after_seconds=1e6)
     assert queue.next_at() == 999 + 1e6
     assert len(queue._times) < 100
 

@@ -53,8 +53,12 @@ def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
 def make_ingress(worker: Worker, engine: ScriptedEngine, *peers: DecodePeer) -> Ingress:
     engine.answer = two_tokens
     broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
-    here = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list)
-    return Ingress(worker, here, lambda: [peer for peer in peers if not peer.is_draining])
+
+    def decodes() -> list[DecodePeer]:
+        return [peer for peer in peers if not peer.is_draining]
+
+    here = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, decodes)
+    return Ingress(worker, here, decodes)
 
 
 def busy_here(ingress: Ingress) -> None:

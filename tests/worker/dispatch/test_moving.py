@@ -10,11 +10,22 @@ from msgspec.structs import replace
 from pdcluster_worker.dispatch import journey
 from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
+from pdcluster_worker.engine.messages import (
+    Abort,
+    EngineInput,
+    EngineOutput,
+    EngineStats,
+    Preempted,
+    RequestSpec,
+    Sampling,
+    Submit,
+    Token,
+    Tokens,
+)
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.moving_config import MovingPolicy
 from pdcluster_worker.peers.types import Generated, Load, PrefillMode
-from tests.worker.dispatch.doubles import ScriptedEngine
+from tests.worker.dispatch.doubles import ScriptedEngine, stats
 from tests.worker.dispatch.test_ingress import DecodePeer, busy_here, make_ingress
 
 MAX_TOKENS = 6
@@ -286,3 +297,86 @@ async def test_request_whose_ingress_drains_too_ends_there_rather_than_nowhere(w
 
     assert ids(await collect(ingress)) == WHOLE
     assert isinstance(engine.inputs[0], Submit)
+
+
+# --- want of blocks -------------------------------------------------------------------------------
+
+
+def preempting(num_tokens: int, num_preemptions: int) -> Callable[[EngineInput], Sequence[EngineOutput]]:
+    """An engine that preempts a request so often after so many tokens, and then would go on with it."""
+
+    def answer(message: EngineInput) -> Sequence[EngineOutput]:
+        if not isinstance(message, Submit):
+            return ()
+        tokens = model_here(message)
+        cut = num_tokens if not message.spec.output else len(tokens)
+        preemptions = [Preempted(message.spec.request_id)] * (num_preemptions if cut < len(tokens) else 0)
+        return [*tokens[:cut], *preemptions, *tokens[cut:]]
+
+    return answer
+
+
+def short_of_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, *peers: Model) -> Ingress:
+    worker.policy = replace(worker.policy, moving=MovingPolicy(after_preemptions=2))
+    ingress = make_ingress(worker, engine, *peers)
+    engine.answer = preempting(3, num_preemptions)
+    return ingress
+
+
+def with_room(free_blocks: int) -> Model:
+    peer = Model("a")
+    peer.load = Load(num_running=5, free_blocks=free_blocks, total_blocks=64)
+    return peer
+
+
+async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_room(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = with_room(4)  # twice the two blocks of 3 + 3 tokens
+    ingress = short_of_blocks(worker, engine, 2, peer)
+    engine.answer = lambda message: preempting(3, 2)(message)[:5]  # and no more
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert peer.outputs == [[10, 11, 12]]
+    assert counted(worker) == {("preempted", "moved"): 1}
+    await until(lambda: Abort("r") in engine.inputs)  # it held the request still
+
+
+@pytest.mark.parametrize(("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["seldom", "no room"])
+async def test_preempted_request_waits_for_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, free_blocks: int) -> None:
+    peer = with_room(free_blocks)
+
+    assert ids(await collect(short_of_blocks(worker, engine, num_preemptions, peer))) == WHOLE
+    assert (peer.asked, counted(worker)) == ([], {})
+
+
+async def test_preempted_request_goes_back_when_no_other_takes_it(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = with_room(64)
+    peer.ends_after = 0
+
+    assert ids(await collect(short_of_blocks(worker, engine, 2, peer))) == WHOLE
+    assert (len(peer.asked), counted(worker)) == (1, {("preempted", "nowhere"): 1, ("preempted", "moved"): 1})
+
+
+async def test_request_that_a_peer_preempts_goes_where_there_is_room(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks")), Model("b")
+    first.load = Load(free_blocks=64)
+    second.load = Load(num_running=1, free_blocks=2)
+    ingress = ingress_of(worker, engine, first, second)
+    await say(worker, engine, stats(free_blocks=64))
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert (len(first.asked), len(second.asked)) == (1, 0)  # this worker alone has room
+    assert counted(worker) == {("preempted", "moved"): 1}
+
+
+async def test_request_that_a_peer_preempts_stays_where_nobody_has_room(worker: Worker, engine: ScriptedEngine) -> None:
+    first = Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks"))
+    ingress = ingress_of(worker, engine, first)
+    await say(worker, engine, stats(free_blocks=1))
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert (len(first.asked), engine.inputs) == (3, [])
+
+
+async def say(worker: Worker, engine: ScriptedEngine, said: EngineStats) -> None:
+    engine.say(said)
+    await until(lambda: worker.engines.first.client.stats == said)

@@ -418,6 +418,28 @@ async def test_remote_prefill_measures_the_pair_and_the_wait_for_its_credit(
     assert worker.metrics.registry.get_sample_value("pdcluster_credit_wait_seconds_count") == 1
 
 
+async def test_waits_for_a_credit_are_counted_by_their_end(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, peers: list[RecordingPeer], worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    await collect(dispatcher)
+    silent = RecordingPeer("silent")
+    peers[:] = [silent]
+    task = asyncio.create_task(collect(dispatcher))
+    while not silent.wants:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    peers.clear()
+    with pytest.raises(RequestError, match="no prefill worker is ready"):
+        await collect(dispatcher)
+    value = worker.metrics.registry.get_sample_value
+    ends = ("granted", "cancelled", "no_prefill_worker")
+
+    assert [value("pdcluster_credit_requests_total", {"outcome": end}) for end in ends] == [1, 1, 1]
+    assert silent.released == ["r"]
+
+
 async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Worker) -> None:
     """Each prompt takes 10 s here and is there at once: the clock is the test's."""
     clock = FakeClock()

@@ -43,7 +43,7 @@ class PlayedNode:
         self.peers = [SimpleNamespace(hello=SimpleNamespace(max_model_len=length, vocab_size=size)) for length, size in limits]
         self.on_peers()
 
-    async def _generate(self, specs: list[RequestSpec], _: str) -> AsyncGenerator[Generated, None]:
+    async def _generate(self, specs: list[RequestSpec], *_: object) -> AsyncGenerator[Generated, None]:
         yield Generated(Token(specs[0].request_id, 7, finish_reason="length"))
 
 

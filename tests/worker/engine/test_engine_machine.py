@@ -89,12 +89,13 @@ class EngineMachine(RuleBasedStateMachine):
         window=st.sampled_from([None, None, 1, 6, 11]),
         watermark=st.sampled_from([0.0, 0.0, 0.2]),
         depth=st.sampled_from([1, 2]),
+        policy=st.sampled_from(["priority", "preemptive"]),
         decode=st.sampled_from(SCHEDULER_NAMES),
         prefill=st.sampled_from(SCHEDULER_NAMES),
     )
-    def choose(self, verify, window, watermark, depth, decode, prefill):
+    def choose(self, verify, window, watermark, depth, policy, decode, prefill):
         def engine(name: str, num_blocks: int, scheduler: str) -> Engine:
-            own = SchedulerSettings(name=scheduler)
+            own = SchedulerSettings(name=scheduler, policy=policy)
             budget = MAX_MODEL_LEN if own.computes_whole_prompts else 9
             sizes = EngineSettings(
                 BLOCK_SIZE,

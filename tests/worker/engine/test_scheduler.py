@@ -83,6 +83,7 @@ def test_the_last_arrived_is_preempted_recomputed_and_keeps_its_tokens(engine, s
         rig.clock.advance(1)
     rig.run()
     assert rig.stats.preemptions == 1
+    assert [said.request_id for said in rig.outputs if isinstance(said, m.Preempted)] == ["b"]
     assert ("b", 9) in [item for batch in rig.runner.executed for item in batch]  # 8 of the prompt, 1 of the output
     for request_id, prompt in prompts.items():
         assert rig.token_ids(request_id) == rig.runner.reference(prompt, 6)

@@ -24,6 +24,7 @@ MAX_MODEL_LEN = 48
 
 OWN = [SchedulerSettings(name=name) for name in SCHEDULERS] + [
     SchedulerSettings(policy="fcfs"),
+    *(SchedulerSettings(name=name, policy="preemptive") for name in SCHEDULERS),
     SchedulerSettings(long_prefill_token_threshold=3),
     SchedulerSettings(chunked_prefill=False),
     SchedulerSettings(name="sarathi", tbt_slo_seconds=0.02),
@@ -152,6 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # --- the engine's part ----------------------------------------------------------------------
 
     def _step(self, *, admit=True, seconds=0.005):
+        self.scheduler.displace()
         before = self._snapshot()
         waiting = set(self.scheduler.waiting)
         step = self.scheduler.schedule(admit=admit)

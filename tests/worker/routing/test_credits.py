@@ -2,7 +2,8 @@
 
 import pytest
 
-from pdcluster_worker.routing.credits import CreditLedger, Grant
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.routing.fair_line import Grant
 
 
 def test_want_within_limit_is_granted_at_once() -> None:

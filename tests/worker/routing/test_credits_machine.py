@@ -2,17 +2,19 @@
 
 Checked after every step: outstanding = unused grants + work in hand, the limit
 holds but for a lone request, the line never waits without reason, and the
-answers equal the model's.  At the end everything finishes and every want that
-was left has been granted, in (priority, arrival) order.
+answers equal the model's: by priority, then to the peer that was served the
+fewest tokens since its priority's line was last empty, then by arrival.  At the
+end everything finishes and every want that was left has been granted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pdcluster_worker.routing.credits import CreditLedger, Grant
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.routing.fair_line import Grant
 
 PEERS = st.sampled_from(["d0", "d1"])  # few names, so that steps meet in one request
 REQUEST_IDS = st.sampled_from(["a", "b", "c"])
@@ -29,6 +31,14 @@ class Want:
     order: tuple[int, int]
 
 
+@dataclass
+class Shares:
+    """What each peer was served of one priority, since its line was last empty."""
+
+    served: dict[str, int] = field(default_factory=dict)
+    level: int = 0
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """The ledger and, beside it, plain lists and dicts that say the same."""
 
@@ -40,6 +50,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.arrivals = 0
         self.waiting: list[Want] = []
         self.unused: dict[Grant, int] = {}
+        self.lines: dict[int, Shares] = {}
+        self.paid: dict[Grant, Shares] = {}
         self.working: dict[Grant, int] = {}
 
     @rule(peer=PEERS, request_id=REQUEST_IDS, tokens=TOKENS, priority=st.integers(-1, 1))
@@ -47,17 +59,24 @@ class LedgerMachine(RuleBasedStateMachine):
         grant = Grant(peer, request_id)
         known = grant in self.unused or grant in self.working or any(want.grant == grant for want in self.waiting)
         if not known:
+            shares = self.lines.setdefault(priority, Shares())
+            if not any(want.grant.peer == peer and want.order[0] == priority for want in self.waiting):
+                shares.served[peer] = max(shares.level, shares.served.get(peer, 0))
             self.waiting.append(Want(grant, tokens, (priority, self.arrivals)))
             self.arrivals += 1
         granted = self.ledger.want(peer, request_id, tokens, priority)
-        assert self.expected_grants() == ([grant] if granted and not known else [])
-        assert granted == (grant in self.unused or grant in self.working)
+        expected = self.expected_grants()
+        is_granted = grant in self.unused or grant in self.working
+        assert granted == ([grant] if known and is_granted else expected)
+        assert (grant in granted) == is_granted
 
     @rule(peer=PEERS, request_id=REQUEST_IDS)
     def release(self, peer: str, request_id: str) -> None:
         grant = Grant(peer, request_id)
         self.waiting = [want for want in self.waiting if want.grant != grant]
-        self.unused.pop(grant, None)
+        if (tokens := self.unused.pop(grant, None)) is not None:
+            self.paid[grant].served[peer] -= tokens
+        self.drop_empty_lines()
         granted = self.ledger.release(peer, request_id)
         assert self.expected_grants() == granted
 
@@ -78,6 +97,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def drop_peer(self, peer: str) -> None:
         self.waiting = [want for want in self.waiting if want.grant.peer != peer]
         self.unused = {grant: tokens for grant, tokens in self.unused.items() if grant.peer != peer}
+        self.drop_empty_lines()
+        for shares in self.lines.values():
+            shares.served.pop(peer, None)
         granted = self.ledger.drop_peer(peer)
         assert self.expected_grants() == granted
 
@@ -107,7 +129,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def head_waits_only_for_room(self) -> None:
         if self.waiting and not self.is_stopped:
-            head = min(self.waiting, key=lambda want: want.order)
+            head = self.head()
             assert self.outstanding() > 0
             assert self.outstanding() + head.tokens > self.limit
 
@@ -118,18 +140,35 @@ class LedgerMachine(RuleBasedStateMachine):
         """Move the model on by the grant rule; each grant keeps the limit or goes alone."""
         granted = []
         while self.waiting and not self.is_stopped:
-            head = min(self.waiting, key=lambda want: want.order)
+            head = self.head()
             if (self.unused or self.working) and self.outstanding() + head.tokens > self.limit:
                 break
+            shares = self.lines[head.order[0]]
+            shares.level = shares.served[head.grant.peer]
+            shares.served[head.grant.peer] += head.tokens
             self.waiting.remove(head)
-            self.unused[head.grant] = head.tokens
+            self.unused[head.grant], self.paid[head.grant] = head.tokens, shares
             granted.append(head.grant)
+            self.drop_empty_lines()
         return granted
+
+    def head(self) -> Want:
+        best = min(want.order[0] for want in self.waiting)
+        firsts: dict[str, Want] = {}
+        for want in self.waiting:
+            if want.order[0] == best:
+                firsts.setdefault(want.grant.peer, want)
+        return min(firsts.values(), key=lambda want: (self.lines[best].served[want.grant.peer], want.order))
+
+    def drop_empty_lines(self) -> None:
+        """A line that is empty forgets whom it served."""
+        left = {want.order[0] for want in self.waiting}
+        self.lines = {priority: shares for priority, shares in self.lines.items() if priority in left}
 
     def teardown(self) -> None:
         if not hasattr(self, "ledger"):
             return
-        expected = [want.grant for want in sorted(self.waiting, key=lambda want: want.order)]
+        expected = {want.grant: want.order for want in self.waiting}
         granted = self.ledger.resume()
         for grant in list(self.unused):
             granted += self.ledger.release(grant.peer, grant.request_id)
@@ -138,7 +177,12 @@ class LedgerMachine(RuleBasedStateMachine):
         for grant in granted:  # grows while it is read: each one that finishes lets others in
             assert self.ledger.start(grant.peer, grant.request_id)
             granted += self.ledger.finish(grant.peer, grant.request_id)
-        assert granted == expected
+        assert len(granted) == len(expected)
+        assert set(granted) == set(expected)
+        assert [expected[grant][0] for grant in granted] == sorted(order[0] for order in expected.values())
+        for peer in ("d0", "d1"):
+            orders = [expected[grant] for grant in granted if grant.peer == peer]
+            assert orders == sorted(orders)
         assert (self.ledger.outstanding_tokens, self.ledger.queued_requests, self.ledger.queued_tokens) == (0, 0, 0)
 
 

@@ -47,6 +47,14 @@ def test_rule_of_default_numbers(prompt_tokens: int, cached_tokens: int, prefill
     assert expected == goes(OffloadPolicy(), prompt_tokens, **numbers)
 
 
+def test_slo_feedback_goes_by_its_threshold_alone() -> None:
+    """A busy decode worker moves the threshold, by what is measured; it does not pass it by."""
+    policy = OffloadPolicy(policy="sloFeedback")
+
+    assert [goes(policy, length, 300, decode_active=100) for length in (299, 300)] == [False, True]
+    assert not goes(policy, 300, 300, prefill_queue=10)
+
+
 def test_rule_takes_its_numbers_from_the_policy() -> None:
     policy = OffloadPolicy(prefill_queue_max=2, decode_load_threshold=1, min_offload_length=4)
 

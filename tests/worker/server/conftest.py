@@ -23,6 +23,7 @@ from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.engine.messages import Device, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
@@ -74,6 +75,7 @@ class ScriptedBackend:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     calls: list[tuple[list[RequestSpec], PrefillMode]] = field(default_factory=list)
+    hints: list[RouteHints] = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: list[str] = field(default_factory=list)
     not_ready: str | None = None
@@ -96,8 +98,11 @@ class ScriptedBackend:
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
-    async def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def generate(
+        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+    ) -> AsyncGenerator[Generated, None]:
         self.calls.append((specs, prefill))
+        self.hints.append(hints)
         scripts = [self._tokens(spec) for spec in specs]
         ended = False
         made = 0

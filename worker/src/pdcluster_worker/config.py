@@ -38,7 +38,7 @@ from pdcluster_worker.qos_config import (
     SloPolicy,
     TenantPolicy,
 )
-from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillQueuePolicy, PrefillScorePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -260,6 +260,7 @@ class PolicyConfig(PolicySection, frozen=True):
 
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
+    prefill_queue: PrefillQueuePolicy = PrefillQueuePolicy()
     credits: CreditPolicy = CreditPolicy()
     decode_score: DecodeScorePolicy = DecodeScorePolicy()
     admission: AdmissionPolicy = AdmissionPolicy()

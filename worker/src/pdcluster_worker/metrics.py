@@ -7,6 +7,7 @@ and are moved forward by their difference (`server.engine_metrics`).
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,17 +17,22 @@ from pdcluster_worker.engine.messages import Device, FinishReason
 from pdcluster_worker.engine.ports import ROW_FAILURES
 from pdcluster_worker.histogram import TokenHistogram
 from pdcluster_worker.nvidia import GpuUse
+from pdcluster_worker.qos_config import Tier
 
+_QOS_REASONS = (
+    *("slo_ttft", "slo_tpot", "prompt_limit", "prefill_barred", "waited_too_long", "displaced"),
+    *("tenant_requests", "tenant_concurrency", "tenant_tokens"),
+)
 _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
     "remote_prefill": ("ok", "failed", "stalled", "cancelled"),
     "long_prompts": ("remote", "local"),
+    "credit_requests": ("granted", "no_prefill_worker", "cancelled"),
     "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel", "operations"),
     "request_rejected": (
         *("queue_full", "bodies_full", "connections_full", "body_timeout"),
         *("draining", "not_ready", "no_prefill_worker", "deadline_unmeetable"),
-        *("slo_ttft", "slo_tpot", "prompt_limit", "prefill_barred", "waited_too_long", "displaced"),
-        *("tenant_requests", "tenant_concurrency", "tenant_tokens"),
+        *_QOS_REASONS,
         *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
     ),
     "request_success": get_args(FinishReason),
@@ -72,6 +78,11 @@ class Metrics:
             "remote prefills at the prefill worker: queue and prefill, both with messages (first_token), and transfer",
             "phase",
         )
+        self.prefill_group_requests = self._histogram(
+            "prefill_group_requests",
+            "requests that were granted a credit together, at the prefill side",
+            buckets=_REQUESTS,
+        )
         self.credit_wait_seconds = self._histogram("credit_wait_seconds", "a remote prefill's wait for a credit and for blocks here")
         self.engine_step_requests = self._histogram("engine_step_requests", "requests in one engine step", buckets=_REQUESTS)
         self.engine_step_tokens = self._histogram(
@@ -85,6 +96,10 @@ class Metrics:
         self.num_requests_waiting = self._gauge("num_requests_waiting", "requests that wait for this worker's engine")
         self.prefill_queue_requests = self._gauge("prefill_queue_requests", "this worker's part of the prefill queue")
         self.prefill_queue_tokens = self._gauge("prefill_queue_tokens", "this worker's part of the prefill queue, in tokens")
+        self.credit_wants = self._gauge(
+            "credit_wants", "requests that wait for a credit here; each waits at every prefill worker that may take it"
+        )
+        self.credit_tokens = self._gauge("credit_tokens", "tokens of credits that are out, and of work in hand")
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
@@ -119,6 +134,7 @@ class Metrics:
         self.prefix_cache_hit_tokens = self._counter("prefix_cache_hit_tokens", "tokens found in the prefix cache")
         self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
+        self.credit_requests = self._counter("credit_requests", "waits for a credit by their end, at the decode side", "outcome")
         self.request_moves = self._counter(
             "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
         )
@@ -152,6 +168,13 @@ class Metrics:
         self.qos_slo = self._counter(
             "qos_slo", "choices whose TTFT or TPOT met or missed its objective", "objective", "priority", "outcome"
         )
+
+        for tier in get_args(Tier):
+            self.qos_admitted.labels(tier)
+            for reason in (*_QOS_REASONS, "queue_full"):
+                self.qos_rejected.labels(reason, tier)
+            for objective, outcome in product(("ttft", "tpot"), ("met", "missed")):
+                self.qos_slo.labels(objective, tier, outcome)
 
     def _add_device(self) -> None:
         self.device_memory_bytes = self._gauge(

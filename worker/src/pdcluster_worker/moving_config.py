@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from pdcluster_worker.config_section import PolicySection
+from pdcluster_worker.config_section import Natural, PolicySection
 
 Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
@@ -14,8 +14,11 @@ class MovingPolicy(PolicySection, frozen=True):
 
     enabled:   it moves when its worker is lost, stands still or drains; otherwise it ends in an
                error, or holds the drain.
+    after_preemptions: a request that its worker preempted so often moves to one with room for it;
+               0 = none does.
     max_moves: of one choice of a request; so one that ends whatever runs it ends few workers.
     """
 
     enabled: bool = True
     max_moves: Moves = 2
+    after_preemptions: Natural = 0

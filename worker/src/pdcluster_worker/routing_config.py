@@ -9,6 +9,8 @@ from pdcluster_worker.config_section import Natural, PolicySection, Positive, Sh
 OffloadPolicyName = Literal["rule", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
 Batches = Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=600_000.0)]
+Window = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
+Prompts = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 SloMilliseconds = Annotated[float, msgspec.Meta(gt=0.0, le=600_000.0)]
 
 
@@ -110,6 +112,49 @@ class CreditPolicy(PolicySection, frozen=True):
     batches_ahead: Batches = 2.0
 
 
+class LatencyClass(PolicySection, frozen=True):
+    """Wants of that priority or a more urgent one (lower goes first) wait for company so long."""
+
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
+    window_milliseconds: Window
+
+
+class PrefillQueuePolicy(PolicySection, frozen=True):
+    """Which prompts a prefill worker lets in together, and how long it waits; see `routing.batching`.
+
+    mode:             immediate = each as soon as there is room; latencyFirst = after a window that
+                      grows with the load; throughputFirst = min_prompts together, or after
+                      max_window_milliseconds.
+    max_prompts:      of one group.
+    length_buckets:   greatest lengths of the buckets, in uncached tokens, ascending [O11]; a group
+                      is of one bucket.
+    fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none.
+    latency_classes:  windows by priority, in place of the mode's; the first that fits.
+    """
+
+    mode: Literal["immediate", "latencyFirst", "throughputFirst"] = "immediate"
+    min_window_milliseconds: Window = 2.0
+    max_window_milliseconds: Window = 10.0
+    min_prompts: Prompts = 8
+    max_prompts: Prompts = 32
+    length_buckets: Annotated[list[Positive], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=lambda: [512, 1024, 2048, 4096])
+    fast_lane_tokens: Natural = 0
+    latency_classes: Annotated[list[LatencyClass], msgspec.Meta(max_length=8)] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        low, high = self.min_window_milliseconds, self.max_window_milliseconds
+        if low > high:
+            raise ValueError(f"minWindowMilliseconds ({low:g}) must be at most maxWindowMilliseconds ({high:g}): lower it")
+        if self.min_prompts > self.max_prompts:
+            raise ValueError(f"minPrompts ({self.min_prompts}) must be at most maxPrompts ({self.max_prompts}): lower it")
+        for name, values in (
+            ("lengthBuckets", self.length_buckets),
+            ("latencyClasses", [each.priority for each in self.latency_classes]),
+        ):
+            if list(values) != sorted(set(values)):
+                raise ValueError(f"{name} must ascend, each once: sort them")
+
+
 DecodePolicyName = Literal["leastRequest", "roundRobin", "prefixAware", "kvAware", "capacityAware", "latencyAware"]
 
 
@@ -154,6 +199,7 @@ class DecodeScorePolicy(PolicySection, frozen=True):
     kv_events:     prefix matches by the workers' events; false = by what was sent where lately [Y11].
     recent_seconds: how long a prefix that was sent to a worker counts as recent.
     hotspot_prevention: see `routing.decode_score.hotspot`, which says what both ratios mean.
+    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing.
     session_affinity: the requests of one session go to one worker.
     failure_taint: factor of the cost of a worker that failed a request in the last seconds [Y10].
     queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are, requests wait here [Y13];
@@ -168,6 +214,7 @@ class DecodeScorePolicy(PolicySection, frozen=True):
     hotspot_prevention: bool = True
     hot_workers_ratio: Share = 0.75
     max_share_ratio: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.5
+    min_cache_hit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     session_affinity: bool = True
     failure_taint: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.0
     queue_threshold_tokens: Natural | None = None

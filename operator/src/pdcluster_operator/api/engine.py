@@ -47,7 +47,8 @@ class EngineSpec(Section):
     admission_watermark:   share of the KV blocks left free by an admission beside others
     batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one kind
     scheduler:             which requests share a step, and how prompts are cut
-    scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival
+    scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival; preemptive = so too, and a waiting
+                           request takes the seat and the blocks of a running one of lower priority
     long_prefill_token_threshold: most tokens of one prompt in a step while others want some too;
                            0 = no such limit; for continuous
     chunked_prefill:       a prompt may be computed in parts; for continuous
@@ -74,7 +75,7 @@ class EngineSpec(Section):
     fence_timeout_seconds: Annotated[float, Field(gt=0.0)] = 30.0
     batch_invariant: bool = False
     scheduler: SchedulerName = "continuous"
-    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    scheduling_policy: Literal["fcfs", "priority", "preemptive"] = "priority"
     long_prefill_token_threshold: Natural = 0
     chunked_prefill: bool = True
     tbt_slo_milliseconds: Annotated[float, Field(gt=0.0)] | None = None

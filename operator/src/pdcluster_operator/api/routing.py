@@ -1,18 +1,24 @@
 """`spec.routing`: where a request and its prefill run, and by which numbers."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pdcluster_operator.api.rules import rule
-from pdcluster_operator.api.section import Section
+from pdcluster_operator.api.section import Many, Section
 from pdcluster_operator.api.values import Natural, Positive, Weight
 
 DEFAULT_LENGTH_THRESHOLD = 256
 """Uncached tokens [O1], where accelerators.yaml does not know the decode workers' break-even."""
 
+MAX_BUCKETS = 16
+MAX_CLASSES = 8
+
 Batches = Annotated[float, Field(gt=0.0, le=1000.0)]
 Milliseconds = Annotated[float, Field(ge=0.0, le=600_000.0)]
+Window = Annotated[float, Field(ge=0.0, le=1000.0)]
+Prompts = Annotated[int, Field(ge=1, le=1024)]
 SloMilliseconds = Annotated[float, Field(gt=0.0, le=600_000.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -101,6 +107,53 @@ class PrefillScoreSpec(Section):
     transfer_weight: Weight = 0.0
 
 
+class LatencyClassSpec(Section):
+    """Prompts of that priority or a more urgent one (lower goes first) wait for company so long."""
+
+    priority: Annotated[int, Field(ge=-1000, le=1000)]
+    window_milliseconds: Window
+
+
+class PrefillQueueSpec(Section):
+    """Which prompts a prefill worker lets in together, and how long it waits for them.
+
+    mode: immediate = each as soon as there is room; latencyFirst = after a window that grows with the load;
+          throughputFirst = minPrompts together, or after maxWindowMilliseconds
+    max_prompts:      of one group
+    length_buckets:   greatest lengths of the buckets in uncached tokens, ascending [O11]; a group is of one bucket
+    fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none
+    latency_classes:  windows by priority, in place of the mode's; the first that fits
+    """
+
+    mode: Literal["immediate", "latencyFirst", "throughputFirst"] = "immediate"
+    min_window_milliseconds: Window = 2.0
+    max_window_milliseconds: Window = 10.0
+    min_prompts: Prompts = 8
+    max_prompts: Prompts = 32
+    length_buckets: Annotated[tuple[Positive, ...], Many, Field(max_length=MAX_BUCKETS)] = (512, 1024, 2048, 4096)
+    fast_lane_tokens: Natural = 0
+    latency_classes: Annotated[tuple[LatencyClassSpec, ...], Many, Field(max_length=MAX_CLASSES)] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high = self.min_window_milliseconds, self.max_window_milliseconds
+        if low > high:
+            reason = f"must be at most maxWindowMilliseconds ({high:g}), not {low:g}"
+            raise rule(reason, "lower minWindowMilliseconds or raise maxWindowMilliseconds", at="minWindowMilliseconds")
+        if self.min_prompts > self.max_prompts:
+            reason = f"must be at most maxPrompts ({self.max_prompts}), not {self.min_prompts}"
+            raise rule(reason, "lower minPrompts or raise maxPrompts", at="minPrompts")
+        if not _ascends(self.length_buckets):
+            raise rule("must ascend, each once", "sort them", at="lengthBuckets")
+        if not _ascends([each.priority for each in self.latency_classes]):
+            raise rule("must ascend by priority, each once", "sort them", at="latencyClasses")
+        return self
+
+
+def _ascends(values: Sequence[int]) -> bool:
+    return list(values) == sorted(set(values))
+
+
 class CreditsSpec(Section):
     """How far ahead of its engine a prefill worker accepts work: batchesAhead * maxBatchedTokens tokens."""
 
@@ -112,10 +165,12 @@ class MovingSpec(Section):
 
     enabled:   it moves when its worker is lost, stands still or drains
     max_moves: of one choice of a request
+    after_preemptions: a request that its worker preempted so often moves too; 0 = none does
     """
 
     enabled: bool = True
     max_moves: Annotated[int, Field(ge=1, le=16)] = 2
+    after_preemptions: Natural = 0
 
 
 class KvAwareSpec(Section):
@@ -163,6 +218,7 @@ class DecodeScoreSpec(Section):
     recent_seconds:     how long a prefix that was sent to a worker counts as recent
     hot_workers_ratio:  share of the workers that have a prefix from which on it attracts no more
     max_share_ratio:    most requests of one worker, in means of all
+    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing
     failure_taint:      factor of the cost of a worker that failed a request lately
     queue_threshold_tokens: a worker with more prompt tokens queued is busy; while all are, requests
                         wait at the ingress; None = never
@@ -176,6 +232,7 @@ class DecodeScoreSpec(Section):
     hotspot_prevention: bool = True
     hot_workers_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75
     max_share_ratio: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.5
+    min_cache_hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     session_affinity: bool = True
     failure_taint: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
     queue_threshold_tokens: Natural | None = None
@@ -185,7 +242,7 @@ class DecodeScoreSpec(Section):
     latency_aware: LatencyAwareSpec = LatencyAwareSpec()
 
 
-PREFILL_PARTS = ("offload", "prefill_score", "credits")
+PREFILL_PARTS = ("offload", "prefill_score", "prefill_queue", "credits")
 """Sections that mean something beside prefill workers alone."""
 
 
@@ -194,6 +251,7 @@ class RoutingSpec(Section):
 
     offload: OffloadSpec = OffloadSpec()
     prefill_score: PrefillScoreSpec = PrefillScoreSpec()
+    prefill_queue: PrefillQueueSpec = PrefillQueueSpec()
     credits: CreditsSpec = CreditsSpec()
     moving: MovingSpec = MovingSpec()
     decode_score: DecodeScoreSpec = DecodeScoreSpec()

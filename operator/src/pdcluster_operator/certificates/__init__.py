@@ -1,1 +1,3 @@
-"""A cluster's certificate authority and the certificate that its workers share: made, read, renewed and rotated; no I/O."""
+"""Certificates of a cluster, its authority and the workers' shared one: made, read, rotated; no
+I/O.
+"""

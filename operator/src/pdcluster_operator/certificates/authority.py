@@ -29,7 +29,10 @@ class Pair:
 
 
 def make_authority(now: datetime.datetime) -> Pair:
-    """A new authority.  Its name is its own, so that two authorities can be told apart where both are accepted."""
+    """Make an authority.
+
+    Its name is its own, so that two can be distinguished where both are accepted.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     name = _name(f"PDCluster CA {serial:x}"[:64])  # an X.509 common name ends at 64 characters
@@ -45,7 +48,8 @@ def make_authority(now: datetime.datetime) -> Pair:
 def issue(authority: Pair, names: Iterable[str], now: datetime.datetime) -> Pair:
     """A certificate for both ends of mutual TLS, good for these DNS names and IP addresses.
 
-    It never outlives its authority.  Raises ValueError when `authority` is not one (see `reading.read_pair`).
+    Ends with its authority at the latest.  Raises ValueError when `authority` is none
+    (`reading.read_pair`).
     """
     signer = x509.load_pem_x509_certificate(authority.certificate)
     signer_key = serialization.load_pem_private_key(authority.key, password=None)

@@ -1,8 +1,7 @@
-"""What the two Secrets of a cluster hold, and what of it can be used.
+"""Content of a cluster's two Secrets, and the usable parts of it.
 
-People edit Secrets; whatever is in one, reading it gives facts and, where a
-part cannot be used, the fault in words.  What to do then is `rotation`'s
-business.
+Users edit Secrets; whatever is in one, reading it gives facts and, where a
+part cannot be used, the fault as text.  `rotation` decides what to do then.
 """
 
 import base64
@@ -24,14 +23,17 @@ _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
 
 @dataclass(frozen=True)
 class Stored:
-    """What one Secret holds, decoded; annotations: those of the object."""
+    """Decoded content of one Secret; annotations: those of the object."""
 
     data: Mapping[str, bytes]
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, secret: Mapping[str, Any] | None) -> "Stored | None":
-        """From a Secret as the API server sends it; None for None.  A value that is not base64 reads as empty."""
+        """From a Secret of the API server; None for None.
+
+        A value that is not base64 reads as empty.
+        """
         if secret is None:
             return None
         data = {key: _decoded(value) for key, value in (secret.get("data") or {}).items()}
@@ -40,7 +42,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Held:
-    """What can be used of the two Secrets.
+    """Usable parts of the two Secrets.
 
     authority: None = `authority_fault` says why there is none
     accepted:  the authorities that workers accept, in the order of the file
@@ -70,7 +72,7 @@ def read_secrets(ca: Stored | None, tls: Stored | None, now: datetime.datetime) 
 
 
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether the authority's key signed it."""
+    """Return whether the authority's key signed it."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (*_UNREADABLE, InvalidSignature):

@@ -1,4 +1,4 @@
-"""What to do next with a cluster's certificates, so that no worker ever refuses another while they change.
+"""Choose the next step of a cluster's certificates, so that no worker refuses another meanwhile.
 
 A rotation has three writes, with a settle time after each of the first two:
 
@@ -10,7 +10,7 @@ Each step follows from what the Secrets hold and the time of the last change
 alone, so a restart of the operator, or a write that failed half way, goes on
 where it stood.  A Secret that was deleted or broken by hand is put right by
 the same steps: with one Secret left nothing is interrupted; with none left
-all is made anew.  `next_step` is pure; `carry_out` only draws keys.
+all is made again.  `next_step` is pure; `carry_out` only draws keys.
 """
 
 import datetime
@@ -26,14 +26,16 @@ from pdcluster_operator.certificates.authority import AUTHORITY_LIFE, LEAF_LIFE,
 from pdcluster_operator.certificates.reading import CA_CERTIFICATES, CERTIFICATE, KEY, Held, Stored, is_issued_by, read_secrets
 
 SETTLE = datetime.timedelta(minutes=10)
-"""A kubelet takes about 90 s to change mounted files and a worker seconds to read them; the rest is for a slow node."""
+"""A kubelet takes about 90 s to change mounted files and a worker seconds to read them; the
+rest is for a slow node.
+"""
 
 RENEW_LEAF_BEFORE = LEAF_LIFE / 3
 RENEW_AUTHORITY_BEFORE = AUTHORITY_LIFE / 5  # longer than a leaf lives, so that no leaf is cut short by its authority's end
 
 
 class Step(enum.Enum):
-    """CREATE: both anew.  ACCEPT_BOTH: the authority joins ca.crt after a half-done write or an edit.  The others: see the module."""
+    """CREATE: make both.  ACCEPT_BOTH: add the authority to ca.crt.  The others: see the module."""
 
     KEEP = "keep"
     CREATE = "create"
@@ -49,27 +51,29 @@ class Decision:
     """One step.
 
     reason:             what happens and why, in words for an event; empty with KEEP
-    look_again_seconds: when the next step falls due; None = not sooner than the resync
+    requeue_after_seconds: when the next step falls due; None = not sooner than the resync
     """
 
     step: Step
     reason: str = ""
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """Data and our annotations of the two Secrets: `ca` holds the authority with its key, `tls` what workers mount."""
+    """Data and our annotations of the two Secrets: `ca`: authority with key; `tls`: mounted by
+    workers.
+    """
 
     ca: Stored
     tls: Stored
 
 
 def next_step(ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None) -> Decision:
-    """The one thing to do now.
+    """Decide the next step.
 
     ca, tls: the Secrets as they are, None = there is none
-    asked:   value of the PDCluster's annotation ROTATE_CA; another than was last acted on asks for a new authority
+    asked:   value of the PDCluster's annotation ROTATE_CA; a new value asks for a new authority
     """
     held = read_secrets(ca, tls, now)
     if held.authority is None or held.leaf is None:
@@ -84,7 +88,10 @@ def next_step(ca: Stored | None, tls: Stored | None, now: datetime.datetime, ask
 
 
 def carry_out(step: Step, ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None) -> Secrets:
-    """What the Secrets hold after a step of `next_step`; write `ca` first.  KEEP gives back what was given."""
+    """Content of the Secrets after a step of `next_step`; write `ca` first.
+
+    KEEP returns its input.
+    """
     if step is Step.KEEP and ca and tls:
         return Secrets(ca, tls)
     held = read_secrets(ca, tls, now)
@@ -104,13 +111,13 @@ def carry_out(step: Step, ca: Stored | None, tls: Stored | None, now: datetime.d
 
 def _repair(held: Held, *, is_first: bool) -> Decision:
     if held.authority is not None:
-        return Decision(Step.RENEW_LEAF, f"made the workers' certificate anew: {held.leaf_fault}")
+        return Decision(Step.RENEW_LEAF, f"renewed the workers' certificate: {held.leaf_fault}")
     if held.leaf is not None:
-        reason = f"moving to a new certificate authority, for the old one's Secret cannot be used: {held.authority_fault}"
+        reason = f"moving to a new certificate authority, the old one's Secret cannot be used: {held.authority_fault}"
         return Decision(Step.START_ROTATION, reason, SETTLE.total_seconds())
     if is_first:
         return Decision(Step.CREATE, "made the certificate authority and the workers' certificate")
-    reason = f"made all certificates anew, and workers may refuse each other until they have read them: authority: {held.authority_fault}"
+    reason = f"replaced all certificates, and workers may refuse each other until they have read them: authority: {held.authority_fault}"
     return Decision(Step.CREATE, f"{reason}; workers' certificate: {held.leaf_fault}")
 
 
@@ -118,10 +125,10 @@ def _go_on(tls: Stored | None, now: datetime.datetime, *, is_switched: bool) -> 
     """In a rotation: wait until the last change has reached all workers, then the next."""
     changed = _time(_annotation(tls, CERTIFICATES_CHANGED))
     if changed is None or changed > now:  # removed or edited: settle once more rather than guess
-        return Decision(Step.ACCEPT_BOTH, "waiting anew until workers have read the certificates", SETTLE.total_seconds())
+        return Decision(Step.ACCEPT_BOTH, "waiting again until workers have read the certificates", SETTLE.total_seconds())
     remaining = (changed + SETTLE - now).total_seconds()
     if remaining > 0:
-        return Decision(Step.KEEP, look_again_seconds=remaining)
+        return Decision(Step.KEEP, requeue_after_seconds=remaining)
     if is_switched:
         return Decision(Step.FINISH_ROTATION, "workers accept the new certificate authority alone: the rotation is done")
     return Decision(Step.SWITCH_LEAF, "workers come to show a certificate of the new authority", SETTLE.total_seconds())

@@ -1,11 +1,11 @@
-"""The informer cache: every PDCluster and every child, as the watches last told, trimmed of what nobody reads.
+"""The informer cache: every PDCluster and every child, as the watches last delivered them, trimmed.
 
 Bodies are kept as compressed JSON: a hundred clusters are a few thousand
 objects, which as dictionaries would take most of the operator's memory.  An
 older version never replaces a newer one, so answers to our own writes can be
 put in at once and the watch may repeat them late; and an answer that comes
-after the watch told of a deletion brings nothing back.  It knows nothing of
-what the objects mean, besides the label that says whose child one is.
+after the watch delivered a deletion brings nothing back.  The meaning of the objects
+is not known here, except for the label that names their PDCluster.
 """
 
 import json
@@ -26,11 +26,11 @@ REMEMBER_SECONDS = 60.0
 MAX_REMEMBERED = 10_000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp", "creationTimestamp")
-_NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})  # nobody reads who manages their fields
+_NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})  # managers of their fields are not needed
 
 
 class Key(NamedTuple):
-    """Which PDCluster."""
+    """Namespace and name of a PDCluster."""
 
     namespace: str
     name: str
@@ -40,7 +40,7 @@ class Key(NamedTuple):
 
 
 class Name(NamedTuple):
-    """Which object of any kind."""
+    """Kind and name of an object."""
 
     kind: str
     namespace: str
@@ -48,7 +48,7 @@ class Name(NamedTuple):
 
 
 class Version(NamedTuple):
-    """What tells two bodies of one name apart: another object (uid), or another state of it."""
+    """Mark by which two bodies of one name differ: another object (uid), or another state of it."""
 
     uid: str
     resource_version: int
@@ -65,7 +65,8 @@ class _Entry:
 class Cache:
     """Bodies by kind and name, and by the PDCluster that they belong to.
 
-    _removed: by uid what was deleted lately: its last version, and when that was told
+    _removed: by uid the objects deleted lately: the last version, and the time of its deletion
+              event
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -74,7 +75,7 @@ class Cache:
     _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
-        """Keep a body; returns the PDCluster it belongs to, or None when nothing newer was learnt."""
+        """Keep a body; returns its PDCluster, or None when nothing newer was learnt."""
         name, version, owner = name_of(kind, body), version_of(body), owner_of(kind, body)
         known = self._entries.get(name)
         if known is not None and not _is_newer(version, known.version):
@@ -90,7 +91,7 @@ class Cache:
         return owner
 
     def remove(self, kind: str, body: Mapping[str, Any]) -> Key | None:
-        """Forget a deleted object; another one of that name, made since, stays.  Returns the PDCluster it belonged to."""
+        """Forget a deleted object; a newer one of that name stays.  Returns its PDCluster."""
         name, version = name_of(kind, body), version_of(body)
         self._remember_removed(version)
         known = self._entries.get(name)
@@ -105,7 +106,9 @@ class Cache:
         return None if entry is None else _unpack(entry)
 
     def children(self, key: Key) -> list[Body]:
-        """Bodies of all that belongs to a PDCluster, in the order of kind and name; not the PDCluster itself."""
+        """Bodies of a PDCluster's objects, in the order of kind and name; not the PDCluster
+        itself.
+        """
         return [_unpack(self._entries[name]) for name in sorted(self._children.get(key, ())) if name.kind != KIND]
 
     def clusters(self) -> list[Key]:
@@ -113,7 +116,7 @@ class Cache:
         return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
 
     def versions(self, kind: str) -> dict[Name, Version]:
-        """What is known of one kind."""
+        """Bodies of one kind."""
         return {name: entry.version for name, entry in self._entries.items() if name.kind == kind}
 
     def forget(self, name: Name) -> Key | None:
@@ -133,7 +136,9 @@ class Cache:
             self._removed.popitem(last=False)
 
     def _is_removed(self, version: Version) -> bool:
-        """A newer version is of an object that only left the watch's selection, and has come back into it."""
+        """A newer version is of an object that left the watch's selection, and has come back
+        into it.
+        """
         last, when = self._removed.get(version.uid, (0, 0.0))
         return version.resource_version <= last and self.clock() - when <= REMEMBER_SECONDS
 
@@ -147,7 +152,7 @@ class Cache:
 
 
 def name_of(kind: str, body: Mapping[str, Any]) -> Name:
-    """Which object a body is."""
+    """Namespace, kind and name of a body."""
     return Name(kind, body["metadata"]["namespace"], body["metadata"]["name"])
 
 
@@ -157,7 +162,7 @@ def version_of(body: Mapping[str, Any]) -> Version:
 
 
 def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
-    """The PDCluster that an object is kept for: its label names it, and a child but a pod has it as owner; None = nobody's.
+    """The PDCluster that an object is kept for, by label and owner (a pod by label); None = none.
 
     What the StatefulSet controller makes carries our labels too, and is not ours to look at.
     """
@@ -168,7 +173,7 @@ def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
 
 
 def trim(kind: str, body: Mapping[str, Any]) -> Body:
-    """A body without what nobody reads."""
+    """A body without the fields that are never read."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields" or kind not in _NO_DRIFT}
     if kind == "Pod":
         return {

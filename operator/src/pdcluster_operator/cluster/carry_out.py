@@ -1,15 +1,15 @@
 """Carry out the actions of `converge` against the API server.
 
 Stage by stage (`converge.stages`): the objects of one stage do not need each
-other and are written at the same time, a bounded number of them.  Secrets alone
-keep their order, each pair for itself, for a CA has to be there before what it
+other and are written at the same time, a bounded number of them.  Only Secrets
+keep their order, each pair for itself: a CA has to be there before a certificate it
 has signed: with a CA that is refused that is not written.
 
 One object that is refused does not stop the others, but for a ServiceAccount,
 a Secret or a NetworkPolicy that pods need (`held_back`).  An object that is not as
 it was taken to be (changed, made or deleted in between) is fetched and decided
-upon anew.  While a Service is not as it should be nothing is deleted, for
-requests may still go to what would be deleted.
+again.  While a Service is not as it should be nothing is deleted, since requests may
+still go to what would be deleted.
 """
 
 import asyncio
@@ -38,12 +38,14 @@ from pdcluster_operator.plan.state import Failure
 
 logger = logging.getLogger(__name__)
 
-MAX_DECISIONS = 5  # an object that changes faster than that is left for the next pass
+MAX_DECISIONS = 5  # an object that changes faster than that is left for the next reconcile
 MAX_AT_ONCE = 8
-"""Objects of one pass that are written at a time: more make no pass shorter, and everybody else's requests wait."""
+"""Objects written at a time by one reconcile: more make none shorter, and delay other requests."""
 
 NO_VERSION = "1"
-"""A resourceVersion that no object has, for etcd's first write is its revision 2: an apply with it makes, or is a conflict."""
+"""A resourceVersion that no object has, for etcd's first write is its revision 2: an apply with
+it makes, or is a conflict.
+"""
 
 OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
 
@@ -51,9 +53,9 @@ OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
 async def carry_out(client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None) -> list[Failure]:
     """Carry out all actions; returns what the API server refused, in the order of the actions.
 
-    on_answer: told of every object as the API server returned it after a write, so that a cache need not wait for its watch
-    Raises UnavailableError when the server cannot be used, having begun nothing more, and UnsettledError at the end when
-    an object would not hold still: in both cases the pass is to be done again.
+    on_answer: called with every object as the API server returned it after a write, for a cache
+    Raises UnavailableError when the server cannot be used, having begun nothing more, and
+    UnsettledError at the end when an object kept changing: in both cases reconcile again.
     """
     failures: list[Failure] = []
     conflict: ConflictError | None = None
@@ -121,7 +123,7 @@ class _Stage:
                     self._unavailable = e
                 except ClusterError as e:
                     self._errors[position] = e
-                    # What is signed by an authority that is not stored would be signed anew in each pass.
+                    # What is signed by an authority that is not stored would be signed again in each reconcile.
                     self._unwritten[position] = [self.actions[each] for each in left]
                     return
 
@@ -139,7 +141,7 @@ def _chains(actions: Sequence[Action]) -> list[list[int]]:
 
 
 async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
-    """One action, decided anew as often as the object turns out to be another than was thought."""
+    """One action, decided again as often as the object turns out to be another than was thought."""
     following: Action | None = action
     for _ in range(MAX_DECISIONS):
         if following is None:
@@ -151,11 +153,13 @@ async def _carry_out_one(client: ApiClient, action: Action, on_answer: OnAnswer)
 
 
 async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    """Returns what is still to be done; when the object is not the one that was decided upon, what is to be done instead."""
+    """Carry out an action; returns what is still to be done, as when the object is another by
+    now.
+    """
     try:
         return await _once(client, action, on_answer)
     except ConflictError as e:
-        logger.info("decided anew object=%s namespace=%s because=%s", action, action.namespace, e)
+        logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
     except NotFoundError:
         if action.verb is Verb.CREATE:
             if action.kind.optional:
@@ -176,7 +180,7 @@ async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Actio
         case Verb.APPLY:
             live = await client.apply(action.kind, _with_uid(action))
             on_answer(action.kind, live)
-            if drift(action.kind, action.desired, live) is Drift.FOREIGN:  # it had no managedFields, and now they say whose is what
+            if drift(action.kind, action.desired, live) is Drift.FOREIGN:  # it had no managedFields, and now it has them
                 return replace(action, verb=Verb.TAKE_OVER)
         case Verb.TAKE_OVER:
             return await _take_over(client, action, on_answer)
@@ -199,14 +203,14 @@ async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Act
         return None
     # Apply alone would quietly add to a foreign object, and none of them is among the children that were observed.
     # A record is applied too: create would keep `data` byte for byte as it was sent, and every later patch, of a label,
-    # is refused then, for the server writes it otherwise and takes that for a change of what may not change.
+    # is refused then: the server writes it otherwise and takes that for a change of what may not change.
     metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
     on_answer(action.kind, await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False))
     return None
 
 
 async def _take_over(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    """Make ours what others have put into the object; what is returned applies it, and so removes what they added."""
+    """Take over fields that others have added; apply the returned object, and they are removed."""
     live = await client.get(action.kind, action.namespace, action.name)
     again = decide(action.desired, live, asked=action.asked)
     if again is None or again.verb is not Verb.TAKE_OVER:
@@ -233,7 +237,7 @@ async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> Non
 
 
 def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """What is ours of a scaler that, against what was known, exists: what it asks for is not to be overwritten by a first value."""
+    """Our part of a scaler that exists, unexpectedly: its replicas are not to be overwritten."""
     metadata = {key: value for key, value in desired["metadata"].items() if key != "annotations"}
     return {**{key: value for key, value in desired.items() if key != "spec"}, "metadata": metadata}
 

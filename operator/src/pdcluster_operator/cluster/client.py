@@ -3,7 +3,7 @@
 Every request has a time limit.  What may pass by itself (no connection, 429,
 5xx) is tried again a bounded number of times, after the Retry-After that the
 server asks for or a doubling delay; the rest is raised as one of `errors`.
-What to do about a 409 is for the caller, who knows what it meant.
+The caller decides what to do about a 409: only it knows what that meant.
 """
 
 import asyncio
@@ -50,14 +50,17 @@ class Limits:
     page: int = 500
 
     def delay(self, num_tries: int, retry_after: float | None) -> float:
-        """Seconds to wait after so many tries; spread out, so that many waiting callers do not come back at once."""
+        """Seconds to wait after so many tries; with jitter, so that waiting callers spread out."""
         seconds = self.first_delay_seconds * 2.0 ** (num_tries - 1) if retry_after is None else retry_after
         return min(self.max_delay_seconds, seconds) * random.uniform(1.0, 1.25)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request.  verb: what Kubernetes calls it (get, list, create, patch, delete); kind: for metrics and messages."""
+    """One request.
+
+    verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages.
+    """
 
     verb: str
     kind: str
@@ -102,12 +105,12 @@ class ApiClient:
             return None
 
     async def proxied(self, namespace: str, pod: str, port: int, path: str) -> Body:
-        """What a pod answers to a GET; NotFoundError is the pod's own 404 too."""
+        """Answer of a pod to a GET; NotFoundError is the pod's own 404 too."""
         proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
         return await self._send(Request("get", "pods/proxy", "GET", proxy, {}))
 
     async def serves(self, kind: Kind) -> bool:
-        """Whether the API server has a kind; to ask this takes no right to its objects."""
+        """Return whether the API server has a kind; that takes no right to its objects."""
         group = kind.path(None).rpartition("/")[0]
         try:
             found = await self._send(Request("get", "APIResourceList", "GET", group, {}))
@@ -116,10 +119,12 @@ class ApiClient:
         return any(resource.get("name") == kind.plural for resource in found.get("resources") or ())
 
     async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> AsyncIterator[Body]:
-        """Every object of a kind (in one namespace, or in all), with apiVersion and kind; read in pages.
+        """Every object of a kind (in a namespace, or in all), with apiVersion and kind; read in
+        pages.
 
         labels, fields: selectors
-        A list that lasted so long that its version is no longer kept starts anew, and may then repeat objects.
+        A list that lasted so long that its version is no longer kept starts again, and may repeat
+        objects.
         """
         query = {"limit": str(self._limits.page), "labelSelector": labels, "fieldSelector": fields}
         query = {key: value for key, value in query.items() if value}
@@ -142,7 +147,10 @@ class ApiClient:
             position = {"continue": following}
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """Make an object.  Raises ConflictError when one of that name exists, also when a lost answer had made it."""
+        """Create an object.
+
+        Raises ConflictError when one of that name exists, also by a lost answer.
+        """
         path = kind.path(body["metadata"]["namespace"])
         return await self._send(Request("create", kind.name, "POST", path, {"fieldManager": FIELD_MANAGER}, body))
 
@@ -156,12 +164,14 @@ class ApiClient:
         return await self._send(Request("apply", kind.name, "PATCH", path, query, body, APPLY))
 
     async def merge_patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, subresource: str | None = None) -> Body:
-        """JSON merge patch of an object or a subresource; metadata.resourceVersion in it makes it conditional."""
+        """JSON merge patch of an object or a subresource; conditional if it has
+        metadata.resourceVersion.
+        """
         path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
         return await self._send(Request("patch", kind.name, "PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE_PATCH))
 
     async def json_patch(self, kind: Kind, namespace: str, name: str, operations: Sequence[Mapping[str, Any]], *, subresource: str) -> Body:
-        """JSON patch of a subresource.  Raises ConflictError when a `test` among the operations fails."""
+        """JSON patch of a subresource.  Raises ConflictError when a `test` operation fails."""
         path = f"{kind.path(namespace, name)}/{subresource}"
         return await self._send(Request("patch", kind.name, "PATCH", path, {"fieldManager": FIELD_MANAGER}, operations, JSON_PATCH))
 
@@ -173,8 +183,10 @@ class ApiClient:
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False) -> Body | None:
         """Delete that very object (not another one of the name); one that is gone is no error.
 
-        What it owns goes after it, or with foreground before it: then it is being deleted for as long as the garbage collector
-        knows of anything of that, and is returned so.  Without, one that is being deleted in the foreground goes at once.
+        What it owns goes after it, or with foreground before it: then it is being deleted for as
+                                                                  long as the garbage collector
+        knows of anything of that, and is returned so.  Without, one that is being deleted in the
+        foreground goes at once.
         """
         policy = "Foreground" if foreground else "Background"
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy, "preconditions": {"uid": uid}}

@@ -1,4 +1,4 @@
-"""Where the API server is and who we are to it: from a kubeconfig, or from the pod that we run in."""
+"""Find the API server and our credentials: from a kubeconfig, or from the pod that we run in."""
 
 from pathlib import Path
 
@@ -15,10 +15,12 @@ MAX_CONNECTIONS = 32
 
 
 async def connect(kubeconfig: Path | None, context: str | None = None, *, proxies: bool = True) -> Transport:
-    """A connection pool, not yet used; None = with the ServiceAccount of this pod, whose token is read again as it is renewed.
+    """Open a connection pool; None = with the ServiceAccount of this pod, whose token is read
+    again.
 
     context: of the kubeconfig; None = its current one
-    proxies: those of the environment count; to look for them costs two turns of a thread pool for each request
+    proxies: those of the environment count; looking for them costs two turns of a thread pool a
+             request
 
     Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.
     """

@@ -1,4 +1,4 @@
-"""From what should be and what is to what is to be done, object by object.  Pure; `carry_out` does it.
+"""Compare desired and live objects, and return the actions.  Pure; `carry_out` does them.
 
 An object belongs to a PDCluster when an owner reference holds the PDCluster's
 uid.  One of a wanted name that does not is never touched.  Making goes in the
@@ -20,13 +20,13 @@ _POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
 
 
 class Verb(Enum):
-    """What to do with an object.
+    """Action on an object.
 
     CREATE:    make it; nothing of that name is known
     APPLY:     server-side apply to the object that is there
-    TAKE_OVER: the same, after making ours what others have put into it
+    TAKE_OVER: the same, after taking over fields that others have put into it
     PATCH:     merge-patch what differs
-    REPLACE:   delete it and make it anew, for it is immutable
+    REPLACE:   delete it and create it again, since it is immutable
     DELETE:    it is not wanted, or not as the one that is being deleted
     REFUSE:    an object of that name is not ours: a failure to report
     """
@@ -41,7 +41,7 @@ class Verb(Enum):
 
 
 class ObjectName(NamedTuple):
-    """Which child, within the namespace of its PDCluster."""
+    """Kind and name of a child, within the namespace of its PDCluster."""
 
     kind: str
     name: str
@@ -55,7 +55,8 @@ class Action:
     uid:     of the live object; None for CREATE and REFUSE
     patch:   for PATCH
     asked:   the content of a KEPT object is to be written too
-    foreground: for DELETE: the object stays, as one that is being deleted, until all that it owns is gone
+    foreground: for DELETE: the object stays, as one that is being deleted, until its dependents are
+                gone
     """
 
     verb: Verb
@@ -81,13 +82,13 @@ def converge(
     leave: Collection[ObjectName] = (),
     foreground: Collection[ObjectName] = (),
 ) -> list[Action]:
-    """What turns the live children of a PDCluster into the desired ones.
+    """Actions that turn the live children of a PDCluster into the desired ones.
 
     owner_uid: of the PDCluster; every desired manifest names it in its controller reference
-    live:      bodies with apiVersion, kind and managedFields; those of other owners and kinds may be among them
+    live:      bodies with apiVersion, kind and managedFields; also of other owners and kinds
     rewrite:   Secrets that are to be written again though they exist
     leave:     what stays as it is though it is not among the desired ones
-    foreground: what, if it goes, is to be seen until all that it owns is gone
+    foreground: objects to delete in the foreground, if they are deleted
     Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
     """
     wanted = {_name_of(manifest): prepared(manifest) for manifest in desired}
@@ -106,19 +107,19 @@ def converge(
 def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
     """Actions that need not wait for each other, stage by stage.
 
-    What a pod needs, StatefulSets, what leads to the pods (Services, monitors); then deletions: StatefulSets, all that they use.
-    A disruption budget is deleted first of all.
+    First the needs of a pod, then StatefulSets, then Services and monitors; then deletions:
+    StatefulSets, and all that they use.  A disruption budget is deleted first of all.
     """
     return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
 
 
 def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> Action | None:
-    """What turns one live object into the desired one, a prepared manifest; None = nothing, or nothing yet."""
+    """Action that turns a live object into a prepared manifest; None = nothing, or nothing yet."""
     kind = CHILD_OF_NAME[desired["kind"]]
     metadata = desired["metadata"]
     if live is None:
         return Action(Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, asked=asked)
-    if live["metadata"].get("deletionTimestamp"):  # it will be made anew when it is gone
+    if live["metadata"].get("deletionTimestamp"):  # it will be created again when it is gone
         waits = "foregroundDeletion" in live["metadata"].get("finalizers", ()) and is_owned(live, _controller(desired)["uid"])
         return _deletion(live) if waits else None  # and that not only after the last of what it owns, which may be stuck
     if not is_owned(live, _controller(desired)["uid"]):
@@ -134,12 +135,15 @@ def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> 
 
 
 def is_owned(body: Manifest, owner_uid: str) -> bool:
-    """Whether an object belongs to the PDCluster of this uid."""
+    """Return whether an object belongs to the PDCluster of this uid."""
     return any(reference.get("uid") == owner_uid for reference in body["metadata"].get("ownerReferences") or ())
 
 
 def is_held(action: Action) -> bool:
-    """Whether an action is a deletion that has to wait for what is made; no pod under two budgets is ever evicted, so an old one goes."""
+    """Return whether an action is a deletion that waits for what is made.
+
+    An old disruption budget does not wait: no pod under two budgets is ever evicted.
+    """
     return action.verb is Verb.DELETE and action.kind is not POD_DISRUPTION_BUDGET
 
 
@@ -156,7 +160,7 @@ def _marked(manifest: Manifest) -> Manifest:
 
 
 def _verb(kind: Kind, desired: Manifest, live: Manifest) -> Verb | None:
-    is_kept = kind.manner is Manner.KEPT  # a Secret that somebody made immutable is for a person to delete
+    is_kept = kind.manner is Manner.KEPT  # a Secret that was made immutable is the user's to delete
     if live.get("immutable") and not is_kept and (live.get("data") != desired.get("data") or not desired.get("immutable")):
         return Verb.REPLACE
     return {Drift.NONE: None, Drift.OURS: Verb.APPLY, Drift.FOREIGN: Verb.TAKE_OVER}[drift(kind, desired, live)]
@@ -171,7 +175,7 @@ def _patch(desired: Manifest, live: Manifest, part: Manifest) -> Action | None:
 
 
 def _missing(desired: Any, live: Any) -> dict[str, Any]:
-    """The merge patch that makes a live mapping say what the desired one says; nothing is removed by it."""
+    """The merge patch that sets the fields of a desired mapping in a live one; it removes none."""
     patch: dict[str, Any] = {}
     for key, value in desired.items():
         if isinstance(value, Mapping):

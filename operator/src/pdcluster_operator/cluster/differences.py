@@ -1,10 +1,10 @@
-"""Whether a live object is as we last applied it, and who else has put fields into it.
+"""Detect drift: whether a live object is as we last applied it, and which fields others have added.
 
 The answer comes from `metadata.managedFields`, where the API server keeps, for
-each writer, the set of fields that it owns: a field whose value another writer
+each manager, the set of fields that it owns: a field whose value another manager
 changes leaves our set.  So an object is as it should be when our annotation
-says that we applied exactly this manifest, all of it is still ours, and nobody
-has added to it.  Values are never compared: defaults, quantities written
+says that we applied exactly this manifest, all of it is still ours, and no other
+manager has added to it.  Values are never compared: defaults, quantities written
 another way and what an admission webhook puts in cannot look like drift, and a
 webhook that insists on its own value starts no endless fight.
 
@@ -26,7 +26,9 @@ from pdcluster_operator.cluster.kinds import Kind
 
 Manifest = Mapping[str, Any]
 Fields = Mapping[str, Any]
-"""A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a list`, and `.`, the thing itself."""
+"""A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a
+list`, and `.`, the thing itself.
+"""
 
 _Paths = frozenset[tuple[str, ...]]
 
@@ -37,7 +39,10 @@ _IDENTITY_METADATA = frozenset({"name", "namespace"})
 
 
 class Drift(Enum):
-    """NONE: as it should be.  OURS: apply it again.  FOREIGN: others have added fields, which must go."""
+    """NONE: as it should be.
+
+    OURS: apply it again.  FOREIGN: others have added fields, which must go.
+    """
 
     NONE = "none"
     OURS = "ours"
@@ -45,7 +50,9 @@ class Drift(Enum):
 
 
 def prepared(manifest: Manifest) -> dict[str, Any]:
-    """A manifest as it is sent: without nulls and what the server sets (it may be a live body), and `stringData` as `data`."""
+    """A manifest as it is sent: without nulls and fields of the server, and `stringData` as
+    `data`.
+    """
     body: dict[str, Any] = _without_nulls({key: value for key, value in manifest.items() if key != "status"})
     body["metadata"] = {key: value for key, value in body["metadata"].items() if key in _SENT_METADATA}
     if "stringData" in body:
@@ -62,7 +69,7 @@ def stamped(manifest: Manifest) -> dict[str, Any]:
 
 
 def drift(kind: Kind, desired: Manifest, live: Manifest) -> Drift:
-    """How a live object differs from a prepared and stamped manifest."""
+    """Drift of a live object from a prepared and stamped manifest."""
     entries = _entries(live)
     if any(adds(_content(entry, kind), desired) for entry in entries if _is_foreign(entry)):
         return Drift.FOREIGN
@@ -73,9 +80,9 @@ def drift(kind: Kind, desired: Manifest, live: Manifest) -> Drift:
 
 
 def taken_over(kind: Kind, live: Manifest, now: str) -> list[Mapping[str, Any]]:
-    """managedFields in which whatever others own, and may not, is ours; the next apply then removes what it does not name.
+    """managedFields in which fields that others may not own are ours; the next apply removes them.
 
-    now: RFC3339 time, for an entry that has to be made
+    now: RFC3339 time, of an entry that has to be added
     """
     entries = _entries(live)
     ours: Fields = next((entry.get("fieldsV1") or {} for entry in entries if _is_ours(entry)), {})
@@ -93,12 +100,12 @@ def taken_over(kind: Kind, live: Manifest, now: str) -> list[Mapping[str, Any]]:
 
 
 def writers(kind: Kind, live: Manifest) -> list[str]:
-    """Who else has put fields into an object that nobody but us may own."""
+    """Other managers of fields in an object that only we may own."""
     return sorted({str(entry.get("manager")) for entry in _entries(live) if _is_foreign(entry) and _content(entry, kind)})
 
 
 def owns(fields: Fields, wanted: Any) -> bool:
-    """Whether a set of fields holds all of a value.
+    """Return whether a set of fields holds all of a value.
 
     A set that is empty is a leaf: a scalar, or a list or map that changes owner as a whole.
     """
@@ -112,7 +119,7 @@ def owns(fields: Fields, wanted: Any) -> bool:
 
 
 def adds(fields: Fields, wanted: Any) -> bool:
-    """Whether a set of fields holds anything that a value does not have."""
+    """Return whether a set of fields holds anything that a value does not have."""
     return any(_adds_one(path, inner, wanted) for path, inner in fields.items() if path != ".")
 
 
@@ -140,14 +147,16 @@ def _adds_one(path: str, inner: Fields, wanted: Any) -> bool:
 
 
 def _is_item(path: str, item: Mapping[str, Any]) -> bool:
-    """Whether `k:{...}` names this item of a list; a part of the key that the item leaves to its default matches any."""
+    """Return whether `k:{...}` names this item of a list; a part of the key may be left to its
+    default.
+    """
     key = _item_key(path)
     return any(name in item for name in key) and all(item.get(name, value) == value for name, value in key.items())
 
 
 @lru_cache(maxsize=1024)
 def _item_key(path: str) -> Mapping[str, Any]:
-    """What `k:{...}` says; the same few are read for every object, and often."""
+    """Parsed `k:{...}`; the same few are read for every object, and often."""
     key: Mapping[str, Any] = json.loads(path[2:])
     return key
 
@@ -161,17 +170,17 @@ def _is_ours(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_foreign(entry: Mapping[str, Any]) -> bool:
-    """Anybody else's; the /scale subresource counts, for it writes into spec."""
+    """Return whether an entry is of another manager; /scale counts, since it writes into spec."""
     return not _is_ours(entry) and entry.get("subresource") != "status" and entry.get("manager") not in CONTROL_PLANE
 
 
 def _content(entry: Mapping[str, Any], kind: Kind) -> Fields:
-    """The part of an entry that nobody but us may own."""
+    """The part of an entry that only we may own."""
     return _without(entry.get("fieldsV1") or {}, _left(kind))
 
 
 def _left(kind: Kind) -> _Paths:
-    """What others may own."""
+    """Fields that others may own."""
     shared = (tuple(f"f:{part}" for part in path.split(".")) for path in kind.shared)
     return frozenset({("f:metadata",), ("f:status",), *shared})
 
@@ -197,7 +206,7 @@ def _below(paths: _Paths, name: str) -> _Paths:
 
 
 def _owned_part(desired: Manifest) -> dict[str, Any]:
-    """A manifest without what identifies the object, which nobody owns."""
+    """A manifest without the fields that identify the object, which have no owner."""
     metadata = {key: value for key, value in desired["metadata"].items() if key not in _IDENTITY_METADATA}
     return {**{key: value for key, value in desired.items() if key not in _IDENTITY}, "metadata": metadata}
 

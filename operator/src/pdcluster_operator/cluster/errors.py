@@ -1,16 +1,16 @@
-"""What the API server may answer instead of doing what it was asked, and what a person is told of it.
+"""Errors of requests to the API server, and the text and fix of each.
 
 ClusterError                 (an OperatorError); `code` is the HTTP status, 0 = there was no answer
 ├── NotFoundError            404: no such object, or no such kind
 ├── GoneError                410: a list's continuation, or a watch's start, is too old
-├── ConflictError            409: the object was changed, exists already, or is another one of that name; look again
+├── ConflictError            409: the object was changed, exists already, or is another of that name
 │   └── UnsettledError   an object changes faster than it can be written (found by us)
 ├── UnavailableError         no answer, 429, 500 to 504 of the server itself: try again later
 ├── ForbiddenError           401, 403: the operator has no right to do it
 ├── QuotaExceededError       403 of a ResourceQuota
-├── NameTakenError           an object of that name is somebody else's (found by us, not by the server)
+├── NameTakenError           an object of that name has another owner (found by us, not the server)
 └── RefusedError             400, 422 and the rest: validation, an admission webhook, a policy
-    └── ImmutableError       the object was made immutable by somebody
+    └── ImmutableError       the object was made immutable
 """
 
 import json
@@ -23,10 +23,12 @@ from pdcluster_operator.plan.state import Failure
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 _REFUSALS = ("admission webhook", "failed calling webhook", "ValidatingAdmissionPolicy", "failed to create typed patch object")
-"""Words of refusals that come with any status; the last one, an unknown field in an apply, even with 500."""
+"""Words of refusals that come with any status; the last one, an unknown field in an apply, even
+with 500.
+"""
 
 _FAILED_TEST = "the server rejected our request due to an error in our request"
-"""All that is said of a JSON patch whose `test` fails; what is wrong with an object is always named."""
+"""The whole answer to a JSON patch whose `test` fails; a fault of an object is always named."""
 
 _IMMUTABLE = "field is immutable when `immutable` is set"
 
@@ -48,15 +50,15 @@ class NotFoundError(ClusterError):
 
 
 class GoneError(ClusterError):
-    """What was to be continued is no longer kept; start anew."""
+    """The start of a list or a watch is no longer kept; start again."""
 
 
 class ConflictError(ClusterError):
-    """The object is not what we took it for; look again and decide anew."""
+    """The object is another than expected; read it and decide again."""
 
 
 class UnsettledError(ConflictError):
-    """Objects that would not hold still, after everything else was done.  failures: what was refused meanwhile."""
+    """Objects that kept changing, after everything else was done.  failures: refused writes."""
 
     def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
         super().__init__(message)
@@ -95,19 +97,19 @@ class RefusedError(ClusterError):
 
 
 class ImmutableError(RefusedError):
-    """Somebody has set `immutable`, which nobody can take back."""
+    """The object has `immutable` set, which cannot be undone."""
 
-    fix = "somebody has set `immutable`, which cannot be undone: delete the object, and the operator makes it anew without"
+    fix = "it has `immutable` set, which cannot be undone: delete the object, and the operator creates it again without"
 
 
 def failure_of(error: ClusterError, what: str) -> Failure:
-    """What the status says of an error.  what: the object, as in `Service chat`."""
+    """Failure for the status.  what: the object, as in `Service chat`."""
     message = f"{error}; {error.fix}" if error.fix else str(error)
     return Failure(object=what, reason=error.reason, message=message)
 
 
 def error_of(code: int, body: bytes, headers: Mapping[str, str]) -> ClusterError:
-    """The error of an answer whose status is not 2xx."""
+    """Error of an answer whose status is not 2xx."""
     status = _status(body)
     message = str(status.get("message") or f"the API server answered {code}")
     return _class_of(code, message, status)(message, code=code, retry_after=_seconds(headers.get("Retry-After")))
@@ -128,12 +130,12 @@ def _class_of(code: int, message: str, status: Mapping[str, Any]) -> type[Cluste
 
 
 def _forbidden_or_refused(code: int, message: str) -> type[ClusterError]:
-    """403 is RBAC's `User ... cannot ...`, and also the answer of admission plugins such as Pod Security."""
+    """Error of a 403: of RBAC (`User ... cannot ...`), or of admission plugins as Pod Security."""
     return ForbiddenError if code == 401 or " cannot " in message else RefusedError
 
 
 def _status(body: bytes) -> Mapping[str, Any]:
-    """The Status object of an answer; empty when the answer is something else, as a proxy's page."""
+    """The Status object of an answer; empty for any other answer, as a proxy's page."""
     try:
         status = json.loads(body)
     except ValueError:

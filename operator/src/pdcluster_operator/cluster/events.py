@@ -18,7 +18,7 @@ from pdcluster_operator.api.labels import FIELD_MANAGER
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.errors import ClusterError, ConflictError
 from pdcluster_operator.cluster.kinds import EVENT
-from pdcluster_operator.plan.state import Happening
+from pdcluster_operator.plan.state import Event
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _Posted = tuple[str, str, str]
 class Events:
     """Posts events.
 
-    instance: which operator process, usually its pod's name
+    instance: the operator process, usually its pod's name
     clock:    monotonic seconds
     now:      wall-clock time, for the event itself
     """
@@ -44,17 +44,19 @@ class Events:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _posted: "OrderedDict[_Posted, float]" = field(default_factory=OrderedDict)
 
-    async def post(self, about: Mapping[str, Any], happening: Happening) -> bool:
-        """Post an event about an object (a body with apiVersion and kind); returns whether it was posted now."""
-        key = (about["metadata"]["uid"], happening.reason, happening.message)
+    async def post(self, about: Mapping[str, Any], event: Event) -> bool:
+        """Post an event about an object (with apiVersion and kind); returns whether it was
+        posted now.
+        """
+        key = (about["metadata"]["uid"], event.reason, event.message)
         if self._is_known(key):
             return False
         try:
-            await self.client.create(EVENT, event(about, happening, self.instance, self.now()))
+            await self.client.create(EVENT, event_object(about, event, self.instance, self.now()))
         except ConflictError:
-            logger.debug("a lost answer had posted the event reason=%s", happening.reason)
+            logger.debug("a lost answer had posted the event reason=%s", event.reason)
         except ClusterError as e:
-            logger.warning("no event posted reason=%s object=%s error=%s", happening.reason, about["metadata"]["name"], e)
+            logger.warning("no event posted reason=%s object=%s error=%s", event.reason, about["metadata"]["name"], e)
             return False
         self._remember(key)
         return True
@@ -70,11 +72,13 @@ class Events:
             self._posted.popitem(last=False)
 
 
-def event(about: Mapping[str, Any], happening: Happening, instance: str, now: datetime) -> dict[str, Any]:
-    """The Event object; its name comes from what it says and when, so that a second try makes no second event."""
+def event_object(about: Mapping[str, Any], event: Event, instance: str, now: datetime) -> dict[str, Any]:
+    """The Event object; its name comes from its content and time, so that a retry makes no
+    second one.
+    """
     metadata = about["metadata"]
     stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    said = f"{metadata['uid']} {happening.reason} {happening.message} {stamp}"
+    said = f"{metadata['uid']} {event.reason} {event.message} {stamp}"
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.name,
@@ -83,10 +87,10 @@ def event(about: Mapping[str, Any], happening: Happening, instance: str, now: da
             "namespace": metadata["namespace"],
         },
         "eventTime": stamp,
-        "type": "Warning" if happening.warning else "Normal",
-        "reason": happening.reason,
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
         "action": "Reconcile",
-        "note": _shortened(happening.message),
+        "note": _shortened(event.message),
         "regarding": {
             "apiVersion": about["apiVersion"],
             "kind": about["kind"],

@@ -46,7 +46,7 @@ def told(failure: Failure) -> Failure:
 
 
 def waiting(action: Action, lacking: Iterable[Lacking]) -> Failure | None:
-    """The failure of a StatefulSet whose pods would use what is lacking.
+    """Failure of a StatefulSet whose pods would use an object that is missing.
 
     None = the action may be carried out.
     """

@@ -14,12 +14,13 @@ API_VERSION = f"{GROUP}/v1alpha1"
 
 
 class Manner(Enum):
-    """How `converge` treats a kind.
+    """Treatment of a kind by `converge`.
 
     APPLIED: server-side apply, kept as it should be, deleted when not wanted
     RECORD:  applied once; its content never changes, and it is deleted when not wanted
     KEPT:    applied once, again only on request, and left to the owner reference to delete
-    REQUEST: created once and patched where it must change, for its spec is the user's; deleted when not wanted
+    REQUEST: created once, patched where it must change, since its spec is the user's; deleted when
+             not wanted
     READ:    not made by us
     """
 
@@ -35,7 +36,8 @@ class Kind:
     """One kind.
 
     optional: its CustomResourceDefinition may be missing in a cluster
-    shared:   fields that others may write, by their path, as OpenShift adds pull secrets to every ServiceAccount
+    shared:   paths of fields that others may write, as OpenShift adds pull secrets to
+              ServiceAccounts
     """
 
     api_version: str
@@ -47,7 +49,9 @@ class Kind:
     shared: frozenset[str] = frozenset()
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
-        """URL path of one object, or of all of a namespace, or (namespace None) of all there are."""
+        """URL path of one object, or of all of a namespace, or (namespace None) of all there
+        are.
+        """
         root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
         place = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")

@@ -4,7 +4,7 @@ A candidate takes the Lease when it is free, or when its record has not changed
 for the whole lease time by the candidate's own monotonic clock; other machines'
 clocks are never compared.  The leader renews it; a leader that could not renew
 for the renew time has lost, and must stop working at once, which is before
-anybody else can take over.  A clean stop releases the Lease, so that the next
+another candidate can take over.  A clean stop releases the Lease, so that the next
 one need not wait.
 """
 
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """In seconds.  lease: unchanged for so long = free; renew: the leader gives up; retry: between looks.
+    """Seconds.  lease: unchanged for so long = free; renew: the leader gives up; retry: between
+    looks.
 
     Raises ValueError unless retry < renew < lease.
     """
@@ -61,17 +62,19 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process may work now."""
+        """Return whether this process may work now."""
         return self.clock() - self._renewed_at < self.times.renew
 
     async def acquire(self) -> None:
-        """Wait until this process is the leader; whatever the API server answers meanwhile is logged and tried again."""
+        """Wait until this process is the leader; errors of the API server are logged and
+        retried.
+        """
         while not await self._take_quietly():
             await self.sleep(self.times.retry)
         logger.info("leading lease=%s/%s identity=%s", self.namespace, self.name, self.identity)
 
     async def hold(self) -> None:
-        """Renew for as long as it works; returns when the leadership is lost, which is the time to stop everything."""
+        """Renew the Lease; returns when the leadership is lost, and everything must stop."""
         while self.is_leader:
             await self.sleep(self.times.retry)
             left = self._renewed_at + self.times.renew - self.clock()
@@ -127,7 +130,7 @@ class Leadership:
             self._seen, self._seen_at = seen, self.clock()
 
     def _lease_seconds(self, live: Body) -> float:
-        """What the holder was promised, which a candidate with other settings must keep to."""
+        """Lease time of the current holder; a candidate with other settings must keep to it."""
         return max(self.times.lease, float((live.get("spec") or {}).get("leaseDurationSeconds") or 0))
 
     def _is_anothers(self) -> bool:

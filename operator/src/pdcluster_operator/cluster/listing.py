@@ -1,4 +1,4 @@
-"""Everything that the cache holds, read from the API server: all kinds that exist there, in the namespaces that are watched."""
+"""List all objects of the cache: all kinds that exist, in the namespaces that are watched."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -24,11 +24,13 @@ _KIND_OF_NAME = {kind.name: kind for kind in WATCHED}
 
 @dataclass
 class Listing:
-    """Optional kinds that we had no right to at first are not looked at for the life of the process: no watch tells of them.
+    """Lists of all kinds; optional ones that were forbidden at first stay out, as no watch covers
+    them.
 
     namespaces: None in it = all
     present:    names of the kinds that existed when they were last listed
-    forbidden:  names of the optional kinds that may not be listed, and whether the API server had them when last asked
+    forbidden:  names of the optional kinds that may not be listed, and whether they existed when
+                last checked
     """
 
     client: ApiClient
@@ -42,7 +44,10 @@ class Listing:
         return tuple(_KIND_OF_NAME)
 
     async def bodies(self, kind: str) -> AsyncIterator[Body]:
-        """All objects of a kind; none when it is optional, and not there or given up.  Raises ForbiddenError where it may not be listed."""
+        """All objects of a kind; none of an absent optional one.
+
+        Raises ForbiddenError where it may not.
+        """
         found = _KIND_OF_NAME[kind]
         if kind in self.forbidden:
             self.forbidden[kind] = await self.client.serves(found)
@@ -67,12 +72,15 @@ class Listing:
         return body if is_ours else None
 
     async def forbid(self, kind: str, error: ForbiddenError) -> None:
-        """Do without a kind.  Raises the error again where that cannot be: it is not optional, or the login itself was refused (401)."""
+        """Do without a kind.
+
+        Raises the error again if it is not optional, or the login failed (401).
+        """
         found = _KIND_OF_NAME[kind]
         if not found.optional or error.code == HTTPStatus.UNAUTHORIZED:
             raise error
         self.forbidden[kind] = await self.client.serves(found)
-        logger.warning("not made, for the right is missing kind=%s error=%s; give it and restart the operator", kind, error)
+        logger.warning("not made, the right is missing kind=%s error=%s; give it and restart the operator", kind, error)
 
     def watched(self) -> tuple[Kind, ...]:
         """The kinds to watch: a watch that is refused would end all of them."""

@@ -1,4 +1,5 @@
-"""From cached bodies to what the planner reads: one PDCluster, its workloads, scalers, etcd and Service.
+"""Turn cached bodies into the planner's input: one PDCluster, its workloads, scalers, etcd and
+Service.
 
 Pure.  Only children of this very PDCluster count: those of an earlier one of
 the same name are about to be collected.
@@ -18,7 +19,9 @@ from pdcluster_operator.plan.problems import worst_of
 from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, PodState, ScalerState, WorkloadState
 
 LATE_SECONDS = 10.0
-"""After the end of its grace period a kubelet kills a pod at once; then it needs a moment to say so."""
+"""After the end of its grace period a kubelet kills a pod at once; then it needs a moment to
+say so.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Live:
 
     @property
     def key(self) -> Key:
-        """Which PDCluster."""
+        """Namespace and name of the PDCluster."""
         return Key(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
 
     @property
@@ -48,7 +51,7 @@ class Live:
 
     @property
     def is_going(self) -> bool:
-        """Whether it is being deleted."""
+        """Return whether it is being deleted."""
         return "deletionTimestamp" in self.body["metadata"]
 
     def own(self, kind: str) -> dict[str, Body]:
@@ -65,12 +68,12 @@ def observe(
     outdated: Collection[WorkloadId] = (),
     key_fault: tuple[str, str] | None = None,
 ) -> Observed:
-    """The cluster as it is.
+    """Observe one PDCluster.
 
-    failures: what the API server refused in the last pass
-    faults:   why a StatefulSet, by its name, gets no pods
+    failures: writes that the API server refused in the last reconcile
+    faults:   by StatefulSet, the problem that keeps it from getting pods
     outdated: workloads of a pool that was declared otherwise when they were made: as good as gone
-    key_fault: why no client can have an API key, or nobody can say, as (reason, message); None = some can, or none is asked for
+    key_fault: problem of the API keys' Secret; None = there is a key, or no Secret is named
     """
     service = live.own("Service").get(live.key.name)
     return Observed(
@@ -94,9 +97,9 @@ def observe(
 
 
 def managed_etcd(live: Live, name: str, wanted: int, faults: Mapping[str, tuple[str, str]]) -> DiscoveryState:
-    """The etcd that is run for the cluster, by the readiness of its pods, and the worst of what keeps some from it.
+    """The managed etcd, by the readiness of its pods, with the worst problem of the others.
 
-    faults: why a StatefulSet, by its name, gets no pods
+    faults: by StatefulSet, the problem that keeps it from getting pods
     """
     body = live.own("StatefulSet").get(name, {})
     found = [problem for pod in live.children if _is_of_etcd(pod) and (problem := pod_problem(pod, FOR_ETCD))]
@@ -106,7 +109,7 @@ def managed_etcd(live: Live, name: str, wanted: int, faults: Mapping[str, tuple[
 
 
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
-    """Which workload a StatefulSet, record or pod is of; None = of none, as etcd's."""
+    """Workload of a StatefulSet, snapshot or pod; None = of none, as etcd's."""
     found = body["metadata"].get("labels", {})
     try:
         return WorkloadId(found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL], found[labels.REVISION])
@@ -115,11 +118,13 @@ def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
 
 
 def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
-    """Workloads without a StatefulSet, of which pods of an earlier one are left: another StatefulSet could not make its own beside them.
+    """Workloads without a StatefulSet that still have pods of an earlier one: a new one could not
+    make its own.
 
-    With the seconds for which that may be waited for, None = nobody can say.  A pod that should have ended long ago, as
-    those of a lost node, holds nothing back: what has its name waits for it.  The others need not, though Kubernetes makes
-    them only after a pod of a lower ordinal that it could make: with the first one stuck it makes none.
+    With the seconds to wait for those, None = unknown.  A pod that should have ended long ago, as
+    of a lost node, holds nothing back: the pod of its name waits for it.  The others need not,
+    though Kubernetes makes them only after a pod of a lower ordinal that it could make: with the
+    first one stuck it makes none.
     Pods that were orphaned on purpose have no owner, and are adopted.
     """
     sets = {workload_of(body) for body in live.own("StatefulSet").values()}
@@ -134,7 +139,7 @@ def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
 
 
 def _seconds_left(pod: Body, now: datetime) -> float | None:
-    """Until a pod counts as one that does not end; None = nobody has asked it to end yet."""
+    """Time until a pod counts as stuck in termination; None = it is not terminating."""
     should_be_gone = pod["metadata"].get("deletionTimestamp")  # its grace period included
     if should_be_gone is None:
         return None
@@ -159,7 +164,9 @@ def _is_at_work(pod: PodState, draining: Collection[str]) -> bool:
 
 
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:
-    """Whether a StatefulSet has fewer pods than it should have; one that is being deleted gets none."""
+    """Return whether a StatefulSet has fewer pods than desired; one that is being deleted gets
+    none.
+    """
     if "deletionTimestamp" in body["metadata"]:
         return False
     return int(body.get("status", {}).get("replicas", 0)) < int(body["spec"].get("replicas", 1))
@@ -176,7 +183,7 @@ def _is_of_etcd(body: Body) -> bool:
 
 
 def _workloads(live: Live, faults: Mapping[str, tuple[str, str]]) -> list[WorkloadState]:
-    """Of every StatefulSet, and of pods whose StatefulSet is gone while they end."""
+    """Workloads of all StatefulSets, and of terminating pods whose StatefulSet is gone."""
     pods, types = _pods_by_workload(live), _recorded_types(live)
     sets = {identity: body for body in live.own("StatefulSet").values() if (identity := workload_of(body))}
     states = [
@@ -189,7 +196,7 @@ def _workloads(live: Live, faults: Mapping[str, tuple[str, str]]) -> list[Worklo
 
 
 def _recorded_types(live: Live) -> dict[str, str]:
-    """The type of accelerator that a workload was made for, by its name, as far as records say; etcd's says nothing."""
+    """Accelerator type that a workload was made for, by its snapshot; etcd has none."""
     pools = {name: (record.get("data") or {}).get("pool") for name, record in live.own("ControllerRevision").items()}
     return {name: str(pool.get("gpu", "")) for name, pool in pools.items() if isinstance(pool, Mapping)}
 
@@ -214,9 +221,9 @@ def _workload(identity: WorkloadId, body: Body, fault: tuple[str, str] | None, p
 
 
 def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
-    """Pods are the StatefulSets' children, not the PDCluster's; their labels say whose they are.
+    """Pods by StatefulSet: they are its children, not the PDCluster's, and have our labels.
 
-    Labels can be copied: a pod of nobody's, or of another controller, is none that we have made or could end.
+    Labels can be copied: a pod without an owner, or of another controller, is not ours.
     """
     found: defaultdict[WorkloadId, list[Body]] = defaultdict(list)
     for body in live.children:
@@ -234,7 +241,7 @@ def _scaler(body: Body) -> ScalerState:
 
 
 def _writer(scaler: Body) -> str | None:
-    """Who else wrote the replicas of a scaler last."""
+    """The other manager that wrote the replicas of a scaler last."""
     entries = scaler["metadata"].get("managedFields") or ()
     names = (str(each.get("manager")) for each in entries if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {}))
     return next((name for name in names if name != labels.FIELD_MANAGER), None)

@@ -1,7 +1,7 @@
-"""Write a status: once, and as a whole; whoever calls has seen that it differs.
+"""Write a status: once, and as a whole; the caller has seen that it differs.
 
-No resourceVersion is needed, for we are the only writer; but a status is only
-ever written to the object that it was made for, not to another of its name.
+No resourceVersion is needed, since we are the only writer; but a status is only
+written to the object that it was made for, not to another of its name.
 """
 
 from collections.abc import Mapping

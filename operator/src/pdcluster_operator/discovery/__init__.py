@@ -1,1 +1,1 @@
-"""What workers announce in etcd, and the commands for them.  Keys are built in `keys` and nowhere else."""
+"""Worker records in etcd, and the drain commands.  Keys are built in `keys` and nowhere else."""

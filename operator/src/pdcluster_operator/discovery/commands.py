@@ -1,8 +1,8 @@
-"""What the operator and the workers of one cluster say to each other in etcd: commands to drain, and records.
+"""Drain commands and worker records of one cluster in etcd.
 
 All of it is read at once, so that a record and the command that it follows are
-of one moment.  A command is its key; its value says since when, for an operator
-that starts anew.  A record is removed only as it was read: a worker that has
+of one moment.  A command is its key; its value holds its start, for an operator
+that restarts.  A record is removed only as it was read: a worker that has
 written it since is alive.
 """
 
@@ -34,16 +34,19 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class Registered:
-    """Records by pod, and since when each pod is told to drain; None = its command does not say."""
+    """Records by pod, and the start of each pod's drain command; None = its command has no time."""
 
     records: Mapping[str, StoredRecord] = field(default_factory=dict)
     commands: Mapping[str, datetime | None] = field(default_factory=dict)
 
 
 async def read_registered(endpoints: Sequence[str], namespace: str, name: str, tls: EtcdTLS | None = None) -> Registered:
-    """All records, of every revision, and all commands of one cluster.  Raises EtcdUnreachableError."""
+    """All records, of every revision, and all commands of one cluster.
+
+    Raises EtcdUnreachableError.
+    """
     prefixes = (keys.commands_prefix(namespace, name), keys.records_prefix(namespace, name))
-    # Two ranges, for nobody needs a right to more than these; one transaction, so that they are of one moment.
+    # Two ranges: no right to more is needed; one transaction, so that they are of one moment.
     reads = rpc.TxnRequest(success=[rpc.RequestOp(request_range=below(prefix)) for prefix in prefixes])
     told, written = (found.response_range.kvs for found in (await _transact(endpoints, tls, reads)).responses)
     commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in told}
@@ -64,7 +67,10 @@ async def write_commands(
     serve: Collection[str] = (),
     tls: EtcdTLS | None = None,
 ) -> None:
-    """Tell pods to drain, and since when they are told; take the commands of others back.  Raises EtcdUnreachableError."""
+    """Write drain commands with their start; remove those of other pods.
+
+    Raises EtcdUnreachableError.
+    """
     told = [
         rpc.RequestOp(request_put=rpc.PutRequest(key=_key(namespace, name, pod), value=json.dumps({"since": since.isoformat()}).encode()))
         for pod, since in sorted(drain.items())
@@ -79,7 +85,10 @@ async def write_commands(
 
 
 async def remove_records(endpoints: Sequence[str], records: Iterable[StoredRecord], tls: EtcdTLS | None = None) -> list[str]:
-    """Remove records that have not changed since they were read; returns the pods of those removed.  Raises EtcdUnreachableError."""
+    """Remove records that are still as they were read; returns their pods.
+
+    Raises EtcdUnreachableError.
+    """
     removed = []
     for each in records:
         unchanged = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=each.key.encode(), mod_revision=each.version)
@@ -105,7 +114,7 @@ def _key(namespace: str, name: str, pod: str) -> bytes:
 
 
 def _since(value: bytes) -> datetime | None:
-    """Whoever wrote a command: its key is what counts."""
+    """Value of a command of an unknown writer: its key is what counts."""
     try:
         since = datetime.fromisoformat(json.loads(value)["since"])
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The part of a worker's record about disaggregation, read with care: a worker may be newer, older, or a tenant's own."""
+"""The disaggregation part of a worker record, read with care: its worker may be newer or older."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ _MOST = 10**15
 
 
 def read_disaggregation(content: Mapping[str, Any]) -> Disaggregation | None:
-    """What a record says; None where it says nothing that can be read, so that the rest of it counts all the same."""
+    """Parts of the section; None where one cannot be read, so that the rest of it counts all
+    the same.
+    """
     found = content.get("disaggregation")
     if not isinstance(found, Mapping):
         return None

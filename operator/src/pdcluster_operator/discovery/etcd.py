@@ -29,13 +29,13 @@ _MAX_REASON = 300  # characters: it goes into a condition
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """What one worker announces.
+    """The record of one worker.
 
     engine_id: of this life of its engine, a restart has another; empty until the engine has loaded
     state:     starting, ready, draining or drained
     addresses: host:port by `http`, `grpc` and `kv`
-    device:    what it computes on; None = it does not say
-    disaggregation: None = it says nothing of it
+    device:    of its computations; None = not in the record
+    disaggregation: None = not in the record
     """
 
     pod: str
@@ -50,7 +50,9 @@ class WorkerRecord:
 
 @dataclass(frozen=True)
 class EtcdTLS:
-    """PEM contents for an etcd that speaks TLS; certificate and key only where it asks clients for one."""
+    """PEM contents for an etcd that speaks TLS; certificate and key only where it asks clients
+    for one.
+    """
 
     ca: bytes
     certificate: bytes | None = None
@@ -58,7 +60,10 @@ class EtcdTLS:
 
     @classmethod
     def of_secret(cls, name: str, data: Mapping[str, bytes]) -> "EtcdTLS":
-        """From the decoded data of the Secret `name`.  Raises EtcdUnreachableError that names the key and the fix."""
+        """From the decoded data of a Secret.
+
+        Raises EtcdUnreachableError that names the key and the fix.
+        """
         ca, certificate, key = (data.get(file) or None for file in ("ca.crt", "tls.crt", "tls.key"))
         try:
             x509.load_pem_x509_certificates(ca or b"")
@@ -88,9 +93,9 @@ async def read_workers(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | Non
 
 
 async def check_reachable(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None) -> None:
-    """Raises EtcdUnreachableError when no endpoint answers a read below a prefix (`keys.records_prefix`).
+    """Raise EtcdUnreachableError when no endpoint answers a read below `keys.records_prefix`.
 
-    Only the number of keys is asked for: the rights to the cluster's own keys suffice, and those of others cost nothing.
+    Only the number of keys is read: the rights to the cluster's own keys suffice.
     """
     await ask_each(endpoints, tls, lambda etcd: etcd.Range(below(prefix, limit=1, count_only=True), timeout=TIMEOUT_SECONDS))
 
@@ -101,12 +106,15 @@ async def _read_prefix(endpoints: Sequence[str], prefix: str, tls: EtcdTLS | Non
 
 
 def below(prefix: str, **options: Any) -> Any:
-    """The request for all keys below a prefix, which ends with a slash.  options: further fields of the request"""
+    """Request for all keys below a prefix, which ends with a slash.  options: further fields"""
     return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode(), **options)  # "0" comes after "/"
 
 
 async def ask_each(endpoints: Sequence[str], tls: EtcdTLS | None, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-    """The first answer.  ask: a call on etcd's KV service that may be made twice.  Raises EtcdUnreachableError."""
+    """The first answer.
+
+    ask: a call on etcd's KV service that may be repeated.  Raises EtcdUnreachableError.
+    """
     failures = []
     for endpoint in endpoints:
         try:
@@ -125,13 +133,15 @@ def _channel(endpoint: str, tls: EtcdTLS | None) -> grpc.aio.Channel:
 
 
 def _reason(error: Any) -> str:
-    """Why, in one line: TLS speaks in many."""
+    """Error in one line: TLS reports many."""
     details = " ".join((error.details() or "").split())
     return f"{error.code().name}: {details[:_MAX_REASON]}" if details else str(error.code().name)
 
 
 def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
-    """One record; None (and a log line) for a value that is not one, so that it cannot hide the others."""
+    """One record; None (and a log line) for a value that is none, so that it cannot hide the
+    others.
+    """
     try:
         role, pool, pod = relative_key.split("/")
         content: dict[str, Any] = json.loads(value)

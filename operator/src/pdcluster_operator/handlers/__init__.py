@@ -1,1 +1,4 @@
-"""What comes in: watch events become cache entries and keys of the work queue; probes are answered.  Nothing is decided here."""
+"""Watch events become cache entries and keys of the work queue; probes are answered.
+
+No decisions.
+"""

@@ -1,4 +1,4 @@
-"""How kopf is run: its settings, its registry and a memory that keeps nothing.
+"""Run kopf: its settings, its registry and a memory that keeps nothing.
 
 Everything that it could write is off: we register low-level handlers only, the
 cache and the back-off are ours, and the Lease stands before it starts.
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else as the kubeconfig says; kinds: what is watched."""
+    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else by kubeconfig;
+    kinds: watched.
+    """
 
     namespaces: Sequence[str] = ()
     in_pod: bool = True
@@ -34,7 +36,9 @@ class WatchSettings:
 
 
 class NoMemories(ResourceMemories):
-    """Remembers nothing: kopf keeps a record of a few kilobytes for every object, for handlers that we do not use."""
+    """Keeps nothing: kopf stores some kilobytes for every object, for handlers that we do not
+    use.
+    """
 
     async def recall(self, raw_body: Any, **_: Any) -> ResourceMemory:
         """A fresh record."""
@@ -42,7 +46,7 @@ class NoMemories(ResourceMemories):
 
 
 class NoDifferences(kopf.DiffBaseStorage):
-    """Makes no digest of an object: kopf would build one at every event, for handlers of changes, of which there are none."""
+    """Makes no digest of an object: kopf would build one at every event, for change handlers."""
 
     def build(self, *, body: Any, extra_fields: Any = None) -> Any:
         """Nothing of it."""
@@ -57,7 +61,7 @@ class NoDifferences(kopf.DiffBaseStorage):
 
 
 def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
-    """Watches that end in time and are known to move, short requests, no posting, no peering, no thread pool to speak of."""
+    """Watches that end in time and are known to move, short requests, no posting, no peering."""
     settings = kopf.OperatorSettings()
     settings.watching.server_timeout, settings.watching.client_timeout = 240, 270
     settings.watching.connect_timeout, settings.watching.reconnect_backoff = 5, 1.0
@@ -83,7 +87,7 @@ def make_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
 
 
 def make_registry(*, in_pod: bool) -> kopf.OperatorRegistry:
-    """A registry of our own, without kopf's defaults.  Its login is asked again when the API server refuses what it gave."""
+    """A registry without kopf's default handlers.  It logs in again when the API server refuses."""
     registry = kopf.OperatorRegistry()
     login = kopf.login_with_service_account if in_pod else kopf.login_with_kubeconfig
     kopf.on.login(registry=registry, errors=kopf.ErrorsMode.TEMPORARY, backoff=5)(login)
@@ -96,7 +100,7 @@ async def run_watches(
     """Watch everything until `stop`; raises, or ends early, when a watch ends for good.
 
     started:  set when kopf has put its own signal handlers in
-    on_kinds: told when kinds of objects have come or gone
+    on_kinds: called when kinds of objects have come or gone
     """
     insights = Insights()
     kinds = asyncio.create_task(_report_kinds(insights, on_kinds), name="kinds")
@@ -120,7 +124,7 @@ async def run_watches(
 
 
 def _end_too(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """What ends by itself ends the watches, and these the process."""
+    """End the watches when a task ends by itself, and these the process."""
     if not task.cancelled():
         logger.error("ended unexpectedly task=%s", task.get_name(), exc_info=task.exception())
         stop.set()

@@ -1,4 +1,4 @@
-"""Probes and metrics over HTTP: /healthz fails when the process no longer gets on, /readyz until it can take over, /metrics."""
+"""Probes and metrics over HTTP: /healthz (liveness), /readyz (able to take over), /metrics."""
 
 from collections.abc import Callable
 
@@ -27,9 +27,11 @@ def make_app(unhealthy: Problems, unready: Problems, registry: CollectorRegistry
 
 
 async def serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
-    """Listen on all addresses, of both families; returns the runner, to be cleaned up, and the port.
+    """Listen on all addresses, of both families; returns the runner, to be cleaned up, and the
+    port.
 
-    With port 0 each family gets one of its own, and that of IPv4 is returned.  Raises OSError when the port is taken.
+    With port 0 each family gets one of its own, and that of IPv4 is returned.  Raises OSError when
+    the port is taken.
     """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -1,7 +1,7 @@
 """Watch events: into the cache, and the PDCluster that they are about into the work queue.
 
 One low-level handler for every kind, so kopf adds no finalizer, no annotation
-and no retries of its own.  An event that tells nothing new adds nothing.
+and no retries of its own.  An event that brings nothing new adds nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,9 @@ from pdcluster_operator.cluster.kinds import Kind
 
 @dataclass(frozen=True)
 class Watch:
-    """add: makes a key due; listed: told when a watch had to list its kind anew, and may have missed deletions."""
+    """add: enqueues a key; listed: called when a watch had to list again, and may have missed
+    deletions.
+    """
 
     cache: Cache
     add: Callable[[Key], None]
@@ -33,6 +35,6 @@ class Watch:
 
 
 def register(registry: kopf.OperatorRegistry, kinds: Iterable[Kind], watch: Watch) -> None:
-    """Let kopf watch every kind for us; one whose CRD comes later is watched from then on."""
+    """Let kopf watch every kind; one whose CRD comes later is watched from then on."""
     for kind in kinds:
         kopf.on.event(kind.api_version, kind.plural, registry=registry, id=kind.plural, param=kind.name)(watch.on_event)

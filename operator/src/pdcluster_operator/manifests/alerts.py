@@ -62,6 +62,10 @@ _FAILED_PREFILLS = 'sum(rate(pdcluster_remote_prefill_total{$scope,outcome=~"fai
 _LONG_PROMPTS = "sum(rate(pdcluster_long_prompts_total{$scope}[10m]))"
 _LOCAL_PROMPTS = 'sum(rate(pdcluster_long_prompts_total{$scope,prefill="local"}[10m]))'
 _READY_PREFILL_PEERS = 'pdcluster_peers{$scope,role="$ingress",exported_role="prefill",state="ready"}'
+_HIGH_TTFT = 'sum(rate(pdcluster_qos_slo_total{$scope,objective="ttft",priority="high"}[10m]))'
+_HIGH_TTFT_MISSED = 'sum(rate(pdcluster_qos_slo_total{$scope,objective="ttft",priority="high",outcome="missed"}[10m]))'
+_LOW_REFUSED = 'sum(rate(pdcluster_qos_rejected_total{$scope,priority="low"}[30m]))'
+_LOW_TAKEN = '(sum(rate(pdcluster_qos_admitted_total{$scope,priority="low"}[30m])) or vector(0))'
 _INGRESS_WORKERS = 'pdcluster_num_requests_running{$scope,role="$ingress"}'
 _COMPUTED = "sum by (role, pool) (rate(pdcluster_engine_step_tokens_sum{$scope}[10m]))"
 _RECOMPUTED = 'sum by (role, pool) (rate(pdcluster_engine_step_tokens_sum{$scope,kind="recomputed"}[10m]))'
@@ -101,6 +105,25 @@ ALERTS = (
         "elsewhere; unless it got on again, its container was restarted.",
         runbook="`kubectl logs POD --previous` ends with the reason. Once: see the node (memory that "
         "swaps, a device that hangs). Again and again, while steps are slow: raise qos.stallSeconds.",
+    ),
+    Alert(
+        name="PDClusterHighPriorityLate",
+        severity="warning",
+        lasting="5m",
+        expression=f"{_HIGH_TTFT_MISSED} / {_HIGH_TTFT} > {_ALLOWED:g}",
+        summary="first tokens of high priority are late",
+        description="More than 5 % of the choices of high priority missed their TTFT objective in the last 10 minutes.",
+        runbook=f"Scale {_SCALE}; or let less in: qos.earlyRejection for low priority, and limits of qos.tenants for the others. "
+        "With engine.schedulingPolicy: preemptive high priority takes the seats of low priority.",
+    ),
+    Alert(
+        name="PDClusterLowPriorityRefused",
+        severity="warning",
+        lasting="30m",
+        expression=f"{_LOW_REFUSED} / ({_LOW_REFUSED} + {_LOW_TAKEN}) > 0.5",
+        summary="low priority is hardly served",
+        description="More than half of the requests of low priority were refused in the last 30 minutes: there is more load than workers.",
+        runbook=f"Scale {_SCALE}; or allow a later first token: raise qos.slo.ttftMilliseconds.",
     ),
     Alert(
         name="PDClusterSlowFirstToken",

@@ -85,6 +85,17 @@ _SCHEDULERS = Query(
     f"count by ({_BY}, scheduler, policy) (pdcluster_engine_scheduler_info{{$scope}})", f"{_POOL} {{{{scheduler}}}} {{{{policy}}}}"
 )
 
+
+def _objectives(matching: str) -> str:
+    return f"sum by (objective, priority) (rate(pdcluster_qos_slo_total{{{matching}}}[{_WINDOW}]))"
+
+
+_MET = _objectives('$scope,outcome="met"')
+_SLO_MET = Query(f"{_MET} / {_objectives('$scope')}", "{{objective}} {{priority}}")
+_ESTIMATES = tuple(
+    Query(f"max by ({_BY}) (pdcluster_qos_estimated_{name}_seconds{{$scope}})", f"{_POOL} {name.upper()}") for name in ("ttft", "tpot")
+)
+
 _USERS = (
     Panel("Time to first token", "Arrival to first token, at the ingress.", "s", _quantiles("time_to_first_token_seconds")),
     Panel("Time per output token", "Per request, without its first token.", "s", _quantiles("time_per_output_token_seconds")),
@@ -93,6 +104,18 @@ _USERS = (
     Panel("Parts of the time to first token", "p95 of each; their sum is not the p95 of the whole.", "s", (_PHASES,)),
     Panel("Requests that ended well", "By how.", "reqps", (_rate("request_success", "finish_reason", "{{finish_reason}}"),)),
     Panel("Requests refused", "Before any work, by reason.", "reqps", (_rate("request_rejected", "reason", "{{reason}}"),)),
+    Panel("Objectives met", "Share of choices, by priority.", "percentunit", (_SLO_MET,)),
+    Panel("Requests taken", "By priority.", "reqps", (_rate("qos_admitted", "priority", "{{priority}}"),)),
+    Panel("Refused by priority", "And reason.", "reqps", (_rate("qos_rejected", "priority, reason", "{{priority}} {{reason}}"),)),
+    Panel("Degraded", "What choices lost under load.", "reqps", (_rate("qos_degraded", "priority, reason", "{{priority}} {{reason}}"),)),
+    Panel(
+        "Errors of estimates",
+        "As a share of what came of them.",
+        "percentunit",
+        _quantiles("estimate_error_ratio", "quantity", " {{quantity}}"),
+    ),
+    Panel("Choices that moved", "Per second.", "reqps", (_rate("request_moves", "reason, outcome", "{{reason}} {{outcome}}"),)),
+    Panel("Estimates", "Of a request that came now, the worst worker of a pool; admission goes by them.", "s", _ESTIMATES),
 )
 _QUEUES = (
     Panel("Requests running", "In the engines.", "short", _total("num_requests_running")),
@@ -112,6 +135,11 @@ _TRANSFERS = (
         (_rate("long_prompts", "prefill", "{{prefill}}"),),
         needs_prefill=True,
     ),
+    Panel("Waits for a credit", "Of remote prefills, with that for blocks.", "s", _quantiles("credit_wait_seconds"), True),
+    Panel("Credits", "Waits per second, by their end.", "reqps", (_rate("credit_requests", "outcome", "{{outcome}}"),), True),
+    Panel("Wants", "Requests that wait for a credit at a prefill worker.", "short", _total("credit_wants"), True),
+    Panel("Tokens of credits", "Promised, and in hand.", "short", _total("credit_tokens"), True),
+    Panel("Prompts granted together", "At the prefill workers.", "short", _quantiles("prefill_group_requests"), True),
     Panel("KV moved", "Per second and direction.", "Bps", (_rate("kv_transfer_bytes", "direction", "{{direction}}"),), True),
     Panel("KV transfer", "First write to last acknowledgement.", "s", _quantiles("kv_transfer_seconds"), True),
     Panel(

@@ -18,7 +18,7 @@ from pdcluster_operator.plan.conditions import Condition
 from pdcluster_operator.plan.pools import Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.scalers import PoolSize, together
-from pdcluster_operator.plan.state import Happening, Observed, ScalerState
+from pdcluster_operator.plan.state import Event, Observed, ScalerState
 from pdcluster_operator.plan.status import shortened
 
 FIELD = "autoscaling"
@@ -43,7 +43,7 @@ def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
     return decided is not None and spec.mode != OFF and dict(decided.decision.replicas) != recorded(observed.status, spec.mode)
 
 
-def is_news(spec: AutoscaleSpec, observed: Observed) -> bool:
+def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
     """Whether a pass with this decision would write another status than there is."""
     found = {condition.type: shortened(condition.message) for condition in autoscale_conditions(spec, observed)}
     before = Previous(observed.status)
@@ -96,16 +96,16 @@ def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Co
             yield Condition(kind, is_true=True, reason=kind, message="; ".join(messages))
 
 
-def decision_news(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Happening]:
+def decision_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
     """An event for a decision that is new in the status."""
     old, new = _newest(before), _newest(after)
     record = None if new is None or new == old else read_record(new)
     if record is None or not (text := summary(record.decision)):
         return
     if after[FIELD].get("mode") == ON:
-        yield Happening(words.AUTOSCALED, text)
+        yield Event(words.AUTOSCALED, text)
     else:
-        yield Happening(words.ADVISED, f"{text} is recommended; mode Advise changes nothing")
+        yield Event(words.ADVISED, f"{text} is recommended; mode Advise changes nothing")
 
 
 def _newest(status: Mapping[str, Any]) -> Any:
@@ -114,7 +114,7 @@ def _newest(status: Mapping[str, Any]) -> Any:
     return entries[0] if isinstance(entries, Sequence) and entries else None
 
 
-def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed) -> Iterator[Happening]:
+def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed) -> Iterator[Event]:
     """An event for each scale that somebody else asked for, and that does not count."""
     known = recorded(observed.status, ON) if spec.mode == ON else None
     if known is None or is_new(spec, observed):
@@ -129,10 +129,10 @@ def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observe
         is_behind = state is not None and state.desired == scaler.replicas  # nobody asked: both have yet to follow the record
         if scaler.replicas != size.wanted and scaler.writer is not None and not is_behind:
             text = f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler alone decides, and keeps {size.wanted}"
-            yield Happening(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+            yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
         elif scaler.seen not in (None, size.pool.replicas):
             text = f"{name}: replicas is now {size.pool.replicas} in the spec; the autoscaler alone decides, and keeps {size.wanted}"
-            yield Happening(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+            yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
 
 
 def _by_pool(scalers: Iterable[ScalerState]) -> dict[PoolKey, ScalerState]:

@@ -17,7 +17,7 @@ from pdcluster_operator.plan.autoscaled import (
     autoscale_conditions,
     autoscaled,
     autoscaling_fields,
-    decision_news,
+    decision_events,
     is_new,
     overridden,
 )
@@ -25,7 +25,7 @@ from pdcluster_operator.plan.conditions import Facts, condition_tree, discovery_
 from pdcluster_operator.plan.disaggregating import Found, disaggregating, said_by
 from pdcluster_operator.plan.disruption import Patience, next_loss, plan_budgets
 from pdcluster_operator.plan.drain import Drain, plan_drain
-from pdcluster_operator.plan.happenings import happenings
+from pdcluster_operator.plan.events import events
 from pdcluster_operator.plan.held import is_held
 from pdcluster_operator.plan.insync import InSync, in_sync
 from pdcluster_operator.plan.invalid import plan_invalid
@@ -35,7 +35,7 @@ from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.progress import Rollout, Seen, is_given_up, next_rollout, read_rollout, rollout_field, seconds_left
 from pdcluster_operator.plan.rollout import Step, current_revision, left_of, next_step
 from pdcluster_operator.plan.scalers import PoolKey, PoolSize, plan_scaler, pool_sizes
-from pdcluster_operator.plan.state import ClusterPlan, Happening, Observed, ScalerPlan, WorkloadState
+from pdcluster_operator.plan.state import ClusterPlan, Event, Observed, ScalerPlan, WorkloadState
 from pdcluster_operator.plan.status import Status, dated, identity_fields, kept_field, number_fields
 
 __all__ = ["asked_of", "plan_cluster", "plan_invalid", "sizes_of"]
@@ -89,8 +89,8 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
     serving = [workload for workload in drain.workloads if workload.id.revision in reached]
     patience = Patience(now, _deadline(cluster))
     found = (
-        drain.look_again_seconds,
-        registered.look_again_seconds,
+        drain.requeue_after_seconds,
+        registered.requeue_after_seconds,
         seconds_left(scene.rollout, now),
         next_loss(serving, observed.workloads, patience),
     )
@@ -101,10 +101,10 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         workloads=drain.workloads,
         scalers=tuple(_scalers(scene)),
         status=status,
-        happenings=(*happenings(observed.status, status), *_autoscale_news(scene, status)),
+        events=(*events(observed.status, status), *_autoscale_events(scene, status)),
         is_decision=is_decision,
         ends_first=step.waits_for is not None,
-        look_again_seconds=min(looks, default=None),
+        requeue_after_seconds=min(looks, default=None),
         commands=drain.commands,
         cut=drain.cut,
         budgets=plan_budgets(serving, observed.workloads, drain.commands, observed.budgets, patience),
@@ -314,8 +314,8 @@ def _disaggregating(scene: _Scene, step: Step) -> Found:
     return disaggregating(said, Previous(scene.observed.status), threshold)
 
 
-def _autoscale_news(scene: _Scene, status: Status) -> Iterator[Happening]:
-    yield from decision_news(scene.observed.status, status)
+def _autoscale_events(scene: _Scene, status: Status) -> Iterator[Event]:
+    yield from decision_events(scene.observed.status, status)
     yield from overridden(scene.cluster.spec.autoscale, scene.sizes, scene.observed)
 
 

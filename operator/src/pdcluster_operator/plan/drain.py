@@ -24,16 +24,16 @@ from enum import Enum
 from pdcluster_operator.api.workload import Workload, WorkloadId
 from pdcluster_operator.plan.state import PodState, Registry, WorkloadState
 
-NO_RECORD_SECONDS = 30.0
+MISSING_RECORD_GRACE_SECONDS = 30.0
 """Three leases: a worker that has no record for so long does not hear commands either, and SIGTERM has to do."""
 
 READY = "ready"
 DRAINED = "drained"
 STARTING = "starting"
-LOOK_AGAIN_SECONDS = 1.0
+DRAIN_POLL_SECONDS = 1.0
 """While workers drain, for etcd's watches end at the workers."""
 
-HELD_SECONDS = 5.0
+HELD_POLL_SECONDS = 5.0
 """While etcd does not answer."""
 
 
@@ -88,7 +88,7 @@ class Drain:
     cut: tuple[str, ...]
     messages: Mapping[str, tuple[str, ...]]
     needs_registry: bool
-    look_again_seconds: float | None
+    requeue_after_seconds: float | None
 
 
 def plan_drain(
@@ -129,7 +129,7 @@ def plan_drain(
         cut=tuple(sorted(pod for shrink in shrinks.values() for pod in shrink.cut)),
         messages=_messages({each: shrink for each, shrink in shrinks.items() if shrink.waits}, error),
         needs_registry=waits or stale or shrinking,  # nobody goes by what etcd said some time ago
-        look_again_seconds=None if not (waits or stale) else LOOK_AGAIN_SECONDS if error is None else HELD_SECONDS,
+        requeue_after_seconds=None if not (waits or stale) else DRAIN_POLL_SECONDS if error is None else HELD_POLL_SECONDS,
     )
 
 
@@ -222,7 +222,7 @@ def _fate(pod: PodState, registry: Registry | None) -> Fate:
     state = registry.states.get(pod.name)
     if state is None:
         # Etcd may have come back empty, or the lease was lost: a worker that lives registers anew.
-        is_expected = may_serve and registry.odd.get(pod.name, 0.0) < NO_RECORD_SECONDS
+        is_expected = may_serve and registry.odd.get(pod.name, 0.0) < MISSING_RECORD_GRACE_SECONDS
         return Fate.DRAINS if is_expected else Fate.FREE
     is_done = state == STARTING or (state == DRAINED and pod.name in registry.commands)
     return Fate.FREE if is_done else Fate.DRAINS

@@ -16,10 +16,10 @@ from pdcluster_operator.plan.conditions import Condition
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.state import Registry, WorkloadState
 
-STAYS_SECONDS = 30.0
+MISMATCH_GRACE_SECONDS = 30.0
 """Three leases: who ended or lost etcd has no record any more, and who came back has registered."""
 
-LOOK_AGAIN_SECONDS = 15.0
+MISMATCH_POLL_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class InSync:
 
     condition: Condition | None
     ghosts: tuple[str, ...] = ()
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
 
 
 def ghosts_and_orphans(states: Mapping[str, str], workloads: Iterable[WorkloadState]) -> tuple[frozenset[str], frozenset[str]]:
@@ -49,18 +49,18 @@ def odd_ones(states: Mapping[str, str], workloads: Iterable[WorkloadState]) -> f
 def in_sync(registry: Registry | None, workloads: Iterable[WorkloadState], previous: Previous) -> InSync:
     """The condition; while etcd does not answer, as it was."""
     if registry is None or registry.error is not None:
-        return InSync(_as_it_was(previous), look_again_seconds=None if registry is None else registry.again_seconds)
+        return InSync(_as_it_was(previous), requeue_after_seconds=None if registry is None else registry.again_seconds)
     ghosts, orphans = (sorted(found) for found in ghosts_and_orphans(registry.states, workloads))
-    look_again = LOOK_AGAIN_SECONDS if ghosts or orphans else None
-    ghosts, orphans = ([pod for pod in found if registry.odd.get(pod, 0.0) >= STAYS_SECONDS] for found in (ghosts, orphans))
+    requeue_after = MISMATCH_POLL_SECONDS if ghosts or orphans else None
+    ghosts, orphans = ([pod for pod in found if registry.odd.get(pod, 0.0) >= MISMATCH_GRACE_SECONDS] for found in (ghosts, orphans))
     if not ghosts and not orphans:
         message = "the records in etcd are those of the pods"
-        return InSync(Condition(words.DISCOVERY_IN_SYNC, is_true=True, reason=words.AS_DECLARED, message=message), (), look_again)
+        return InSync(Condition(words.DISCOVERY_IN_SYNC, is_true=True, reason=words.AS_DECLARED, message=message), (), requeue_after)
     is_mass = len(ghosts) > 1 and 2 * len(ghosts) > len(registry.states)
     reason, said = (words.GHOSTS, _of_ghosts(ghosts, len(registry.states), is_mass=is_mass)) if ghosts else (words.ORPHANS, [])
     message = "; ".join([*said, *_of_orphans(orphans)])
     condition = Condition(words.DISCOVERY_IN_SYNC, is_true=False, reason=reason, message=message)
-    return InSync(condition, () if is_mass else tuple(ghosts), look_again)
+    return InSync(condition, () if is_mass else tuple(ghosts), requeue_after)
 
 
 def _as_it_was(previous: Previous) -> Condition | None:

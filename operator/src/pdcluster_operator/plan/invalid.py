@@ -11,11 +11,11 @@ from itertools import groupby
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.errors import Fault
 from pdcluster_operator.plan.conditions import Condition, Facts, condition_tree, progress_of
-from pdcluster_operator.plan.happenings import happenings
+from pdcluster_operator.plan.events import events
 from pdcluster_operator.plan.pools import DeclaredPool, RoleView, Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.rollout import current_revision
-from pdcluster_operator.plan.state import Happening, Observed
+from pdcluster_operator.plan.state import Event, Observed
 from pdcluster_operator.plan.status import Status, dated, number_fields
 
 NOTHING_IS_PUT_BACK = "what runs goes on, and nothing that is edited or deleted is put back until this is corrected"
@@ -26,7 +26,7 @@ class Refusal:
     """The whole status of a PDCluster whose spec is refused, and what changed against the one before."""
 
     status: Status
-    happenings: tuple[Happening, ...]
+    events: tuple[Event, ...]
 
 
 def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refusal:
@@ -46,7 +46,7 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refus
         **(number_fields(views) if views else {}),
         "conditions": dated(found, previous, generation=observed.generation, now=now),
     }
-    return Refusal(status, happenings(observed.status, status))
+    return Refusal(status, events(observed.status, status))
 
 
 def _still_true(previous: Previous, observed: Observed, there: Workloads, views: tuple[RoleView, ...]) -> Iterator[Condition]:

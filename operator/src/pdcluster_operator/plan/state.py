@@ -206,7 +206,7 @@ class ScalerPlan:
 
 
 @dataclass(frozen=True)
-class Happening:
+class Event:
     """Something worth an event on the PDCluster.  warning: of type Warning instead of Normal."""
 
     reason: str
@@ -228,8 +228,8 @@ class ClusterPlan:
     ghosts:     pods that do not exist and whose records may be removed
     needs_registry: it would be another plan if more were known of the workers
     status:     the whole status of the PDCluster, conditions with their transition times included
-    happenings: what changed against the status before
-    look_again_seconds: when something is expected to change without an event; None = no sooner than the resync
+    events: what changed against the status before
+    requeue_after_seconds: when something is expected to change without an event; None = no sooner than the resync
     is_decision: the status holds a new decision of the autoscaler, and has to be written before anything follows it
     """
 
@@ -238,9 +238,9 @@ class ClusterPlan:
     workloads: tuple[Workload, ...]
     scalers: tuple[ScalerPlan, ...]
     status: Mapping[str, Any]
-    happenings: tuple[Happening, ...] = ()
+    events: tuple[Event, ...] = ()
     ends_first: bool = False
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
     is_decision: bool = False
     commands: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()

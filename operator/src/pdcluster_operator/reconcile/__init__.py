@@ -1,1 +1,3 @@
-"""One PDCluster at a time: observe, plan, render, converge, write the status; and the queue that says which one is next."""
+"""Reconcile one PDCluster at a time: observe, plan, render, converge, write the status; with its
+queue.
+"""

@@ -1,4 +1,6 @@
-"""Ask an etcd whether it answers, what it knows of workers, and what they are told, with the TLS files of its Secret."""
+"""Requests to an etcd with the TLS files of its Secret: reachability, worker records, drain
+commands.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,12 +19,12 @@ from pdcluster_operator.reconcile.discovery import Question
 
 @dataclass(frozen=True)
 class Asking:
-    """Reads the Secret anew each time: it is the user's, and not watched."""
+    """Reads the Secret again each time: it is the user's, and not watched."""
 
     client: ApiClient
 
     async def ask(self, question: Question) -> str | None:
-        """Why the etcd cannot be used; None = it answers."""
+        """Error why the etcd cannot be used; None = it answers."""
         try:
             await check_reachable(question.endpoints, question.prefix, await self._tls(question))
         except EtcdUnreachableError as e:
@@ -32,7 +34,9 @@ class Asking:
         return None
 
     async def has_client_certificate(self, question: Question) -> bool | None:
-        """Whether the Secret has one for the workers too; None = the Secret cannot be used."""
+        """Return whether the Secret has one for the workers too; None = the Secret cannot be
+        used.
+        """
         try:
             tls = await self._tls(question)
         except (EtcdUnreachableError, ClusterError):
@@ -44,12 +48,15 @@ class Asking:
         return await read_registered(question.endpoints, key.namespace, key.name, await self._tls(question))
 
     async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
-        """Tell pods to drain, and others to serve.  Raises EtcdUnreachableError, ClusterError."""
+        """Write drain commands for pods, and remove those of others.
+
+        Raises EtcdUnreachableError, ClusterError.
+        """
         tls = await self._tls(question)
         await write_commands(question.endpoints, key.namespace, key.name, drain=drain, serve=serve, tls=tls)
 
     async def remove(self, question: Question, key: Key, records: Iterable[StoredRecord]) -> list[str]:
-        """Remove the records of pods that the API server itself does not know, and that have not changed; returns those pods.
+        """Remove unchanged records of pods that the API server does not know; returns those pods.
 
         Raises EtcdUnreachableError, ClusterError.
         """

@@ -1,10 +1,10 @@
 """Rounds of scrapes of every PDCluster that is scaled by metrics, and the decision on each.
 
-A pass tells whom to follow, and what it has seen.  A round ends with a decision
-on that and on the new numbers.  One that says nothing new is done with; for any
-other the PDCluster is made due, and the pass decides, once, on what it sees
-itself.  A pass in between decides nothing, and goes on from the record in the
-status.  What is remembered here is lost with the process, which only makes the
+A reconcile sets the clusters to follow, and its observation.  A round ends with a
+decision on that and on the new numbers.  One that changes nothing is dropped; for any
+other the PDCluster is enqueued, and the reconcile decides, once, on its own
+observation.  A reconcile in between decides nothing, and goes on from the record in
+the status.  State kept here is lost with the process, which only makes the
 autoscaler wait longer.
 """
 
@@ -28,7 +28,7 @@ from pdcluster_operator.manifests.objects import HTTP_PORT
 from pdcluster_operator.plan.autoscale.decide import decide
 from pdcluster_operator.plan.autoscale.explain import Record
 from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome
-from pdcluster_operator.plan.autoscaled import is_news
+from pdcluster_operator.plan.autoscaled import has_changed
 from pdcluster_operator.plan.cluster import asked_of
 from pdcluster_operator.plan.pool_facts import Seen, is_unschedulable, pool_facts
 from pdcluster_operator.plan.state import Observed
@@ -46,9 +46,9 @@ class _Followed:
 
     next_at:  when its next round begins
     in_round: whether one is under way
-    scraped:  pods of the newest round that nobody has decided on; None = there is none
-    last:     what the last pass saw
-    leaving:  pods on their way out, which are scraped as long as they run
+    scraped:  pods of the newest round without a decision yet; None = there is none
+    last:     observation of the last reconcile
+    leaving:  pods that drain or terminate, scraped as long as they run
     waiting:  since when each pod has been unschedulable, by name
     """
 
@@ -65,7 +65,7 @@ class _Followed:
 class Autoscaling:
     """All PDClusters of the process.
 
-    add:   makes a key due
+    enqueue: adds a key to the work queue
     port:  of the workers' HTTP listeners
     clock: seconds that never jump
     now:   wall-clock time, in UTC
@@ -107,7 +107,7 @@ class Autoscaling:
             self._metrics.forget(key)
 
     def decide(self, key: Key, cluster: PDCluster, observed: Observed) -> Record | None:
-        """The decision on the numbers of the newest round; None = there has been none since the last decision."""
+        """Decide on the numbers of the newest round; None = none since the last decision."""
         followed = self._followed.get(key)
         if followed is None:
             return None
@@ -131,18 +131,19 @@ class Autoscaling:
         followed.scraped, followed.memory = None, outcome.memory
         self._metrics.show(key, outcome)
 
-    def _needs_pass(self, key: Key, followed: _Followed) -> bool:
-        """Decide on a round; whatever would be written is for a pass to decide, and nothing is kept of it here.
+    def _needs_reconcile(self, key: Key, followed: _Followed) -> bool:
+        """Decide on a round; a change of status is left to a reconcile, and nothing of it is kept
+        here.
 
-        Whatever the last pass saw is still so, for each event makes another one.
+        The observation of the last reconcile still holds: each event starts another one.
         """
         body = self._cache.get(PDCLUSTER.name, *key)
         if body is None or followed.last is None:
             return True
         cluster, observed = followed.last
-        observed = replace(observed, status=body.get("status", {}))  # as that pass has left it
+        observed = replace(observed, status=body.get("status", {}))  # as that reconcile has left it
         outcome, record = self._outcome(key, followed, cluster, observed)
-        if is_news(cluster.spec.autoscale, replace(observed, decided=record)):
+        if has_changed(cluster.spec.autoscale, replace(observed, decided=record)):
             return True
         self._keep(key, followed, outcome)
         return False
@@ -172,7 +173,7 @@ class Autoscaling:
             await self._rounds.run(key, targets, followed.spec.stale_after)
             if self._followed.get(key) is followed:
                 followed.scraped = tuple(target.pod for target in targets)
-                if self._needs_pass(key, followed):
+                if self._needs_reconcile(key, followed):
                     self._add(key)
         except Exception:  # of one cluster: the others go on, and so does its next round
             logger.exception("round of scrapes failed key=%s", key)

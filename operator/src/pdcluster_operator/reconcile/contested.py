@@ -1,10 +1,11 @@
-"""Objects that somebody else changes or deletes as often as we put them back: after some times that is said, and we insist seldom.
+"""Detect write fights: objects that another writer changes or deletes as often as we revert drift.
 
-Two writers who each insist would otherwise go on for ever, as fast as the API
+Two writers that each insist would otherwise go on indefinitely, as fast as the API
 server lets them.  The same content, written again and again under the same
 name, is the sign of it, whether the object was changed, deleted or replaced.
+After `MAX_WRITES` in a window the fight is reported, and written to once per window.
 When the plan changes in between, as sizes that go up and down, the count
-begins anew.  A fight is over when the object has stayed as it should be for
+starts again.  A fight is over when the object has stayed as it should be for
 longer than a fight leaves it alone.
 """
 
@@ -24,12 +25,13 @@ from pdcluster_operator.plan.state import Failure
 
 MAX_WRITES = 10
 WINDOW_SECONDS = 300.0
-"""More writes in this time than a person makes by hand, and few enough to be no load; then one in this time."""
+"""Window of a fight: more writes than by hand, and few enough to be no load; then one per window.
+"""
 
 SETTLED_SECONDS = WINDOW_SECONDS / MAX_WRITES
-"""Whoever fights comes again within this time, or there would not be so many writes."""
+"""The other writer comes again within this time, or there would not be so many writes."""
 
-_PUTS_BACK = frozenset({Verb.CREATE, Verb.APPLY, Verb.TAKE_OVER, Verb.PATCH, Verb.REPLACE})
+_REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.TAKE_OVER, Verb.PATCH, Verb.REPLACE})
 
 What = tuple[str, str, str, str]
 """Kind, namespace and name of an object, and the digest of what is written to it."""
@@ -40,19 +42,21 @@ Place = tuple[str, str, str]
 
 @dataclass
 class _Fight:
-    """failure: what is told of it; tried: when it was last written, by what."""
+    """failure: its report; tried: time of the last write, by its content."""
 
     failure: Failure
     tried: dict[What, float] = field(default_factory=dict)
 
     def is_over(self, now: float) -> bool:
-        """Whether the other one would have come again since."""
+        """Return whether the other writer would have come again since."""
         return all(now - when > SETTLED_SECONDS for when in self.tried.values())
 
 
 @dataclass
 class Contested:
-    """Remembers when the same was written to the same object, and the objects that are fought over, by PDCluster."""
+    """Times of equal writes to the same object, and the objects that are fought over, by
+    PDCluster.
+    """
 
     clock: Callable[[], float] = time.monotonic
     _written: dict[Place, tuple[What, list[float]]] = field(default_factory=dict)
@@ -60,13 +64,14 @@ class Contested:
     _swept_at: float = 0.0
 
     def sift(self, key: Key, actions: Iterable[Action], children: Iterable[Body]) -> tuple[list[Action], list[Failure]]:
-        """What is to be carried out now of what one pass wants, and a failure for each object that is fought over.
+        """Actions to carry out now, and a failure for each object that is fought over.
 
-        Such an object is written once in a window.  Nothing is deleted while a Service is among them.
+        Such an object is written once in a window.  Nothing is deleted while a Service is among
+        them.
         """
         self._forget_old()
         actions = list(actions)
-        fights = self._fights_of(key, [action for action in actions if action.verb in _PUTS_BACK], children)
+        fights = self._fights_of(key, [action for action in actions if action.verb in _REVERTS], children)
         hold_deletes = any(name.kind == SERVICE.name for name in fights)
         left = [action for action in actions if not (hold_deletes and is_held(action)) and self._may(action, fights)]
         return left, [fight.failure for fight in fights.values()]
@@ -75,7 +80,7 @@ class Contested:
         """These were carried out, or at least tried again and again, but for what was refused."""
         names = {failure.object for failure in refused}
         for action in actions:
-            if action.verb in _PUTS_BACK and str(action) not in names:
+            if action.verb in _REVERTS and str(action) not in names:
                 what = _what(action)
                 self._written[what[:3]] = what, [*self._times(what), self.clock()]
 
@@ -104,9 +109,9 @@ class Contested:
         return times if last == what else []
 
     def _may(self, action: Action, fights: Mapping[ObjectName, _Fight]) -> bool:
-        """Whether an action may be carried out; over what is fought, it is then noted as tried."""
+        """Return whether an action may be carried out; on a fought object it is noted as tried."""
         fight = fights.get(_name(action))
-        if fight is None or action.verb not in _PUTS_BACK:
+        if fight is None or action.verb not in _REVERTS:
             return True
         what, now = _what(action), self.clock()
         fight.tried = {each: when for each, when in fight.tried.items() if now - when < WINDOW_SECONDS}
@@ -116,7 +121,9 @@ class Contested:
         return True
 
     def _forget_old(self) -> None:
-        """Now and then: it looks at what was written for every PDCluster, and a pass is about one."""
+        """Drop old writes, now and then: they are of all PDClusters, and a reconcile is about
+        one.
+        """
         if self.clock() - self._swept_at < SETTLED_SECONDS:
             return
         self._swept_at = self.clock()
@@ -139,7 +146,7 @@ def _failure(action: Action, live: Body | None) -> Failure:
     names = ", ".join(writers(action.kind, live) if live else ()) or "another writer"
     does = "deletes" if action.verb is Verb.CREATE else "writes"
     message = (
-        f"{names} {does} what the operator has to put back ({MAX_WRITES} times within {WINDOW_SECONDS:.0f} s); "
+        f"{names} {does} what the operator has to revert ({MAX_WRITES} times within {WINDOW_SECONDS:.0f} s); "
         f"let {names} leave {action} alone"
     )
     return Failure(object=str(action), reason=conditions.APPLY_FAILED, message=message)

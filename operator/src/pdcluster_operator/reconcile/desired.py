@@ -20,9 +20,9 @@ from pdcluster_operator.reconcile.records import Records
 
 @dataclass(frozen=True)
 class Rendering:
-    """What the manifests of one PDCluster are made of.
+    """Inputs of the manifests of one PDCluster.
 
-    ending: workloads whose StatefulSet has to wait until the pods of an earlier one have ended
+    ending: workloads whose StatefulSet waits until the pods of an earlier one have ended
     """
 
     cluster: PDCluster
@@ -48,13 +48,15 @@ class Rendering:
         return [*shared, *self._workloads(plan), *(render_scaler_of(self.owner, scaler) for scaler in plan.scalers)]
 
     def stranded(self, plan: ClusterPlan) -> list[WorkloadId]:
-        """Planned workloads that run, and of which too much is lost to make their manifests: nothing of them may be touched."""
+        """Running workloads that lack too much for their manifests: nothing of them may be
+        touched.
+        """
         outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
         found = [workload.id for workload in plan.workloads if workload.id not in outdated and _stays(running.get(workload.id.name))]
         return [workload for workload in found if self.records.of(workload) is None]
 
     def forbidden(self) -> list[Failure]:
-        """Kinds that are asked for, and that the API server has, but that the operator has no right to."""
+        """Kinds that are asked for and served, and that the operator has no right to."""
         wanted, missing = self.cluster.spec.monitoring, self.capabilities.forbidden
         is_scraped = wanted.pod_monitor and (self.capabilities.pod_monitor or POD_MONITOR.name in missing)
         asked = {POD_MONITOR.name: is_scraped, PROMETHEUS_RULE.name: is_scraped and wanted.alerts}
@@ -81,13 +83,15 @@ def worker_sets(live: Live) -> list[ObjectName]:
 
 
 def record_lost(workload: WorkloadId, cluster: PDCluster) -> Failure:
-    """What the status says of a stranded workload."""
+    """Failure of a stranded workload, for the status."""
     message = "its record and its engine file are lost and cannot be made again now: it is left as it is, and no new pod of it can start"
     return Failure(f"StatefulSet {workload.name}", APPLY_FAILED, f"{message}; {_way_out(workload, cluster)}")
 
 
 def _way_out(workload: WorkloadId, cluster: PDCluster) -> str:
-    """What a person does about a stranded workload: a declared one only waits for the etcd's Secret, another for its successors."""
+    """Fix of a stranded workload: a declared one waits for the etcd's Secret, another for its
+    successors.
+    """
     spec, tls_secret = cluster.spec.roles.present().get(workload.role), cluster.spec.discovery.etcd.tls_secret
     if workload.revision != revision_of(cluster.spec):
         return "let the roll out end, or change a setting, so that others take its place"

@@ -1,7 +1,7 @@
-"""Whether given etcd endpoints answer, asked in the background and remembered, so that no reconcile waits for a dead one.
+"""Check given etcd endpoints in the background and keep the answers, so that no reconcile waits.
 
-Each cluster has a question of its own, for its rights may end at its own keys.
-A PDCluster is made due when the answer about its etcd changes.  Every question is asked on its
+Each cluster has a check of its own, since its rights may end at its own keys.  A PDCluster
+is enqueued when the answer about its etcd changes.  Every check runs on its
 own and has a time limit, so slow ones do not add up.  An etcd that is run for a
 cluster is not asked here: its pods' readiness says the same.
 """
@@ -16,22 +16,26 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.discovery.keys import ROOT, records_prefix
 
 logger = logging.getLogger(__name__)
-ASK_EVERY_SECONDS = 15.0
-FIRST_ANSWER_SECONDS = 4.0
-"""How long the first reconcile of a cluster waits for an answer, so that its first status need not be corrected."""
+CHECK_PERIOD_SECONDS = 15.0
+FIRST_ANSWER_TIMEOUT_SECONDS = 4.0
+"""How long the first reconcile of a cluster waits for an answer, so that its first status need not
+be corrected.
+"""
 
-ASK_SECONDS = 60.0
+CHECK_TIMEOUT_SECONDS = 60.0
 """Of one question: sixteen endpoints, 3 s each, and the Secret."""
 
 MAX_WAITING = 2
-"""Reconciles that wait for a first answer at a time: more of them would be all workers, and answers make their clusters due anyway."""
+"""Reconciles that wait for a first answer at a time: more would take all runners, and an answer
+enqueues its cluster anyway.
+"""
 
 NOT_YET = "has not answered yet"
 
 
 @dataclass(frozen=True)
 class Question:
-    """namespace: of the TLS Secret; prefix: below which the records of the cluster's workers are."""
+    """namespace: of the TLS Secret; prefix: of the keys of the cluster's worker records."""
 
     endpoints: tuple[str, ...]
     namespace: str = ""
@@ -49,8 +53,8 @@ class Question:
 class Discovery:
     """The questions of all clusters and their last answers.
 
-    ask: returns why the etcd cannot be used, None = it answers
-    add: makes a key due
+    ask: returns the error why the etcd cannot be used, None = it answers
+    enqueue: adds a key to the work queue
     """
 
     ask: Callable[[Question], Awaitable[str | None]]
@@ -62,7 +66,7 @@ class Discovery:
     _num_waiting: int = 0
 
     async def error(self, key: Key, question: Question) -> str | None:
-        """Why the etcd cannot be used, as last known; None = it answers."""
+        """Last known error why the etcd cannot be used; None = it answers."""
         if self._asked.get(key) != question:
             self.forget(key)
             self._asked[key] = question
@@ -85,7 +89,7 @@ class Discovery:
         """Ask everything again and again; what is still being asked is not asked twice."""
         try:
             while True:
-                await asyncio.sleep(ASK_EVERY_SECONDS)
+                await asyncio.sleep(CHECK_PERIOD_SECONDS)
                 for question in self._askers:
                     self._begin(question)
         finally:
@@ -100,7 +104,7 @@ class Discovery:
             return
         self._num_waiting += 1
         try:
-            await asyncio.wait({task}, timeout=FIRST_ANSWER_SECONDS)
+            await asyncio.wait({task}, timeout=FIRST_ANSWER_TIMEOUT_SECONDS)
         finally:
             self._num_waiting -= 1
 
@@ -122,13 +126,13 @@ class Discovery:
             self.add(key)
 
     async def _answer(self, question: Question) -> str | None:
-        """An answer in any case, for nobody looks at how the task ends."""
+        """Return an error in any case: the result of the task is not awaited."""
         where = f"etcd at {', '.join(question.endpoints)}"
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
                 return await self.ask(question)
         except TimeoutError:
-            return f"{where} has not answered within {ASK_SECONDS:.0f} s"
+            return f"{where} has not answered within {CHECK_TIMEOUT_SECONDS:.0f} s"
         except Exception as e:
             logger.exception("etcd not asked endpoints=%s", ",".join(question.endpoints))
             return f"{where} cannot be asked ({type(e).__name__}); the operator's log says more"

@@ -1,6 +1,7 @@
-"""Whether the Secret with a cluster's API keys holds any: without one every request is refused, and that is said.
+"""Check that the Secret with a cluster's API keys holds a key: without one every request is
+refused.
 
-The Secret is the user's and not watched: it is read in each pass over a
+The Secret is the user's and not watched: it is read in each reconcile of a
 cluster that names one, and again soon while something is wrong with it.
 """
 
@@ -12,7 +13,7 @@ from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_operator.cluster.kinds import SECRET
 
-LOOK_AGAIN_SECONDS = 15.0
+KEY_SECRET_POLL_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class KeySecret:
     client: ApiClient
 
     async def fault(self, namespace: str, name: str | None) -> tuple[str, str] | None:
-        """Why no client can have a key, or nobody can say, as (reason of api.conditions, message).
+        """Problem of a Secret without a usable key, or that cannot be read.
 
-        None = some can, or no Secret is named.  Raises UnavailableError.
+        None = there is a key, or no Secret is named.  Raises UnavailableError.
         """
         if name is None:
             return None
@@ -46,6 +47,8 @@ class KeySecret:
 
 
 def is_key(entry: str, value: bytes) -> bool:
-    """Whether workers take an entry of the Secret for a key: a visible file that holds one word of printable ASCII."""
+    """Return whether workers read an entry of the Secret as a key: a visible file, one ASCII
+    word.
+    """
     key = value.strip()
     return not entry.startswith(".") and bool(key) and all(33 <= byte <= 126 for byte in key)

@@ -1,4 +1,4 @@
-"""What the leader runs: the cache, the queue with its workers, the resync and the questions to etcd, put together."""
+"""Parts that the leader runs, put together: cache, queue and runners, resync, etcd checks."""
 
 import asyncio
 import logging
@@ -22,17 +22,19 @@ from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import LoopMetrics
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.progress import Progress
+from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.registry import Registrations
 from pdcluster_operator.reconcile.resync import GRACE_SECONDS, Resync
-from pdcluster_operator.reconcile.workers import Done, Workers
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """namespaces: None in it = all; identity: this process, as events name it; worker_port: where workers have their /metrics."""
+    """namespaces: None in it = all; identity: of this process, in events; worker_port: of
+    `/metrics`.
+    """
 
     site: Site
     identity: str
@@ -51,7 +53,7 @@ class Loop:
         self.is_filled = False
         self._listing = Listing(client, settings.namespaces)
         self._progress = Progress(settings.resync_seconds, time.monotonic())
-        self._workers = Workers(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
+        self._runner = QueueRunner(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
         self._resync = Resync(self._listing, self.cache, self.add, self._progress, min(GRACE_SECONDS, settings.resync_seconds))
         self._autoscaling = Autoscaling(self.cache, self.add, registry, port=settings.worker_port)
         asking = Asking(client)
@@ -73,7 +75,7 @@ class Loop:
             on_cut=lambda key, number: self.metrics.drains_cut.labels(*key).inc(number),
         )
         self._ready: dict[Key, str] = {}
-        self.metrics.queue_depth.set_function(lambda: self._workers.queue.depth)
+        self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
     async def fill(self) -> None:
         """Fill the cache; every PDCluster is due then."""
@@ -83,9 +85,12 @@ class Loop:
             self.add(key)
 
     async def run(self) -> None:
-        """Work until `stop`; the keys in work are finished first.  Raises what ends a part of it that never should."""
+        """Work until `stop`; keys in work are finished first.
+
+        Raises what ends a part unexpectedly.
+        """
         parts = {
-            "workers": self._workers.run(),
+            "workers": self._runner.run(),
             "resync": self._resync.run(),
             "questions to etcd": self._discovery.run(),
             "records of workers": self._registrations.run(),
@@ -97,7 +102,7 @@ class Loop:
             for task in done:
                 task.result()
             if tasks[0] not in done:
-                raise RuntimeError(f"ended though nobody asked for it: {', '.join(task.get_name() for task in done)}")
+                raise RuntimeError(f"ended without a stop: {', '.join(task.get_name() for task in done)}")
         finally:
             for task in tasks:
                 task.cancel()
@@ -105,11 +110,11 @@ class Loop:
 
     def stop(self) -> None:
         """Take no further key."""
-        self._workers.stop()
+        self._runner.stop()
 
     def add(self, key: Key) -> None:
-        """Make a PDCluster due."""
-        self._workers.add(key)
+        """Enqueue a PDCluster."""
+        self._runner.add(key)
 
     def resync_soon(self) -> None:
         """Something may have been missed, or kinds have come or gone."""
@@ -121,8 +126,8 @@ class Loop:
         return self._listing.watched()
 
     def problems(self) -> list[str]:
-        """What stands still; empty = nothing."""
-        return self._progress.problems(self._workers.queue, time.monotonic())
+        """Parts that have stalled, as text; empty = none."""
+        return self._progress.problems(self._runner.queue, time.monotonic())
 
     async def _work(self, key: Key) -> Done:
         started = time.monotonic()

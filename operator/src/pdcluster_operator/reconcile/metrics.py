@@ -1,4 +1,6 @@
-"""Metrics of the loop and of the autoscaler, in the process's own registry, beside those of the API calls."""
+"""Metrics of the loop and of the autoscaler, in the process's own registry, beside those of the API
+calls.
+"""
 
 from collections import Counter as Tally
 
@@ -39,7 +41,7 @@ class LoopMetrics:
 
 
 class AutoscaleMetrics:
-    """What the autoscaler decides for each pool, how often it changes its mind, and what stands in its way."""
+    """Decisions of the autoscaler for each pool, their changes, and the obstacles."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         cluster = ["namespace", "pdcluster"]

@@ -2,8 +2,8 @@
 
 Pure.  A recorded pod template names its Secret and its ServiceAccount, and a
 rename must neither restart its pods nor take from under them what they use.
-The Secrets are never deleted before their PDCluster is, for the operator has no
-right to delete any; unused ones are only no longer renewed.
+The Secrets are never deleted before their PDCluster is: the operator has no right
+to delete any; unused ones are only no longer renewed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,7 +58,9 @@ def _templates(live: Live) -> Iterator[tuple[Body, Mapping[str, Any]]]:
 
 
 def _has_pods_without_template(live: Live) -> bool:
-    """True if pods are left whose StatefulSet and record are gone, so that nothing says what they use."""
+    """Return whether pods are left whose StatefulSet and snapshot are gone: their needs are
+    unknown.
+    """
     known = {workload_of(body) for body, _ in _templates(live)}
     return any(workload_of(body) not in known for body in live.children if body["kind"] == "Pod")
 

@@ -1,9 +1,10 @@
-"""Why a StatefulSet gets no pods: its controller says so in events alone, which are read only when it has been short for a while.
+"""Find why a StatefulSet gets no pods, from the events of its controller.
 
-They are read for a whole namespace at once and kept for some seconds, for the
-API server has to go through all events of a namespace for every question.  An
-event counts for the very object that it is about, and only if it is no older
-than the shortage, where that began under our eyes.
+They are read after it has been short of pods for a while: for a whole namespace
+at once, and kept for some seconds, since the API server has to go through all
+events of a namespace for every question.  An event counts only for the object it
+is about, and only if it is no older than the shortage, where the start of that
+was observed.
 """
 
 import asyncio
@@ -23,14 +24,16 @@ from pdcluster_operator.cluster.kinds import CORE_EVENT
 from pdcluster_operator.cluster.observe import Live, is_short_of_pods
 
 logger = logging.getLogger(__name__)
-SHORT_SECONDS = 3.0
+SHORTAGE_GRACE_SECONDS = 3.0
 """A StatefulSet that scales up is short of pods for less."""
 
-LOOK_AGAIN_SECONDS = 15.0
-MAX_LOOK_AGAIN_SECONDS = 120.0
-"""What has been short for long is looked at ever more seldom: its pods, when they come, are events of their own."""
+EVENTS_POLL_SECONDS = 15.0
+MAX_EVENTS_POLL_SECONDS = 120.0
+"""What has been short for long is looked at ever more seldom: its pods, when they come, are events
+of their own.
+"""
 
-KEPT_SECONDS = 3.0
+EVENTS_KEPT_SECONDS = 3.0
 SKEW_SECONDS = 30.0
 """How far the clocks of the control plane may be behind ours, and our look behind the shortage."""
 
@@ -44,11 +47,12 @@ _PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)
 
 @dataclass
 class PodFaults:
-    """Remembers since when each StatefulSet has been short of pods.
+    """Start of each StatefulSet's shortage of pods.
 
     clock: monotonic seconds
     now:   wall-clock time, which is what events have
-    _seen: by PDCluster the uids of StatefulSets whose last shortage, if any, began under our eyes
+    _seen: by PDCluster the uids of StatefulSets whose last shortage, if any, was observed from its
+           start
     """
 
     client: ApiClient
@@ -60,7 +64,7 @@ class PodFaults:
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def of(self, live: Live) -> tuple[dict[str, Fault], float | None]:
-        """Faults by the name of the StatefulSet, and the seconds after which to look again (None = no need)."""
+        """Problems by name of the StatefulSet, and seconds until the next read (None = no need)."""
         now = self.clock()
         before = self._short_since.get(live.key, {})
         sets = live.own("StatefulSet")
@@ -71,23 +75,23 @@ class PodFaults:
             self._short_since.pop(live.key, None)
             return {}, None
         self._short_since[live.key] = short
-        overdue = [name for name, since in short.items() if now - since >= SHORT_SECONDS]
+        overdue = [name for name, since in short.items() if now - since >= SHORTAGE_GRACE_SECONDS]
         if len(overdue) < len(short):
-            look_again = SHORT_SECONDS
+            requeue_after = SHORTAGE_GRACE_SECONDS
         else:
-            look_again = min(MAX_LOOK_AGAIN_SECONDS, max(LOOK_AGAIN_SECONDS, now - max(short.values())))
+            requeue_after = min(MAX_EVENTS_POLL_SECONDS, max(EVENTS_POLL_SECONDS, now - max(short.values())))
         if not overdue:
-            return {}, look_again
+            return {}, requeue_after
         read = await self._messages(live.key.namespace)
         if isinstance(read, ClusterError):
-            return dict.fromkeys(overdue, _unknown(read)), look_again
+            return dict.fromkeys(overdue, _unknown(read)), requeue_after
         found = {name: read.get(_uid(sets[name]), _NEVER) for name in overdue}
         faults = {
             name: fault_of(message)
             for name, (when, message) in found.items()
             if message and (_uid(sets[name]) not in self._seen[live.key] or when >= self._stamp(short[name]))
         }
-        return faults, look_again
+        return faults, requeue_after
 
     def forget(self, key: Key) -> None:
         """The PDCluster is gone."""
@@ -95,12 +99,14 @@ class PodFaults:
         self._seen.pop(key, None)
 
     async def _messages(self, namespace: str) -> _Read:
-        """When what was said last about each StatefulSet of a namespace, by its uid; an error when the API server refuses to tell."""
+        """Newest event per StatefulSet of a namespace, by uid; an error when the API server
+        refuses.
+        """
         async with self._reading:
             when, read = self._read.get(namespace, (-inf, {}))
-            if self.clock() - when >= KEPT_SECONDS:
+            if self.clock() - when >= EVENTS_KEPT_SECONDS:
                 read = await self._list(namespace)
-                self._read = {space: kept for space, kept in self._read.items() if self.clock() - kept[0] < KEPT_SECONDS}
+                self._read = {space: kept for space, kept in self._read.items() if self.clock() - kept[0] < EVENTS_KEPT_SECONDS}
                 self._read[namespace] = self.clock(), read
         return read
 
@@ -123,7 +129,7 @@ class PodFaults:
 
 
 def fault_of(message: str) -> Fault:
-    """(reason, message) from an event's words, without the name of the pod that happened to be tried."""
+    """Problem from an event's message, without the name of the pod that happened to be tried."""
     short = _POD.sub("a pod is ", _PREFIX.sub("", message))
     reason = conditions.QUOTA_EXCEEDED if "exceeded quota" in message else conditions.PODS_REFUSED
     return reason, short

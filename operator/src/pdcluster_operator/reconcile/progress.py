@@ -1,8 +1,8 @@
-"""Whether the process gets on, as its liveness probe asks: with the queue, with the resync, with every watch.
+"""Liveness of the process, for its probe: progress of the queue, the resync and every watch.
 
-Pure: clock values come in, sentences come out.  A process that is merely told
-"no" by the API server is healthy; one whose loop, workers or watches stand
-still is not, and a restart is the cure.
+Pure: clock values come in, sentences come out.  A process whose requests the API
+server refuses is healthy; one whose loop, queue runners or watches have stalled
+is not, and a restart is the cure.
 """
 
 from collections import Counter
@@ -13,13 +13,15 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.reconcile.queue import WorkQueue
 
 MAX_WAIT_SECONDS = 120.0
-"""No worker has moved for so long though something waits; how long the queue is says nothing, for thousands take their time."""
+"""No worker has moved for so long though something waits; how long the queue is says nothing, for
+thousands take their time.
+"""
 
 MAX_WORK_SECONDS = 300.0
 """Every request has a time limit, so work on one key ends long before."""
 
 MAX_MISSES = 2
-"""Resyncs in a row that found changes which a watch had not told of, before it counts as silent."""
+"""Resyncs in a row that found changes which a watch had missed, before it counts as stalled."""
 
 
 @dataclass
@@ -35,14 +37,14 @@ class Progress:
     _missed: Counter[str] = field(default_factory=Counter)
 
     def resync_ended(self, now: float, kinds: Iterable[str], missed: Iterable[str]) -> None:
-        """kinds: those that were looked at; missed: those of them whose watch had not told of a change."""
+        """kinds: those that were listed; missed: those of them whose watch had missed a change."""
         self.resynced = now
         missed = set(missed)
         for kind in kinds:
             self._missed[kind] = self._missed[kind] + 1 if kind in missed else 0
 
     def problems(self, queue: WorkQueue[Key], now: float) -> list[str]:
-        """What stands still; empty = nothing."""
+        """Parts that have stalled, as text; empty = none."""
         found = [f"the watch of {kind} is silent" for kind, count in self._missed.items() if count >= MAX_MISSES]
         if now - self.resynced > 3 * self.resync_seconds + MAX_WORK_SECONDS:
             found.append(f"no resync ended for {now - self.resynced:.0f} s")

@@ -1,10 +1,10 @@
-"""The work queue: which keys are due, which are being worked on, and when a failed one is tried again.
+"""The work queue: keys that are due, in work, or waiting for a retry.
 
 Pure: every method that depends on time takes the clock's value, in seconds.
-A key is worked on by one worker at a time; an add meanwhile makes it due again
-once that worker is done, and any number of adds count as one.  Taking a key
-forgets what was scheduled for it: whoever works on it decides anew.
-`workers` moves it with asyncio.
+A key is worked on by one runner at a time; an add meanwhile enqueues it again
+once that runner is done, and any number of adds count as one.  Taking a key
+forgets its schedule: the work on it decides again.
+`queue_runner` drives it with asyncio.
 """
 
 from collections import OrderedDict
@@ -16,12 +16,16 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 _SPARE = 64
-"""So many forgotten times are kept before they are cleared away: some lie months ahead, and each pass adds one."""
+"""Forgotten times kept before they are cleared away: some lie months ahead, and each reconcile adds
+one.
+"""
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds before a try: `first` after one failure, twice as long after each further one, `most` at the end."""
+    """Back-off: `first` seconds after one failure, twice as long after each further one, at most
+    `most`.
+    """
 
     first: float = 0.5
     most: float = 120.0
@@ -33,9 +37,11 @@ class Backoff:
 
 @dataclass
 class WorkQueue(Generic[Key]):
-    """Keys that are due (with the time since when), in work, dirty (added while in work) or scheduled for later.
+    """Keys that are due (with the time since when), in work, dirty (added while in work) or
+    scheduled for later.
 
-    _times: a heap of all that was scheduled (time, order, key), of which only what `_later` says still counts
+    _times: a heap of all that was scheduled (time, order, key), of which only what `_later` says
+            still counts
     """
 
     backoff: Backoff = Backoff()
@@ -49,14 +55,14 @@ class WorkQueue(Generic[Key]):
     _failures: dict[Key, int] = field(default_factory=dict)
 
     def add(self, key: Key, now: float) -> None:
-        """Make a key due now."""
+        """Enqueue a key now."""
         if key in self._taken:
             self._dirty.add(key)
         else:
             self._due.setdefault(key, now)
 
     def add_at(self, key: Key, when: float) -> None:
-        """Make a key due at a time; the earlier of two times counts."""
+        """Enqueue a key at a time; the earlier of two times counts."""
         if when < self._later.get(key, inf):
             self._later[key] = when
             self._num_times += 1
@@ -78,15 +84,17 @@ class WorkQueue(Generic[Key]):
         self._later.pop(key, None)
         return key
 
-    def succeeded(self, key: Key, now: float, look_again_seconds: float | None = None) -> None:
-        """End the work on a key; its failures are forgotten, and it is due again after `look_again_seconds`, if given."""
+    def succeeded(self, key: Key, now: float, requeue_after_seconds: float | None = None) -> None:
+        """End the work on a key and forget its failures; enqueue it after `requeue_after_seconds`,
+        if given.
+        """
         self._failures.pop(key, None)
         self._finish(key, now)
-        if look_again_seconds is not None:
-            self.add_at(key, now + look_again_seconds)
+        if requeue_after_seconds is not None:
+            self.add_at(key, now + requeue_after_seconds)
 
     def failed(self, key: Key, now: float) -> float:
-        """End the work on a key; it is due again after the back-off, whose seconds are returned."""
+        """End the work on a key; it is enqueued after the back-off, whose seconds are returned."""
         self._failures[key] = self._failures.get(key, 0) + 1
         delay = self.backoff.after(self._failures[key])
         self._finish(key, now)
@@ -112,7 +120,9 @@ class WorkQueue(Generic[Key]):
         return self._times[0][0] if self._times else None
 
     def stood_still(self, now: float) -> float:
-        """Seconds for which a key has waited while none was taken or finished; 0 when none waits."""
+        """Seconds for which a key has waited while none was taken or finished; 0 when none
+        waits.
+        """
         return now - max(self._moved, next(iter(self._due.values()))) if self._due else 0.0
 
     def in_work(self, now: float) -> Iterator[tuple[Key, float]]:

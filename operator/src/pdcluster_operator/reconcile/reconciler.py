@@ -1,12 +1,12 @@
-"""One pass over one PDCluster: observe, plan, render, converge, write the status, post events.
+"""Reconcile one PDCluster: observe, plan, render, converge, write the status, post events.
 
-Level-triggered: a pass starts from what is, whatever made it due, and a pass
-over a cluster that is as it should be writes nothing.  An object that is
-refused, or being deleted, has nothing touched but its status, or nothing.
+Level-triggered: a reconcile starts from the observed state, whatever enqueued it, and
+writes nothing for a cluster that is as it should be.  Of an invalid object only the
+status is written; of one that is being deleted nothing.
 
-The answers to our own writes go into the cache at once, so that the next pass
-starts from them; the watch then tells nothing new.  Whatever a pass learns so
-makes its cluster due again.
+The answers to our own writes go into the cache at once, so that the next reconcile
+starts from them; the watch then brings nothing new.  Whatever a reconcile learns so
+enqueues its cluster again.
 """
 
 import logging
@@ -32,19 +32,19 @@ from pdcluster_operator.cluster.status import write_status
 from pdcluster_operator.manifests.render import Capabilities, Owner, Site
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_operator.plan.conditions import discovery_answers
-from pdcluster_operator.plan.happenings import cut_short
-from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Failure, Happening, Observed
+from pdcluster_operator.plan.events import cut_short
+from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Event, Failure, Observed
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.contested import Contested
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
 from pdcluster_operator.reconcile.discovery import Discovery, Question
-from pdcluster_operator.reconcile.key_secret import LOOK_AGAIN_SECONDS, KeySecret
+from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret
 from pdcluster_operator.reconcile.pod_faults import PodFaults
+from pdcluster_operator.reconcile.queue_runner import Done
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.registry import Registrations, workers_question
 from pdcluster_operator.reconcile.tls import tls_step
-from pdcluster_operator.reconcile.workers import Done
 
 logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"
@@ -53,17 +53,17 @@ CERTIFICATES = "Certificates"
 
 @dataclass(frozen=True)
 class _Made:
-    """What came of the manifests.
+    """Result of writing the manifests.
 
-    look_again_seconds: when the certificates are to be looked at
-    news:               of the certificates
-    failures:           what was refused, or is not as it should be
+    requeue_after_seconds: until the certificates are due for a check
+    events:             of the certificates
+    failures:           refused writes, and objects that are not as they should be
     wrote:              something was written, or tried to be
-    conflict:           what would not hold still: the pass is to be done again
+    conflict:           of an object that kept changing: the reconcile is done again
     """
 
-    look_again_seconds: float | None
-    news: tuple[Happening, ...]
+    requeue_after_seconds: float | None
+    events: tuple[Event, ...]
     failures: tuple[Failure, ...]
     wrote: bool
     conflict: ConflictError | None
@@ -71,13 +71,14 @@ class _Made:
 
 @dataclass
 class Reconciler:
-    """Carries out passes; what it remembers of a cluster between them is what the API server refused, and what was put back.
+    """Reconciles PDClusters; keeps the refused writes and the write fights of each in between.
 
     capabilities: which optional kinds exist now
-    on_ready:     told of the status of a cluster's Ready condition; None = the cluster is gone
-    on_cut:       told of a cluster how many workers went before they had drained
+    on_ready:     called with the status of a cluster's Ready condition; None = the cluster is gone
+    on_cut:       called with the number of workers removed before they had drained
     now:          wall-clock time, in UTC
-    _learnt:      clusters about which the pass under way has learnt something that no event will tell
+    _learnt:      clusters of which the running reconcile has learnt something that no event will
+                  bring
     """
 
     client: ApiClient
@@ -99,33 +100,33 @@ class Reconciler:
     _learnt: set[Key] = field(default_factory=set)
 
     async def reconcile(self, key: Key) -> Done:
-        """One pass.  What passes by itself is tried again; a fault of our own is raised."""
+        """Reconcile once.  A transient failure is retried; an error of our own is raised."""
         live = self._live(key)
         if live is None or live.is_going:
             self._forget(key)
             return Done()
         self._learnt.discard(key)
         try:
-            done = await self._pass(live)
+            done = await self._reconcile_live(live)
         except (UnavailableError, ConflictError) as e:
-            logger.warning("pass not finished key=%s error=%s", key, e)
+            logger.warning("reconcile not finished key=%s error=%s", key, e)
             return Done(try_again=True, wrote=True)
-        return replace(done, look_again_seconds=0.0, try_again=False) if key in self._learnt else done
+        return replace(done, requeue_after_seconds=0.0, try_again=False) if key in self._learnt else done
 
-    async def _pass(self, live: Live) -> Done:
+    async def _reconcile_live(self, live: Live) -> Done:
         try:
             cluster, unknown = parse_stored(live.body)
         except InvalidObjectError as e:
             self.autoscaling.forget(live.key)
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
-            return Done(wrote=await self._tell(live, plan.status, plan.happenings))
+            return Done(wrote=await self._report(live, plan.status, plan.events))
         if unknown:
             logger.warning("passed over fields of another version key=%s fields=%s", live.key, ",".join(unknown))
         return await self._converge(live, cluster)
 
     async def _converge(self, live: Live, cluster: PDCluster) -> Done:
-        faults, look_again = await self.pod_faults.of(live)
+        faults, requeue_after = await self.pod_faults.of(live)
         before = self._failures.get(live.key, ())
         discovery = await self._discovery(live, cluster, faults)
         key_fault = await self.key_secret.fault(live.key.namespace, cluster.spec.service.api_key_secret)
@@ -143,9 +144,9 @@ class Reconciler:
             return plan_cluster(cluster, replace(seen, failures=failures), self._stamp())
 
         plan = plan_with(before)
-        if plan.is_decision:  # recorded before anything follows it, so that whoever goes on knows where to
-            await self._tell(live, plan.status, plan.happenings)
-            return Done(look_again_seconds=0.0, wrote=True)
+        if plan.is_decision:  # recorded before anything follows it, so that the next reconcile knows it
+            await self._report(live, plan.status, plan.events)
+            return Done(requeue_after_seconds=0.0, wrote=True)
         if plan.needs_registry:
             seen = replace(seen, registry=await self.registrations.fresh(live.key, question, seen.workloads))
             plan = plan_with(before)
@@ -157,13 +158,13 @@ class Reconciler:
         if made.failures != before:
             self._failures[live.key] = made.failures
             plan = plan_with(made.failures)
-        told = await self._tell(live, plan.status, (*plan.happenings, *cut_short(cut), *made.news))
+        is_reported = await self._report(live, plan.status, (*plan.events, *cut_short(cut), *made.events))
         if made.conflict is not None:
             raise made.conflict
-        asked_again = LOOK_AGAIN_SECONDS if key_fault else None
-        found = (look_again, made.look_again_seconds, plan.look_again_seconds, asked_again)
+        asked_again = KEY_SECRET_POLL_SECONDS if key_fault else None
+        found = (requeue_after, made.requeue_after_seconds, plan.requeue_after_seconds, asked_again)
         times = [seconds for seconds in found if seconds is not None]
-        return Done(look_again_seconds=min(times, default=None), try_again=bool(made.failures), wrote=made.wrote or told)
+        return Done(requeue_after_seconds=min(times, default=None), try_again=bool(made.failures), wrote=made.wrote or is_reported)
 
     async def _carry_out(self, live: Live, cluster: PDCluster, plan: ClusterPlan) -> _Made:
         """Make it so."""
@@ -178,15 +179,18 @@ class Reconciler:
         found = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=seen)
         actions, fought = self.contested.sift(live.key, found, live.children)
         refused, conflict = await self._write(live.key, actions)
-        news = (Happening(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
+        events = (Event(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
         written, unsaid, changed = await self._write_scalers(live, plan)
         lost = [record_lost(workload, cluster) for workload in stranded]
         failures = [*fought, *refused, *unsaid, *lost, *rendering.forbidden()]
-        waits = [seconds for seconds in (tls.look_again_seconds, *ending.values()) if seconds is not None]
-        return _Made(min(waits, default=None), news, tuple(failures), wrote=bool(actions) or written, conflict=conflict or changed)
+        waits = [seconds for seconds in (tls.requeue_after_seconds, *ending.values()) if seconds is not None]
+        return _Made(min(waits, default=None), events, tuple(failures), wrote=bool(actions) or written, conflict=conflict or changed)
 
     async def _write(self, key: Key, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
-        """Returns what was refused, and what would not hold still.  Raises UnavailableError: nobody knows what was written then."""
+        """Return the refused writes, and the conflict.
+
+        Raises UnavailableError: the outcome is unknown then.
+        """
         conflict = None
         try:
             refused = await carry_out(self.client, actions, partial(self._learn, key))
@@ -196,7 +200,7 @@ class Reconciler:
         return refused, conflict
 
     async def _records(self, live: Live, cluster: PDCluster, plan: ClusterPlan, owner: Owner) -> Records:
-        """What records are made from; the etcd's Secret is read only when one is to be made."""
+        """Sources of snapshots; the etcd's Secret is read only when one is to be made."""
         records = Records(cluster, live, owner, self.site.worker_image, has_client_certificate=False)
         question = Question.about(cluster.spec.discovery.etcd, live.key)
         if question.tls_secret is None or not any(records.is_missing(workload.id) for workload in plan.workloads):
@@ -226,7 +230,10 @@ class Reconciler:
         return wrote, refused, conflict
 
     async def _write_status(self, key: Key, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-        """Write a status that differs; returns whether it did.  Raises ConflictError when the object is another, or is being changed."""
+        """Write a status that differs; returns whether it did.
+
+        Raises ConflictError when it changed meanwhile.
+        """
         if status == (body.get("status") or {}):
             return False
         metadata = body["metadata"]
@@ -238,20 +245,22 @@ class Reconciler:
             return True
         self._learnt.add(key)
         found = await self.client.find(kind, metadata["namespace"], metadata["name"])
-        if found is None:  # the watch has not told of it yet
+        if found is None:  # the watch has not delivered that yet
             self.cache.forget(name_of(kind.name, body))
             return True
         self.cache.put(kind.name, found)
         raise ConflictError(f"{kind} {metadata['name']} is another one now, or is being changed")
 
-    async def _tell(self, live: Live, status: Mapping[str, Any], happenings: tuple[Happening, ...]) -> bool:
-        """Write the status if it changed, then the events; returns whether there was anything to write."""
+    async def _report(self, live: Live, status: Mapping[str, Any], events: tuple[Event, ...]) -> bool:
+        """Write the status if it changed, then the events; returns whether there was anything to
+        write.
+        """
         ready = next((each["status"] for each in status.get("conditions", ()) if each["type"] == conditions.READY), "Unknown")
         self.on_ready(live.key, ready)
         changed = await self._write_status(live.key, PDCLUSTER, live.body, status)
         if self.cache.get(PDCLUSTER.name, *live.key) is None:
             return changed
-        posted = [await self.events.post(live.body, happening) for happening in happenings]
+        posted = [await self.events.post(live.body, event) for event in events]
         return changed or any(posted)
 
     async def _discovery(self, live: Live, cluster: PDCluster, faults: Mapping[str, tuple[str, str]]) -> DiscoveryState:
@@ -285,7 +294,7 @@ class Reconciler:
 
 
 def gone(pods: Iterable[str], failures: Iterable[Failure]) -> list[str]:
-    """Those of the pods that were to go whose StatefulSet could be written."""
+    """Pods of a cut whose StatefulSet could be written."""
     refused = {failure.object for failure in failures}
     return [pod for pod in pods if f"StatefulSet {pod.rpartition('-')[0]}" not in refused]
 

@@ -1,11 +1,12 @@
-"""The record of each workload: made once, and from then on the only source of its StatefulSet and engine file.
+"""The record of each workload: made once, and from then on the only source of its StatefulSet and
+engine file.
 
 Pure.  So a new operator, another default image or a hand-edited child change
 nothing that runs.  A record that was deleted is made again: from what runs, if
 it runs, else from the spec, if it is still the workload's revision.  A pool that
-went and came back under its name with another gpu, or whose gpu is defined
-otherwise now, is a new workload of the same name: all that is left of the old
-one has to go first.
+was removed and added under its name with another gpu, or whose gpu is defined
+otherwise now, is a new workload of the same name: the old one has to be gone
+first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,10 +29,11 @@ WORKER = "worker"
 
 @dataclass(frozen=True)
 class Records:
-    """Where the records of one PDCluster come from.
+    """Sources of the snapshots of one PDCluster.
 
     default_image:          of a new revision that names none
-    has_client_certificate: whether the etcd's TLS Secret has a client certificate; None = not known yet, and no record can be made
+    has_client_certificate: whether the etcd's TLS Secret has a client certificate; None = not known
+                            yet, and no record can be made
     """
 
     cluster: PDCluster
@@ -45,11 +47,13 @@ class Records:
         return self._found(workload) or self._of_what_runs(workload) or self._new(workload)
 
     def is_missing(self, workload: WorkloadId) -> bool:
-        """Whether it would have to be rendered from the spec."""
+        """Return whether it would have to be rendered from the spec."""
         return self._found(workload) is None and self._of_what_runs(workload) is None
 
     def outdated(self) -> frozenset[WorkloadId]:
-        """Workloads of the newest revision that were made for a pool as it is no longer declared."""
+        """Workloads of the newest revision that were made for a pool as it is no longer
+        declared.
+        """
         return frozenset(
             workload
             for workload, pool in self._declared().items()
@@ -66,7 +70,9 @@ class Records:
         return self.live.own("ControllerRevision").get(workload.name)
 
     def _of_what_runs(self, workload: WorkloadId) -> Body | None:
-        """From a StatefulSet and engine file that have lost their record; the API server's defaults in it change nothing."""
+        """From a StatefulSet and engine file that have lost their record; the API server's defaults
+        in it change nothing.
+        """
         running = self.live.own("StatefulSet").get(workload.name)
         engine = self.live.own("ConfigMap").get(workload.name)
         if running is None or engine is None:
@@ -91,7 +97,7 @@ class Records:
         return render_record(self.cluster, workload, self.owner, image, etcd_client_certificate=self.has_client_certificate, names=names)
 
     def _images(self, revision: str) -> Iterator[str]:
-        """Of the revision's other workloads: all of one revision run the same."""
+        """Snapshots of the revision's other workloads: all of one revision run the same."""
         for _, record in sorted(self.live.own("ControllerRevision").items()):
             found = workload_of(record)
             if found is not None and found.revision == revision:

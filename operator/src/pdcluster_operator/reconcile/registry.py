@@ -1,13 +1,13 @@
-"""What etcd says of each cluster's workers, and the commands for them: asked seldom, in the background, unless a worker drains.
+"""Worker records of each cluster in etcd, and the drain commands: polled slowly while idle.
 
-A cluster that is as it should be costs one read in a while, which no pass waits
-for; its key is made due when the answer says something new.  What is followed
-is read between passes too, for what workers say comes with no event.  While workers
-drain, each pass reads anew, with a time limit; once an etcd has not answered no
-pass waits for it any more until it does.  What is remembered is since when each drain and
-each oddity lasts; the commands themselves say so too, for an operator that
-starts anew.  All times but those are measured by a clock that nobody sets.
-When a PDCluster is gone its commands are taken back, for nobody else would.
+A healthy cluster costs one read per `IDLE_POLL_SECONDS`, in the background; its key is
+enqueued when the answer brings a change.  Followed clusters are read between reconciles
+too: a change of a worker record comes with no event.  While workers drain, each reconcile
+reads again, with a time limit; after a failed read no reconcile waits for that etcd until
+it answers.  Kept per cluster: since when each drain and each mismatch lasts; the commands
+hold the time too, for an operator that restarts.  All other times are by a monotonic clock.
+When a PDCluster is gone its commands are removed, since nothing else would.
+
 """
 
 import asyncio
@@ -30,25 +30,30 @@ from pdcluster_operator.plan.state import Device, Disaggregation, Registry, Work
 from pdcluster_operator.reconcile.discovery import Question
 
 logger = logging.getLogger(__name__)
-SELDOM_SECONDS = 60.0
-"""Between two looks at workers of which nothing is odd."""
+IDLE_POLL_SECONDS = 60.0
+"""Between two reads of workers without a mismatch."""
 
-SOON_SECONDS = 10.0
-"""Between two looks while something is odd, and after one that etcd has not answered: then twice as long each time, for long."""
+ACTIVE_POLL_SECONDS = 10.0
+"""Between two reads while there is a mismatch, and after a failed one: then twice as long each
+time.
+"""
 
-MAX_PAUSE_SECONDS = 300.0
+MAX_RETRY_SECONDS = 300.0
 
-DEAD_SECONDS = 5.0
-"""For so long an etcd that has not answered is not asked again, though a shrink is held."""
+UNREACHABLE_RETRY_SECONDS = 5.0
+"""Retry of an etcd that has not answered, even while a shrink is held."""
 
-TAKE_BACK_SECONDS = 1.0
-"""Between the pass that wants a pod to serve again and its command's end: it may be ending already, and the watch tells later."""
+UNDRAIN_DELAY_SECONDS = 1.0
+"""Between the reconcile that wants a pod to serve again and the end of its drain command.
 
-MAX_LOOKS = 8
-"""That nobody waits for, at a time: an operator that starts has to look at all clusters."""
+The pod may be terminating already, and the watch brings that later.
+"""
 
-ASK_SECONDS = 8.0
-"""Of one look, or of writing; sixteen dead endpoints would take longer."""
+MAX_CONCURRENT_READS = 8
+"""Background reads at a time: an operator that starts has to read for all clusters."""
+
+READ_TIMEOUT_SECONDS = 8.0
+"""Timeout of one read or write; sixteen dead endpoints would take longer."""
 
 
 def workers_question(cluster: PDCluster) -> Question:
@@ -58,32 +63,38 @@ def workers_question(cluster: PDCluster) -> Question:
 
 
 class Talk(Protocol):
-    """How etcd is talked to.  Each raises EtcdUnreachableError, or ClusterError where its Secret cannot be read."""
+    """Requests to etcd.
+
+    Each raises EtcdUnreachableError, or ClusterError: its Secret is unreadable.
+    """
 
     async def registered(self, question: Question, key: Key) -> Registered:
         """Records and commands of a cluster."""
 
     async def command(self, question: Question, key: Key, drain: Mapping[str, datetime], serve: Collection[str]) -> None:
-        """Tell pods to drain, and others to serve."""
+        """Write drain commands for pods, and remove those of others."""
 
     async def remove(self, question: Question, key: Key, records: Iterable[StoredRecord]) -> list[str]:
-        """Remove the records of pods that do not exist, and have not changed; returns those pods."""
+        """Remove the records of pods that do not exist, and have not changed; returns those
+        pods.
+        """
 
 
 @dataclass
 class _Known:
-    """What is remembered of one cluster.
+    """State of one cluster.
 
-    at:    when etcd last answered or should have; None = it was never asked
-    error: why it did not
-    pause: seconds until it is asked again then
-    asked: since when pods drain, or should
-    spare: since when pods that are told to drain should serve
-    odd:   since which look a record has no pod or a pod no record
-    is_away: it does not answer since its last answer: what was odd then may have ended and begun anew
-    looks: answers so far; judged: those by which `odd` was judged: what came since the last one is not odd yet
-    is_followed: it is looked at between passes too
-    turn:  counts looks and commands; told: the turn of what `last` says, which no look that began before it may overwrite
+    at:    time of the last answer or failure; None = not asked yet
+    error: of the last read; None = it answered
+    pause: seconds until the retry after an error
+    asked: per pod, start of its drain
+    spare: per pod with a drain command, since when it should serve again
+    odd:   per pod, since when a record has no pod or a pod no record
+    is_away: unreachable since the last successful read; mismatch timers restart
+    looks: reads so far; judged: the reads that `odd` is based on: a change since is no mismatch yet
+    is_followed: it is read between reconciles too
+    turn:  counts reads and commands; known_turn: turn of `last`, which no earlier read may
+           overwrite
     """
 
     question: Question
@@ -99,7 +110,7 @@ class _Known:
     looks: int = 0
     judged: int = 0
     turn: int = 0
-    told: int = 0
+    known_turn: int = 0
 
     def next_turn(self) -> int:
         self.turn += 1
@@ -108,11 +119,11 @@ class _Known:
 
 @dataclass
 class Registrations:
-    """Of all clusters.
+    """Worker records and drain commands of all clusters.
 
-    add:   makes a key due
+    enqueue: adds a key to the work queue
     clock: seconds that only go forward
-    now:   wall-clock time, in UTC, for what is written down for the next operator
+    now:   wall-clock time, in UTC, stored with commands for an operator that restarts
     """
 
     talk: Talk
@@ -122,16 +133,18 @@ class Registrations:
     _known: dict[Key, _Known] = field(default_factory=dict)
     _looking: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     _leaving: set[asyncio.Task[None]] = field(default_factory=set)
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKS))
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS))
 
     def follow(self, key: Key, question: Question, *, is_wanted: bool) -> None:
-        """Look now and then without a pass too: for what workers say that no event of Kubernetes goes with."""
+        """Poll without a reconcile too: no Kubernetes event comes with a change of a worker
+        record.
+        """
         self._of(key, question).is_followed = is_wanted
 
     def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> Registry | None:
-        """What was last known; a look that is due is begun, and makes the key due when it finds something new.
+        """Last known records; starts a due read, which enqueues the key when it brings a change.
 
-        is_up: False = etcd is known not to answer, and whatever changes that makes the key due
+        is_up: False = etcd is known not to answer, and a change of that enqueues the key
         """
         known = self._of(key, question)
         if not is_up:
@@ -139,38 +152,42 @@ class Registrations:
             found = self._registry(known, workloads)
             return found and replace(found, again_seconds=None)
         is_odd = known.last is not None and odd_ones(_states(known.last), workloads)
-        self._look_if_due(key, known, known.pause if known.error else SOON_SECONDS if is_odd else SELDOM_SECONDS)
+        self._look_if_due(key, known, known.pause if known.error else ACTIVE_POLL_SECONDS if is_odd else IDLE_POLL_SECONDS)
         return self._registry(known, workloads)
 
     async def fresh(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> Registry | None:
-        """What is so now.  An etcd that did not answer is waited for once; its answer makes the key due."""
+        """Read now.
+
+        An etcd that did not answer is waited for once; its answer enqueues the key.
+        """
         known = self._of(key, question)
         if known.error is None:
             await self._look(key, known)
         else:
-            self._look_if_due(key, known, DEAD_SECONDS)
+            self._look_if_due(key, known, UNREACHABLE_RETRY_SECONDS)
         return self._registry(known, workloads)
 
     async def command(self, key: Key, question: Question, drain: Collection[str]) -> None:
-        """Let exactly these pods be told to drain, and the others that are told no longer, a moment later.
+        """Write drain commands for exactly these pods; those of other pods are removed a moment
+        later.
 
-        What etcd does not take now is missing at the next look, and written then.
+        A command that etcd does not take is missing in the next read, and written then.
         """
         known, now = self._of(key, question), self.clock()
         known.asked = {pod: known.asked.get(pod, now) for pod in drain}
-        told_now = known.last.commands if known.last else ()
-        known.spare = {pod: known.spare.get(pod, now) for pod in told_now if pod not in drain}
+        commanded = known.last.commands if known.last else ()
+        known.spare = {pod: known.spare.get(pod, now) for pod in commanded if pod not in drain}
         if known.last is None or known.error is not None:
             return
-        told = {pod: self.now() - timedelta(seconds=now - known.asked[pod]) for pod in drain if pod not in known.last.commands}
-        serve = {pod for pod, since in known.spare.items() if now - since >= TAKE_BACK_SECONDS}
-        if not told and not serve:
+        added = {pod: self.now() - timedelta(seconds=now - known.asked[pod]) for pod in drain if pod not in known.last.commands}
+        serve = {pod for pod, since in known.spare.items() if now - since >= UNDRAIN_DELAY_SECONDS}
+        if not added and not serve:
             return
-        logger.info("commands key=%s drain=%s serve=%s", key, ",".join(sorted(told)), ",".join(sorted(serve)))
-        error = await _error(self.talk.command(question, key, told, serve))
+        logger.info("commands key=%s drain=%s serve=%s", key, ",".join(sorted(added)), ",".join(sorted(serve)))
+        error = await _error(self.talk.command(question, key, added, serve))
         if error is None:
-            commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **told}
-            known.last, known.told = Registered(known.last.records, commands), known.next_turn()
+            commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **added}
+            known.last, known.known_turn = Registered(known.last.records, commands), known.next_turn()
         else:
             self._fail(key, known, error)
 
@@ -186,7 +203,7 @@ class Registrations:
         known.at = None  # look again
 
     def forget(self, key: Key) -> None:
-        """A PDCluster is gone, and with it whoever could take a command back later."""
+        """Forget a PDCluster that is gone, and remove its commands."""
         known = self._drop(key)
         if known is not None and known.last is not None and known.last.commands and known.error is None:
             task = asyncio.create_task(self._take_back(key, known.question, known.last.commands), name=f"commands of {key}")
@@ -205,10 +222,10 @@ class Registrations:
         return self._known.pop(key, None)
 
     async def run(self) -> None:
-        """Look at what is followed, and keep the looks that passes begin; none outlives it."""
+        """Poll followed clusters, and own the reads that reconciles start; none outlives it."""
         try:
             while True:
-                await asyncio.sleep(SOON_SECONDS)
+                await asyncio.sleep(ACTIVE_POLL_SECONDS)
                 self.look_at_followed()
         finally:
             tasks = [*self._looking.values(), *self._leaving]
@@ -217,10 +234,12 @@ class Registrations:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def look_at_followed(self) -> None:
-        """Begin the looks that are due; an etcd that is known not to be up is left to the passes."""
+        """Start the reads that are due; an etcd that is known to be down is left to the
+        reconciles.
+        """
         for key, known in self._known.items():
             if known.is_followed and (known.error is not None or not known.is_away):
-                self._look_if_due(key, known, known.pause if known.error else SELDOM_SECONDS)
+                self._look_if_due(key, known, known.pause if known.error else IDLE_POLL_SECONDS)
 
     def _of(self, key: Key, question: Question) -> _Known:
         known = self._known.get(key)
@@ -251,8 +270,8 @@ class Registrations:
         async def read() -> None:
             found = await self.talk.registered(known.question, key)
             known.looks += 1
-            if turn > known.told:
-                known.last, known.told = found, turn
+            if turn > known.known_turn:
+                known.last, known.known_turn = found, turn
 
         error = await _error(read())
         if error is not None or known.last is None:
@@ -269,7 +288,7 @@ class Registrations:
         if known.error is None:
             logger.info("etcd of workers does not answer key=%s error=%s", key, error)
         known.error, known.at, known.is_away = error, self.clock(), True
-        known.pause = min(MAX_PAUSE_SECONDS, max(SOON_SECONDS, 2 * known.pause))
+        known.pause = min(MAX_RETRY_SECONDS, max(ACTIVE_POLL_SECONDS, 2 * known.pause))
 
     def _registry(self, known: _Known, workloads: Iterable[WorkloadState]) -> Registry | None:
         now = self.clock()
@@ -295,7 +314,7 @@ class Registrations:
 
 
 def _content(known: _Known) -> tuple[object, ...]:
-    """What a plan could make something of."""
+    """Parts of the records that a plan depends on."""
     if known.last is None:
         return ()
     last = known.last
@@ -318,12 +337,12 @@ def _disaggregation(registered: Registered) -> dict[str, Disaggregation]:
 
 
 async def _error(talking: Awaitable[object]) -> str | None:
-    """Why it went wrong, in a sentence; None = it did not."""
+    """Return the error as a sentence; None = there was none."""
     try:
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
             await talking
     except TimeoutError:
-        return f"etcd has not answered within {ASK_SECONDS:.0f} s"
+        return f"etcd has not answered within {READ_TIMEOUT_SECONDS:.0f} s"
     except (EtcdUnreachableError, ClusterError) as e:
         return str(e)
     except Exception as e:

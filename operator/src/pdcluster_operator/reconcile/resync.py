@@ -1,8 +1,9 @@
-"""The resync: list everything, put the cache right where a watch has failed it, and look at every PDCluster again.
+"""The resync: list everything, correct the cache where a watch has missed a change, enqueue every
+PDCluster.
 
-It fills the cache before the first reconcile.  A watch that had to list anew
-(after a restart of the API server, or a gap longer than its history) tells of
-no deletion in the gap; `request` brings the next pass forward then.  A
+It fills the cache before the first reconcile.  A watch that had to list again
+(after a restart of the API server, or a gap longer than its history) delivers
+no deletion of the gap; `request` brings the next resync forward then.  A
 difference counts as missed by a watch only when it is still there after a
 grace period, so the ordinary delay of an event is not mistaken for silence.
 """
@@ -27,7 +28,7 @@ GRACE_SECONDS = 5.0
 class Resync:
     """Runs as one task for the whole process.
 
-    add: makes a key due
+    enqueue: adds a key to the work queue
     """
 
     listing: Listing
@@ -38,7 +39,10 @@ class Resync:
     _early: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def fill(self) -> None:
-        """List everything into the cache, and settle which kinds are done without.  Raises what the listing raises."""
+        """List everything into the cache, and settle the optional kinds.
+
+        Raises errors of the listing.
+        """
         for kind in self.listing.kinds:
             try:
                 async for body in self.listing.bodies(kind):
@@ -50,11 +54,13 @@ class Resync:
         self.progress.resync_ended(time.monotonic(), (), ())
 
     def request(self) -> None:
-        """Let the next pass come as soon as the grace period allows."""
+        """Let the next resync come as soon as the grace period allows."""
         self._early.set()
 
     async def run(self) -> None:
-        """A pass every `resync_seconds`, or earlier on request; a pass that fails is logged and the next one tries again."""
+        """Resync every `resync_seconds`, or earlier on request; a failure is logged, the next one
+        retries.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.progress.resync_seconds):
@@ -67,7 +73,7 @@ class Resync:
                 await asyncio.sleep(self.grace_seconds)
 
     async def once(self) -> None:
-        """One pass."""
+        """Resync once."""
         suspects = {kind: await self._differences(kind) for kind in self.listing.kinds}
         await asyncio.sleep(self.grace_seconds)
         missed = [kind for kind, names in suspects.items() if await self._repair(kind, names)]
@@ -78,14 +84,14 @@ class Resync:
             self.add(key)
 
     async def _differences(self, kind: str) -> dict[Name, Version | None]:
-        """Objects of which a listing says something else than the cache, with the version that the cache had before it."""
+        """Objects whose listing differs from the cache, with the cache's version before it."""
         before = self.cache.versions(kind)
         bodies = self.listing.bodies(kind)
         listed = {name_of(kind, body): version_of(body) async for body in bodies if owner_of(kind, body)}
         return {name: before.get(name) for name in sorted({*before, *listed}) if before.get(name) != listed.get(name)}
 
     async def _repair(self, kind: str, suspects: Mapping[Name, Version | None]) -> bool:
-        """Read anew what no watch has told of since; returns whether there was anything."""
+        """Read again what no watch has delivered since; returns whether there was anything."""
         known = self.cache.versions(kind)
         missed = [name for name, version in suspects.items() if known.get(name) == version]
         for name in missed:

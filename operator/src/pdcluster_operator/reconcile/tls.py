@@ -1,4 +1,4 @@
-"""The two Secrets of a cluster's certificates: what the certificates room says is next, as manifests.
+"""The two Secrets of a cluster's certificates: the next step of `certificates`, as manifests.
 
 Workloads that an older operator has recorded have two of their own.
 """
@@ -20,23 +20,25 @@ from pdcluster_operator.reconcile.older_names import certificates_in_use
 
 @dataclass(frozen=True)
 class TlsStep:
-    """manifests: both Secrets when something is to be written; rewrite: those of them that exist and are to change."""
+    """manifests: both Secrets when one is to be written; rewrite: existing ones that are to
+    change.
+    """
 
     manifests: Collection[Manifest] = ()
     rewrite: Collection[ObjectName] = ()
     reason: str = ""
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
 
 
 def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
     """The next step of the cluster's certificates, mostly none."""
     steps = [_step(live, owner, now, names) for names in certificates_in_use(live)]
-    times = [step.look_again_seconds for step in steps if step.look_again_seconds is not None]
+    times = [step.requeue_after_seconds for step in steps if step.requeue_after_seconds is not None]
     return TlsStep(
         manifests=tuple(manifest for step in steps for manifest in step.manifests),
         rewrite=tuple(name for step in steps for name in step.rewrite),
         reason="; ".join(dict.fromkeys(step.reason for step in steps if step.reason)),
-        look_again_seconds=min(times, default=None),
+        requeue_after_seconds=min(times, default=None),
     )
 
 
@@ -44,12 +46,12 @@ def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsSte
     secrets = live.own("Secret")
     names = [called.authority, called.certificates]
     if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):
-        return TlsStep()  # it can be made anew when it is gone, and the other must not go ahead of it
+        return TlsStep()  # it can be made again when it is gone, and the other must not go ahead of it
     ca, tls = (Stored.of(secrets.get(name)) for name in names)
     asked = live.body["metadata"].get("annotations", {}).get(labels.ROTATE_CA)
     decision = next_step(ca, tls, now, asked)
     if decision.step is Step.KEEP:
-        return TlsStep(look_again_seconds=decision.look_again_seconds)
+        return TlsStep(requeue_after_seconds=decision.requeue_after_seconds)
     made = carry_out(decision.step, ca, tls, now, asked)
     manifests = render_tls_secrets(
         owner, called, made.ca.data, made.tls.data, ca_annotations=made.ca.annotations, tls_annotations=made.tls.annotations
@@ -57,4 +59,4 @@ def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsSte
     # What is made at first must not replace Secrets that the cache has not seen yet.
     is_first = ca is None and tls is None
     rewrite = [] if is_first else [ObjectName("Secret", name) for name in names]
-    return TlsStep(manifests, rewrite, "" if is_first else decision.reason, decision.look_again_seconds)
+    return TlsStep(manifests, rewrite, "" if is_first else decision.reason, decision.requeue_after_seconds)

@@ -17,7 +17,7 @@ from pdcluster_worker.routing_config import DecodeScorePolicy
 
 ASKED = Asked(prompt_tokens=160, block_size=16)
 NO_PREVENTION = {"hotspotPrevention": False}
-MODULES = ("load", "prefix_aware", "kv_aware", "latency", "selection", "hotspot", "affinity")
+MODULES = ("load", "prefix_aware", "kv_aware", "latency", "selection", "hotspot", "affinity", "hit_ratio")
 
 
 def policy(name: str, **others: Any) -> DecodeScorePolicy:
@@ -80,6 +80,18 @@ def test_prefix_aware_takes_the_longest_match_then_the_fewest_requests() -> None
     assert chosen(by_prefix, longest, long, none) == "x"
     assert chosen(by_prefix, longest, DecodeCandidate("w", 4, matched_blocks=9), none) == "w"
     assert chosen(by_prefix, DecodeCandidate("a", 1), none) == "z"
+
+
+def test_a_small_match_attracts_only_below_the_least_hit_ratio() -> None:
+    """The source document's min_cache_hit_ratio."""
+    blocks = ASKED.num_blocks
+    small = DecodeCandidate("small", 1, matched_blocks=blocks // 2)
+    idle = DecodeCandidate("idle")
+
+    assert chosen(policy("prefixAware", **NO_PREVENTION), small, idle) == "small"
+    assert chosen(policy("prefixAware", **NO_PREVENTION, minCacheHitRatio=0.75), small, idle) == "idle"
+    large = DecodeCandidate("large", 1, matched_blocks=blocks)
+    assert chosen(policy("prefixAware", **NO_PREVENTION, minCacheHitRatio=0.75), large, idle) == "large"
 
 
 def test_kv_aware_weighs_the_match_against_load() -> None:

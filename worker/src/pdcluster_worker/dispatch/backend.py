@@ -7,6 +7,7 @@ from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
 
 class WorkerBackend:
@@ -55,11 +56,11 @@ class WorkerBackend:
             return True
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
-    def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
             raise RequestError(f"this worker is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
-        return self._node.ingress.generate(specs, prefill)
+        return self._node.ingress.generate(specs, prefill, hints)
 
     def abort(self, request_id: str) -> None:
         """End one choice early."""

@@ -19,12 +19,13 @@ from pdcluster_worker.dispatch.worker import REPORT_SECONDS, Worker
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.peers.types import Generated, Load
+from pdcluster_worker.peers.types import Load
 from pdcluster_worker.routing.active_load import ActiveLoad, Charges
 from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 from pdcluster_worker.routing.decode_score.policies import PREFIX_POLICIES, Decision, DecodeChooser
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.verdict import retry_after
 from pdcluster_worker.routing.recent_prefixes import RecentPrefixes
 from pdcluster_worker.routing_config import DecodeScorePolicy
 
@@ -83,6 +84,7 @@ class Choosing:
         self._eased = asyncio.Event()
         self._num_held = 0
         self._held_tokens = 0
+        self._held_seconds: float | None = None  # that the last one waited
 
     @contextmanager
     def following(self, specs: Sequence[RequestSpec], hints: RouteHints = NO_HINTS) -> Iterator[None]:
@@ -97,10 +99,9 @@ class Choosing:
                 self._routed.pop(spec.request_id, None)
             self._eased.set()
 
-    def on_token(self, request_id: str, generated: Generated) -> None:
-        """Note a choice's first token: its prompt waits no more."""
-        if generated.prefill is not None:
-            self._load.prefilled(request_id)
+    def on_token(self, request_id: str) -> None:
+        """Note a choice's token: after the first one, of the first worker or the next, its prompt waits no more."""
+        if self._load.prefilled(request_id):
             self._eased.set()
 
     def choose(self, spec: RequestSpec, may_run_here: bool, failed: Container[str] = ()) -> Peer | None:
@@ -136,7 +137,7 @@ class Choosing:
         num_tokens = sum(len(spec.prompt) + len(spec.output) for spec in specs)
         reason = full(self._policy.admission, self._num_held, self._held_tokens, num_tokens)
         if reason is not None:
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=1)
+            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry_after(self._held_seconds))
         start = self._clock()
         self._num_held += 1
         self._held_tokens += num_tokens
@@ -147,7 +148,8 @@ class Choosing:
         finally:
             self._num_held -= 1
             self._held_tokens -= num_tokens
-        note("held", seconds=self._clock() - start)
+        self._held_seconds = self._clock() - start
+        note("held", seconds=self._held_seconds)
 
     async def _until_eased(self) -> None:
         while self._all_busy():

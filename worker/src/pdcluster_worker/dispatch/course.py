@@ -8,15 +8,17 @@ ingress's choice, how often a choice moves is `routing.moving`'s rule.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from pdcluster_worker.dispatch.engine_client import (
     ENGINE_STALLED,
+    OUT_OF_BLOCKS,
     EngineDiedError,
     EngineStalledError,
+    ShortOfBlocksError,
 )
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.errors import PeerError, RequestError
@@ -42,7 +44,7 @@ class Course:
     num_legs:     begun, the present one included.
     num_moves:    legs that were begun after the first token.
     failed:       keys of the workers that failed since the last token, `HERE` for this one.
-    left:         the worker that it was taken from though that would go on with it; the last resort.
+    left:         the worker, if any, that would go on with it but was left; the last resort.
     moves_for:    what the present leg is for, until its first token.
     """
 
@@ -52,7 +54,7 @@ class Course:
     num_legs: int = 0
     num_moves: int = 0
     failed: set[str] = field(default_factory=set)
-    left: Peer | None = None
+    left: list[Peer | None] = field(default_factory=list)
     moves_for: MoveReason | None = None
 
     @property
@@ -81,6 +83,7 @@ class Course:
         token, is_first_leg = generated.token, self.num_legs == 1
         is_first = not self.output
         self.output.append(token.token_id)
+        self.spec = _as_degraded(self.spec, generated.degraded)
         if self.failed:
             self.failed.clear()
         if is_first_leg:
@@ -125,6 +128,24 @@ class Leg:
             self._scope = None
 
 
+def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
+    """The request as its worker runs it: a bound that was lowered there holds on the next one too.
+
+    >>> from pdcluster_worker.engine.messages import Sampling
+    >>> spec = RequestSpec("r", [1], Sampling(max_tokens=100, seed=1, min_tokens=50))
+    >>> sampling = _as_degraded(spec, ["prefill=local", "max_tokens=20"]).sampling
+    >>> sampling.max_tokens, sampling.min_tokens
+    (20, 20)
+    """
+    for what in lost:
+        name, _, value = what.partition("=")
+        if name == "max_tokens":
+            most = int(value)
+            least = min(spec.sampling.min_tokens, most)
+            spec = replace(spec, sampling=replace(spec.sampling, max_tokens=most, min_tokens=least))
+    return spec
+
+
 def reason_of(error: PeerError | RequestError) -> MoveReason | None:
     """Why another worker would serve a request that ended so; None = it is the request's own fault."""
     if isinstance(error, CalledOffError):
@@ -135,6 +156,8 @@ def reason_of(error: PeerError | RequestError) -> MoveReason | None:
         return None
     if error.code == ENGINE_STALLED:
         return "stalled"
+    if error.code == OUT_OF_BLOCKS:
+        return "preempted"
     return "draining" if error.code == "draining" else "lost"
 
 
@@ -142,5 +165,5 @@ _UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well
 
 
 def is_engines(error: Exception) -> bool:
-    """Whether an engine of this worker failed, and not the request."""
-    return isinstance(error, EngineDiedError | EngineStalledError)
+    """Whether it is for an engine of this worker, and not for the request, that it ended."""
+    return isinstance(error, EngineDiedError | EngineStalledError | ShortOfBlocksError)

@@ -8,8 +8,9 @@ kept whatever fails after it.  The remote leg is `dispatch.remote`.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
-from pdcluster_worker.dispatch.engine_client import Mailbox
+from pdcluster_worker.dispatch.engine_client import Mailbox, ShortOfBlocksError
 from pdcluster_worker.dispatch.engines import Place
 from pdcluster_worker.dispatch.journey import note
 from pdcluster_worker.dispatch.lifetime import note_first_token, note_last_token
@@ -18,8 +19,10 @@ from pdcluster_worker.dispatch.quality import Quality
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec, Submit, Token
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing.moving import has_room, is_short_of_blocks
 
 
 class DecodeDispatcher:
@@ -30,6 +33,7 @@ class DecodeDispatcher:
     ) -> None:
         self._worker = worker
         self._remote = remote
+        self._decodes = decodes
         self._offloading = Offloading(worker, prefills, decodes)
         self._quality = Quality(worker)
         self._num_decoding = 0  # past their first token
@@ -56,6 +60,7 @@ class DecodeDispatcher:
 
     async def _run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
+        place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
         pace = self._offloading.pace(len(spec.prompt) + len(spec.output))
         started, token = False, None
         try:
@@ -81,6 +86,16 @@ class DecodeDispatcher:
             if started:
                 self._num_decoding -= 1
             place.close()
+
+    def _short_of_blocks(self, mailbox: Mailbox, spec: RequestSpec) -> RequestError | None:
+        """Why a request that was just preempted ends here; None = it waits for blocks."""
+        if not is_short_of_blocks(self._worker.policy.moving, mailbox.num_preemptions):
+            return None
+        num_tokens = len(spec.prompt) + len(spec.output) + mailbox.num_tokens
+        needed = -(-num_tokens // self._worker.block_size)
+        if not any(has_room(peer.load.free_blocks, needed) for peer in self._decodes()):
+            return None
+        return ShortOfBlocksError(mailbox.num_preemptions)
 
     async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""

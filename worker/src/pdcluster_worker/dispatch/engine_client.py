@@ -47,6 +47,9 @@ class FrameSocket(Protocol):
 ENGINE_STALLED = "engine_stalled"
 """Code of the error of a request whose engine stands still; it goes to peers too."""
 
+OUT_OF_BLOCKS = "out_of_blocks"
+"""Code of the error of a request that its engine preempted again and again; it goes to peers."""
+
 RequestOutput = Token | messages.ReceiveReady | messages.ReceiveRefused | messages.PrefillDone | messages.PrefillFailed
 
 
@@ -64,25 +67,49 @@ class EngineStalledError(RequestError):
         super().__init__(reason, status=503, code=ENGINE_STALLED, retry_after_seconds=1)
 
 
+class ShortOfBlocksError(RequestError):
+    """The engine preempted a request so often that another worker had better run it."""
+
+    def __init__(self, num_preemptions: int) -> None:
+        message = f"the request was preempted {num_preemptions} times, and another worker has room"
+        super().__init__(message, status=503, code=OUT_OF_BLOCKS, retry_after_seconds=1)
+
+
 class Mailbox:
-    """What the engine says about one request, in order, for one reader at a time."""
+    """What the engine says about one request, in order, for one reader at a time.
+
+    num_tokens, num_preemptions: so far.
+    on_preempted: asked at each preemption for the error, if any, that is to end the request.
+    """
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.num_tokens = 0
+        self.num_preemptions = 0
+        self.on_preempted: Callable[[], RequestError | None] = lambda: None
         self.ended = False  # the engine holds nothing of this request any more
         self._items: deque[RequestOutput | RequestError] = deque()
         self._arrival: asyncio.Future[None] | None = None  # what the one reader waits for
 
-    def put(self, item: RequestOutput | RequestError) -> None:
+    def put(self, item: RequestOutput | messages.Preempted | RequestError) -> None:
         """Deliver; `ended` follows from what the item says."""
+        if isinstance(item, messages.Preempted):
+            self._preempted()
+            return
         if isinstance(item, Token):
+            self.num_tokens += 1
             self.ended = item.finish_reason is not None
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
-            # An engine that stands still holds the request, and would go on with it.
-            self.ended = not isinstance(item, EngineStalledError)
+            # An engine that stands still, or is short of blocks, holds the request, and would go on with it.
+            self.ended = not isinstance(item, EngineStalledError | ShortOfBlocksError)
         self._items.append(item)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+    def _preempted(self) -> None:
+        self.num_preemptions += 1
+        if (error := self.on_preempted()) is not None:
+            self.put(error)
 
     async def get(self) -> RequestOutput:
         """Wait for the next output.
@@ -274,7 +301,7 @@ class EngineClient:
         while self._begun and self._begun[0][0] <= stats.num_inputs:
             self._unknown.discard(self._begun.popleft()[1])
 
-    def _put(self, request_id: str, item: RequestOutput | RequestError) -> None:
+    def _put(self, request_id: str, item: RequestOutput | messages.Preempted | RequestError) -> None:
         # An output for a closed mailbox crossed its Abort on the way: nobody waits for it.
         if (mailbox := self._mailboxes.get(request_id)) is not None:
             mailbox.put(item)

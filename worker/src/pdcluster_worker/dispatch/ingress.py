@@ -42,7 +42,7 @@ class Ingress:
             await self._choosing.room(specs)
             async with aclosing(self._generate(specs, prefill)) as tokens:
                 async for generated in tokens:
-                    self._choosing.on_token(specs[generated.index].request_id, generated)
+                    self._choosing.on_token(specs[generated.index].request_id)
                     yield generated
 
     async def _generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:

@@ -26,7 +26,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated
-from pdcluster_worker.routing.moving import MoveOutcome, MoveReason, may_move
+from pdcluster_worker.routing.moving import MoveOutcome, MoveReason, has_room, may_move
 
 logger = logging.getLogger(__name__)
 
@@ -111,10 +111,10 @@ class Legs:
         if reason is None or (where is None and not is_engines(error)):
             raise error
         was_here = HERE in course.failed
-        if isinstance(error, CalledOffError):
-            course.left = where
+        if isinstance(error, CalledOffError) or reason == "preempted":
+            course.left = [where]
         else:
-            course.failed.add(HERE if where is None else where.key)
+            course.failed.add(_key(where))
         logger.warning(
             "leg ended early request=%s at=%s tokens=%d reason=%s",
             *(course.spec.request_id, _name(where), len(course.output), error),
@@ -134,9 +134,11 @@ class Legs:
         may_be_here = may_be_here or (self._worker.takes_new and HERE not in course.failed)
         if may_be_here and self._worker.engines.problem is None:
             return None
-        peer = self._choose(course, may_be_here=False) or _still_there(course)
+        peer = self._choose(course, may_be_here=False)
         if peer is not None:
             return peer
+        for left in self._last_resort(course):
+            return left
         raise error if isinstance(error, RequestError) else self._worker.refusal() from error
 
     def _move(
@@ -151,38 +153,51 @@ class Legs:
             raise error  # this process is about to end
         reason = course.moves_for or reason
         is_allowed = may_move(self._worker.policy.moving, course.num_moves)
-        takes_new = self._worker.takes_new
-        following = self._choose(course, takes_new) if is_allowed else None
-        if following is None and not (is_allowed and takes_new):
-            self._count(reason, "nowhere" if is_allowed else "refused")
-            following = _still_there(course)
-            if following is None and not (is_allowed and self._could_go_on(course)):
-                raise _lost(where, error) from error
-        else:
+        full = self._full(course, where) if reason == "preempted" else frozenset()
+        may_be_here = is_allowed and self._worker.takes_new and HERE not in full
+        following = self._choose(course, may_be_here, full) if is_allowed else None
+        if following is not None or may_be_here:
             course.moves_for = reason
+        else:
+            self._count(reason, "nowhere" if is_allowed else "refused")
+            last = self._last_resort(course)
+            if not last and not (is_allowed and self._is_up(course)):
+                raise _lost(where, error) from error
+            following = last[0] if last else None
         course.num_moves += 1
         return following
 
-    def _choose(self, course: Course, may_be_here: bool) -> Peer | None:
+    def _full(self, course: Course, where: Peer | None) -> frozenset[str]:
+        """Workers without room for a request that was preempted where it was."""
+        num_tokens = len(course.spec.prompt) + len(course.spec.output) + len(course.output)
+        needed = -(-num_tokens // self._worker.block_size)
+        peers = [peer for peer in self._decodes() if not has_room(peer.load.free_blocks, needed)]
+        here = [] if has_room(self._worker.load().free_blocks, needed) else [HERE]
+        return frozenset([*(peer.key for peer in peers), *here, _key(where)])
+
+    def _choose(self, course: Course, may_be_here: bool, full: frozenset[str] = frozenset()) -> Peer | None:
         try:
-            return self._choosing.choose(course.so_far(), may_be_here, course.failed)
+            return self._choosing.choose(course.so_far(), may_be_here, course.failed | full)
         except RequestError as e:  # it names its worker
             logger.warning("stays request=%s reason=%s", course.spec.request_id, e)
             return None
 
-    def _could_go_on(self, course: Course) -> bool:
-        """Whether this worker, which drains, is better than none."""
+    def _last_resort(self, course: Course) -> list[Peer | None]:
+        """The worker that it was taken from, while that would go on with it; or none."""
+        return [left for left in course.left if self._would_go_on(course, left)]
+
+    def _would_go_on(self, course: Course, left: Peer | None) -> bool:
+        if left is None:
+            return self._is_up(course)
+        return left.key not in course.failed and (left.is_draining or left in self._decodes())
+
+    def _is_up(self, course: Course) -> bool:
+        """Whether this worker, draining or not, is better than none."""
         is_up = self._worker.engines.problem is None and not self._worker.has_ended
         return is_up and HERE not in course.failed
 
     def _count(self, reason: MoveReason, outcome: MoveOutcome) -> None:
         self._worker.metrics.request_moves.labels(reason, outcome).inc()
-
-
-def _still_there(course: Course) -> Peer | None:
-    """The worker that it was taken from, while that would go on with it."""
-    left = course.left
-    return left if left is not None and left.is_draining and left.key not in course.failed else None
 
 
 def _lost(where: Peer | None, error: PeerError | RequestError) -> RequestError:
@@ -196,6 +211,10 @@ def _note(course: Course, reason: MoveReason, left: Peer | None, goes_to: Peer |
     name = "move" if course.has_begun else "again"
     facts = {"reason": reason, "left": _name(left), "goes_to": _name(goes_to)}
     note(name, tokens=len(course.output), moves=course.num_moves, **facts)
+
+
+def _key(where: Peer | None) -> str:
+    return HERE if where is None else where.key
 
 
 def _name(where: Peer | None) -> str:

@@ -97,7 +97,7 @@ class Node:
         )
         events = PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
         self._directory = Directory(identity.pod, here, events, worker.metrics)
-        self._ledger = CreditLedger(self._credit_limit())
+        self._ledger = self._make_ledger()
         worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
         self._service = WorkerService(Handler(worker, hello, self._ledger, self._work()), refusals)
         self._drain = Drain(lambda: worker.num_holding + self._ledger.unused_grants, self._announce, untaken)
@@ -130,6 +130,15 @@ class Node:
         if self.ingress is not None:
             self.ingress.on_change()
         self.on_peers()
+
+    def _make_ledger(self) -> CreditLedger:
+        worker, metrics = self.worker, self.worker.metrics
+        ledger = CreditLedger(self._credit_limit(), asyncio.get_running_loop().time)
+        ledger.set_policy(worker.policy.prefill_queue, self._batch_tokens())
+        ledger.on_group = metrics.prefill_group_requests.observe
+        metrics.credit_wants.set_function(lambda: ledger.queued_requests)
+        metrics.credit_tokens.set_function(lambda: ledger.outstanding_tokens)
+        return ledger
 
     def _make_disaggregating(self) -> Disaggregating:
         worker = self.worker
@@ -202,6 +211,11 @@ class Node:
         """Put another policy in force."""
         self.worker.policy = policy
         self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
+        self._service.desk.push(self._ledger.set_policy(policy.prefill_queue, self._batch_tokens()))
+
+    def _batch_tokens(self) -> int:
+        """Of one step of all engines."""
+        return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
 
     def _credit_limit(self) -> int:
         return credit_limit(self.worker.policy.credits, self._config.engine.max_batched_tokens) * len(self.worker.engines)

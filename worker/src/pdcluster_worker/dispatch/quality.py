@@ -140,7 +140,10 @@ class Quality:
         self._meter.joined()
         try:
             async with aclosing(run(terms.spec, terms.prefill)) as tokens:
-                first = await self._first(tokens, num_tokens, terms.tier)
+                if terms.spec.output:  # it has begun elsewhere: nobody sheds it
+                    first = await anext(tokens)
+                else:
+                    first = await self._first(tokens, num_tokens, terms.tier)
                 has_started = True
                 self._meter.started(num_tokens)
                 yield replace(first, degraded=terms.lost) if terms.lost else first

@@ -146,6 +146,7 @@ class RemotePrefill:
         num_tokens = len(spec.prompt) + len(spec.output)
         start = clock()
         self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority)
+        outcome = "cancelled"
         try:
             async with checked(place.check, self._period):
                 while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
@@ -154,12 +155,15 @@ class RemotePrefill:
                         waited = clock() - start
                         note("credit", peer=peer.key, waited_seconds=waited)
                         self._worker.metrics.credit_wait_seconds.observe(waited)
+                        outcome = "granted"
                         return _Reserved(peer, blocks, waited)
                     note("no_blocks", needed=blocks.needed_blocks)
                     await self._worker.room(place.engine, spec.request_id, blocks.needed_blocks)
+            outcome = "no_prefill_worker"
             note("credit", peer="", waited_seconds=clock() - start)
             return None
         finally:
+            self._worker.metrics.credit_requests.labels(outcome).inc()
             self._worker.credit_queue.discard(spec.request_id)
             self._broker.ask()
 

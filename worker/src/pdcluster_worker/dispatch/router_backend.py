@@ -15,6 +15,8 @@ from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.routing.admission import full
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.verdict import retry_after
 
 
 class RouterBackend:
@@ -60,11 +62,11 @@ class RouterBackend:
         """Whether the next request of a client should go to another router."""
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
-    def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
         """See `dispatch.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
             raise RequestError(f"this router is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
-        tokens = self._node.ingress.generate(specs, prefill)
+        tokens = self._node.ingress.generate(specs, prefill, hints)
         return tokens if self._arrived.is_set() else self._later(self._node, specs, tokens)
 
     def abort(self, request_id: str) -> None:
@@ -100,7 +102,7 @@ class RouterBackend:
         if not seconds:
             raise worker.refusal()
         if reason := full(worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens):
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=1)
+            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry_after(seconds))
         self._num_waiting += 1
         self._waiting_tokens += num_tokens
         try:

@@ -119,8 +119,6 @@ class EngineCore:
                 self._abort(request_id)
             case messages.TellBlocks():
                 self.pool.prefix_cache.tell_all()
-            case messages.Begin() | messages.Ping() | messages.Stop():
-                pass
 
     def step(self) -> list[EngineOutput]:
         """Take transfer events, begin at most one batch, end at most two; return everything to send.  Raises EngineBrokenError."""
@@ -128,8 +126,10 @@ class EngineCore:
         for event in self._transport.poll():
             self._touch()
             self._on_transfer(event)
-        if self._flights and not self._tables.has_room_for_next([*self._scheduler.computing, *self._scheduler.ready]):
+        requests = [*self._scheduler.computing, *self._scheduler.ready]
+        if self._flights and (self._scheduler.displaced is not None or not self._tables.has_room_for_next(requests)):
             self._land()  # for blocks may be taken from a request now, and the step under way writes them
+        self._scheduler.displace()
         schedule = delayed_schedule(self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started)
         self._begin(schedule, started)
         if schedule.items:
@@ -269,6 +269,7 @@ class EngineCore:
         for request, reason in schedule.failed:
             self._outbox.append(RequestFailed(request.request_id, reason))
             self._end(request)
+        self._outbox.extend(messages.Preempted(each.request_id) for each in schedule.preempted if each.target is None)
         for request in schedule.started:
             self._counters.count_request(request)
         for request in schedule.seated:

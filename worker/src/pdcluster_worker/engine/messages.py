@@ -282,6 +282,12 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True):
     is_refusal: bool = False
 
 
+class Preempted(msgspec.Struct, frozen=True, tag=True):
+    """A request that decodes here lost its blocks, and waits to be computed again."""
+
+    request_id: str
+
+
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are [V19].
 
@@ -348,6 +354,7 @@ EngineOutput = (
     | PrefillDone
     | PrefillFailed
     | RequestFailed
+    | Preempted
     | BlockEvents
     | EngineStats
     | EngineFailed

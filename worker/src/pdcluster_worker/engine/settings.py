@@ -23,7 +23,7 @@ WATERMARK_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "sarathi")
 
 BLOCKS_PER_KEPT = 100
 
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "preemptive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class ChunkSchedule:
 class SchedulerSettings:
     """Which scheduler, and what it goes by.
 
-    policy:                       fcfs = by arrival; priority = lower first, ties by arrival [V6].
+    policy:                       fcfs = by arrival; priority = lower first, ties by arrival [V6];
+                                  preemptive = by priority too, and a waiting request takes the
+                                  seat and the blocks of a running one of lower priority.
     long_prefill_token_threshold: most tokens of one prompt in a step while other prompts want
                                   some too [V3]; 0 = no such limit.  For continuous.
     chunked_prefill:              a prompt may be computed in parts [V4].  For continuous.

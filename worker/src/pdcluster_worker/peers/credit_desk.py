@@ -1,14 +1,15 @@
 """The prefill side of the Credits streams: joins the ledger to the stream of each decode worker.
 
 Every want is answered at once; a grant that comes later goes to the stream of
-the peer that it names.  When a stream ends, the peer's wants and unused grants
+the peer that it names, and a group that waits for company when it is due.  When a stream ends, the peer's wants and unused grants
 end with it.  Who is granted is the ledger's rule (`routing.credits`).
 """
 
 import asyncio
 from collections.abc import Iterable
 
-from pdcluster_worker.routing.credits import CreditLedger, Grant
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.routing.fair_line import Grant
 
 Answers = asyncio.Queue[tuple[str, bool]]
 """(request id, granted) on their way to one peer."""
@@ -20,6 +21,7 @@ class CreditDesk:
     def __init__(self, ledger: CreditLedger) -> None:
         self._ledger = ledger
         self._streams: dict[str, Answers] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self, peer: str) -> Answers:
         """A peer's stream begins; what it held by an earlier one is void."""
@@ -36,7 +38,10 @@ class CreditDesk:
 
     def want(self, peer: str, request_id: str, tokens: int, priority: int) -> None:
         """Answer a want.  Raises ValueError for an impossible one."""
-        self._answer(peer, request_id, self._ledger.want(peer, request_id, tokens, priority))
+        own = Grant(peer, request_id)
+        granted = self._ledger.want(peer, request_id, tokens, priority)
+        self._answer(own, own in granted)
+        self.push(grant for grant in granted if grant != own)
 
     def release(self, peer: str, request_id: str) -> None:
         """A want or a grant is no longer needed."""
@@ -51,11 +56,20 @@ class CreditDesk:
         self.push(self._ledger.finish(peer, request_id))
 
     def push(self, grants: Iterable[Grant]) -> None:
-        """Tell each peer of its new grants."""
+        """Tell each peer of its new grants, and come back when the next group is due."""
         for grant in grants:
-            self._answer(grant.peer, grant.request_id, True)
+            self._answer(grant, True)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (due := self._ledger.due) is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._on_due)
 
-    def _answer(self, peer: str, request_id: str, granted: bool) -> None:
+    def _on_due(self) -> None:
+        self._timer = None
+        self.push(self._ledger.grant_due())
+
+    def _answer(self, grant: Grant, granted: bool) -> None:
         # Without a stream the peer has just gone, and `close` has dropped what it held.
-        if (answers := self._streams.get(peer)) is not None:
-            answers.put_nowait((request_id, granted))
+        if (answers := self._streams.get(grant.peer)) is not None:
+            answers.put_nowait((grant.request_id, granted))

@@ -47,6 +47,7 @@ class ActiveLoad:
     >>> load, report = ActiveLoad(), object()
     >>> load.add("r", "d0", report, Charges(1, prefill_tokens=100, decode_blocks=7))
     >>> load.prefilled("r")
+    True
     >>> load.potential("d0", report, reported=Charges(2, 50, 10))
     Charges(num_requests=3, prefill_tokens=50, decode_blocks=17)
     >>> load.potential("d0", object(), reported=Charges())  # a newer report, which does not know it yet
@@ -69,13 +70,15 @@ class ActiveLoad:
         sent.since.add(charges)
         self._requests[request_id] = _Request(worker, replace(charges), report)
 
-    def prefilled(self, request_id: str) -> None:
-        """Its first token came: no token of its prompt waits any more.  Again, and for unknown ids, a no-op."""
+    def prefilled(self, request_id: str) -> bool:
+        """A token came, so none of its prompt waits any more.  False where none did before, and for unknown ids."""
         request = self._requests.get(request_id)
-        if request is not None and request.charges.prefill_tokens:
-            paid = Charges(prefill_tokens=request.charges.prefill_tokens)
-            self._take_away(request, paid)
-            request.charges.add(paid, -1)
+        if request is None or not request.charges.prefill_tokens:
+            return False
+        paid = Charges(prefill_tokens=request.charges.prefill_tokens)
+        self._take_away(request, paid)
+        request.charges.add(paid, -1)
+        return True
 
     def free(self, request_id: str) -> None:
         """It ended, whatever way; unknown ids are a no-op."""

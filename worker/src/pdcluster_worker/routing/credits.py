@@ -1,83 +1,121 @@
 """The prefill side's ledger of credits: how many tokens of work it has promised, and to whom.
 
-A request of a peer goes want -> unused grant -> work in hand -> gone.  The head
-of the (priority, arrival) line is granted while outstanding tokens (unused
-grants and work in hand) stay within the limit; with nothing outstanding it is
-granted whatever its size, so a prompt over the limit goes alone.  Nothing
-overtakes the head, so no want starves behind smaller ones of its priority.
-The ledger does not know how a grant reaches the peer: its caller sends those
-that a call returns.
+A request of a peer goes want -> unused grant -> work in hand -> gone.  Wants
+are granted by priority, and within one by turns of the peers in tokens
+(`fair_line`), while outstanding tokens (unused grants and work in hand) stay
+within the limit; with nothing outstanding the next is granted whatever its
+size, so a prompt over the limit goes alone.  Nothing overtakes the next one
+for its size, so no want starves behind smaller ones of its priority.  With a
+batch window a group is granted together once it is due (`batching`); the
+caller asks again at `due`.  The ledger does not know how a grant reaches the
+peer: its caller sends those that a call returns.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from itertools import count
+from math import inf
 
-from pdcluster_worker.routing.waiting import WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """The right of one peer to send one named request."""
-
-    peer: str
-    request_id: str
+from pdcluster_worker.routing.batching import FAST, FAST_IN_A_ROW, Batching, LineKey
+from pdcluster_worker.routing.fair_line import FairLine, Grant, Want
+from pdcluster_worker.routing_config import PrefillQueuePolicy
 
 
 class CreditLedger:
-    """Grants credits in tokens; `limit_tokens` is about one batch ahead of the engine."""
+    """Grants credits in tokens; `limit_tokens` is about one batch ahead of the engine.
 
-    def __init__(self, limit_tokens: int) -> None:
+    clock:    in seconds; only a batch window reads it.
+    on_group: told how many wants were granted together.
+    """
+
+    def __init__(self, limit_tokens: int, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self.on_group: Callable[[int], None] = lambda num_requests: None
         self._limit_tokens = limit_tokens
+        self._clock = clock
+        self._batching = Batching(PrefillQueuePolicy())
         self._is_stopped = False
-        self._wants: WaitingQueue[Grant] = WaitingQueue()
-        self._unused: dict[Grant, int] = {}
+        self._arrivals = count()
+        self._wants: dict[Grant, tuple[LineKey, Want]] = {}
+        self._lines: dict[LineKey, FairLine] = {}
+        self._unused: dict[Grant, tuple[FairLine, Want]] = {}
         self._in_hand: dict[Grant, int] = {}
+        self._num_fast = 0  # grants of the fast lane in a row that overtook another want
 
-    def want(self, peer: str, request_id: str, tokens: int, priority: int) -> bool:
-        """Ask for a credit: True is granted at once, False is queued.
+    def want(self, peer: str, request_id: str, tokens: int, priority: int) -> list[Grant]:
+        """Ask for a credit.  Returns who is granted now; the request is among them, or queued.
 
-        A repeated want answers its present state and changes nothing.
+        Others are where it makes their group complete.  A repeated want changes nothing, and one
+        that has its grant is told so again.
         Raises ValueError when `tokens` is not positive: the peer is at fault.
         """
         if tokens < 1:
             raise ValueError(f"request {request_id} of peer {peer} wants {tokens} tokens: a want is for at least 1")
         grant = Grant(peer, request_id)
         if grant in self._unused or grant in self._in_hand:
-            return True
-        self._wants.add(grant, tokens, priority)
-        return grant in self._grant_heads()
+            return [grant]
+        if grant not in self._wants:
+            now = self._clock()
+            self._batching.arrived(now)
+            self._add(Want(grant, tokens, priority, next(self._arrivals), now))
+        return self.grant_due()
 
     def release(self, peer: str, request_id: str) -> list[Grant]:
-        """Give back a want or an unused grant; returns who is granted in its place.  Work in hand and unknown ids stay as they are."""
+        """Give back a want or an unused grant; returns who is granted in its place.
+
+        Work in hand and unknown ids stay as they are.
+        """
         grant = Grant(peer, request_id)
-        self._wants.discard(grant)
-        self._unused.pop(grant, None)
-        return self._grant_heads()
+        self._forget(grant)
+        if (unused := self._unused.pop(grant, None)) is not None:
+            line, want = unused
+            line.refund(want)
+        return self.grant_due()
 
     def start(self, peer: str, request_id: str) -> bool:
-        """The granted request arrived: its grant becomes work in hand.  False without such a grant; the caller refuses the request."""
+        """The granted request arrived: its grant becomes work in hand.
+
+        False without such a grant; the caller refuses the request.
+        """
         grant = Grant(peer, request_id)
         if grant not in self._unused:
             return False
-        self._in_hand[grant] = self._unused.pop(grant)
+        self._in_hand[grant] = self._unused.pop(grant)[1].tokens
         return True
 
     def finish(self, peer: str, request_id: str) -> list[Grant]:
-        """Work in hand is computed, or failed: its tokens return.  Returns who is granted now; unknown ids are a no-op."""
+        """Work in hand is computed, or failed: its tokens return.
+
+        Returns who is granted now; unknown ids are a no-op.
+        """
         self._in_hand.pop(Grant(peer, request_id), None)
-        return self._grant_heads()
+        return self.grant_due()
 
     def drop_peer(self, peer: str) -> list[Grant]:
         """The pair broke: the peer's wants and unused grants go, its work in hand stays until `finish`."""
-        for grant in self._wants.heads(self._wants.num_requests):
-            if grant.peer == peer:
-                self._wants.discard(grant)
-        self._unused = {grant: tokens for grant, tokens in self._unused.items() if grant.peer != peer}
-        return self._grant_heads()
+        for grant in [grant for grant in self._wants if grant.peer == peer]:
+            self._forget(grant)
+        self._unused = {grant: unused for grant, unused in self._unused.items() if grant.peer != peer}
+        for line in self._lines.values():
+            line.forget(peer)
+        return self.grant_due()
 
     def set_limit(self, limit_tokens: int) -> list[Grant]:
         """Take a new limit.  A lower one takes no grant back; it is reached as work finishes."""
         self._limit_tokens = limit_tokens
-        return self._grant_heads()
+        return self.grant_due()
+
+    def set_policy(self, policy: PrefillQueuePolicy, batch_tokens: int) -> list[Grant]:
+        """Take another policy; those that wait keep their arrival.
+
+        batch_tokens: of one step of this worker's engines.
+        """
+        if (policy, batch_tokens) != (self._batching.policy, self._batching.batch_tokens):
+            waiting = sorted((want for _, want in self._wants.values()), key=lambda want: want.number)
+            self._batching.policy, self._batching.batch_tokens = policy, batch_tokens
+            self._wants.clear()
+            self._lines.clear()
+            for want in waiting:
+                self._add(want)
+        return self.grant_due()
 
     def stop(self) -> None:
         """Grant nothing more (drain): wants are answered queued, grants that are out stay good."""
@@ -86,12 +124,32 @@ class CreditLedger:
     def resume(self) -> list[Grant]:
         """Grant again after `stop`."""
         self._is_stopped = False
-        return self._grant_heads()
+        return self.grant_due()
+
+    @property
+    def due(self) -> float | None:
+        """When a group that waits for company is granted; None = none does."""
+        if self._is_stopped or self._batching.is_immediate:
+            return None
+        now, busy = self._clock(), self._busy_ratio()
+        times = [self._batching.ripe_at(key, line, busy) for key, line in self._lines.items()]
+        return min((time for time in times if time > now), default=None)
+
+    def grant_due(self) -> list[Grant]:
+        """Grant what is due and has room."""
+        granted: list[Grant] = []
+        while (line := self._next_line()) is not None:
+            group = list(self._grant_group(*line))
+            granted += group
+            if not group:
+                break
+            self.on_group(len(group))
+        return granted
 
     @property
     def outstanding_tokens(self) -> int:
         """Tokens of unused grants and of work in hand."""
-        return sum(self._unused.values()) + sum(self._in_hand.values())
+        return sum(want.tokens for _, want in self._unused.values()) + sum(self._in_hand.values())
 
     @property
     def unused_grants(self) -> int:
@@ -101,23 +159,64 @@ class CreditLedger:
     @property
     def queued_requests(self) -> int:
         """Wants not granted yet."""
-        return self._wants.num_requests
+        return len(self._wants)
 
     @property
     def queued_tokens(self) -> int:
         """Tokens of the wants not granted yet."""
-        return self._wants.num_tokens
+        return sum(line.num_tokens for line in self._lines.values())
 
-    def _grant_heads(self) -> list[Grant]:
-        granted: list[Grant] = []
-        outstanding = self.outstanding_tokens
-        while self._wants.num_requests and not self._is_stopped:
-            head = self._wants.heads(1)[0]
-            tokens = self._wants.tokens(head)
-            if outstanding > 0 and outstanding + tokens > self._limit_tokens:
+    def _busy_ratio(self) -> float:
+        return self.outstanding_tokens / self._limit_tokens
+
+    def _add(self, want: Want) -> None:
+        key = self._batching.key(want.tokens, want.priority)
+        self._wants[want.grant] = key, want
+        self._lines.setdefault(key, FairLine()).add(want)
+
+    def _forget(self, grant: Grant) -> None:
+        if (found := self._wants.pop(grant, None)) is not None:
+            key, want = found
+            self._lines[key].discard(want)
+            self._drop_empty(key)
+
+    def _drop_empty(self, key: LineKey) -> None:
+        if not self._lines[key].num_requests:
+            del self._lines[key]
+
+    def _next_line(self) -> tuple[LineKey, FairLine] | None:
+        """The line whose group is granted next; None = none is due."""
+        if self._is_stopped or not self._lines:
+            return None
+        busy, now = self._busy_ratio(), 0.0 if self._batching.is_immediate else self._clock()
+        due = [(key, line) for key, line in self._lines.items() if self._batching.ripe_at(key, line, busy) <= now]
+        return min(due, key=self._order, default=None)
+
+    def _order(self, entry: tuple[LineKey, FairLine]) -> tuple[int, bool, int]:
+        """By priority; then the fast lane, unless it has had its turns; then by arrival."""
+        key, line = entry
+        has_turn = key.lane == FAST and self._num_fast < FAST_IN_A_ROW
+        return key.priority, not has_turn, line.oldest().number
+
+    def _grant_group(self, key: LineKey, line: FairLine) -> Iterator[Grant]:
+        most = self._batching.most_prompts or inf
+        if key.lane == FAST:
+            most = 1  # one by one: the other lane may have its turn after any of them
+        num, outstanding = 0, self.outstanding_tokens
+        while num < most and line.num_requests:
+            want = line.next()
+            if outstanding > 0 and outstanding + want.tokens > self._limit_tokens:
                 break
-            self._wants.discard(head)
-            self._unused[head] = tokens
-            outstanding += tokens
-            granted.append(head)
-        return granted
+            line.serve(want)
+            del self._wants[want.grant]
+            self._unused[want.grant] = line, want
+            self._num_fast = self._num_fast + 1 if self._overtakes(key) else 0
+            outstanding += want.tokens
+            num += 1
+            yield want.grant
+        self._drop_empty(key)
+
+    def _overtakes(self, key: LineKey) -> bool:
+        """A grant of that line goes before wants of its priority that may have come earlier."""
+        others = (other for other in self._lines if other.priority == key.priority)
+        return key.lane == FAST and any(other.lane != FAST for other in others)

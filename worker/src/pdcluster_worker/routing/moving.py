@@ -9,7 +9,7 @@ from typing import Literal
 
 from pdcluster_worker.moving_config import MovingPolicy
 
-MoveReason = Literal["lost", "stalled", "draining"]
+MoveReason = Literal["lost", "stalled", "draining", "preempted"]
 """What is the matter with the worker that a request runs on."""
 
 MoveOutcome = Literal["moved", "nowhere", "refused"]
@@ -23,6 +23,29 @@ def may_move(policy: MovingPolicy, num_moves: int) -> bool:
     (True, False)
     """
     return policy.enabled and num_moves < policy.max_moves
+
+
+def is_short_of_blocks(policy: MovingPolicy, num_preemptions: int) -> bool:
+    """Whether a request that its worker preempted so often had better go.
+
+    >>> policy = MovingPolicy(after_preemptions=2)
+    >>> is_short_of_blocks(policy, 1), is_short_of_blocks(policy, 2)
+    (False, True)
+    >>> is_short_of_blocks(MovingPolicy(), 9)
+    False
+    """
+    return policy.enabled and 0 < policy.after_preemptions <= num_preemptions
+
+
+def has_room(free_blocks: int, needed_blocks: int) -> bool:
+    """Whether a worker takes a request that is short of blocks elsewhere: with as many left over.
+
+    With just its own it would soon be preempted there, or preempt others.
+
+    >>> has_room(20, 10), has_room(19, 10)
+    (True, False)
+    """
+    return free_blocks >= 2 * needed_blocks
 
 
 def leg_id(request_id: str, num_legs: int) -> str:

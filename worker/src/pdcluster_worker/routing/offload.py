@@ -70,8 +70,10 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
     if most and 1000 * facts.transfer_seconds > most:
         return Verdict(False, "transfer")
     match policy.policy:
-        case "rule" | "sloFeedback":
+        case "rule":
             return _by_rule(policy, facts, threshold)
+        case "sloFeedback":
+            return _by_length(policy, facts, threshold)
         case "score":
             return Verdict(score(policy, facts, threshold) > policy.score.min_score, "score")
         case "islBounding":
@@ -131,12 +133,19 @@ def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verd
     >>> goes(256, prefill_queue=10, decode_active=8), goes(63, decode_active=8)
     (True, False)
     """
-    if facts.uncached_tokens >= threshold and facts.prefill_queue < policy.prefill_queue_max:
-        return Verdict(True, "long")
+    by_length = _by_length(policy, facts, threshold)
     is_busy = facts.decode_active >= policy.decode_load_threshold
-    if is_busy and facts.uncached_tokens >= policy.min_offload_length:
+    if not by_length.is_remote and is_busy and facts.uncached_tokens >= policy.min_offload_length:
         return Verdict(True, "decode_load")
-    return Verdict(False, "queue" if facts.uncached_tokens >= threshold else "short")
+    return by_length
+
+
+def _by_length(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:
+    """A long prompt goes while the prefill queue is short."""
+    if facts.uncached_tokens < threshold:
+        return Verdict(False, "short")
+    has_room = facts.prefill_queue < policy.prefill_queue_max
+    return Verdict(has_room, "long" if has_room else "queue")
 
 
 def _is_bounded(policy: OffloadPolicy, facts: OffloadFacts) -> bool:

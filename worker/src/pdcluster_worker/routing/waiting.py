@@ -1,18 +1,13 @@
-"""Requests that wait for a credit, in (priority, arrival) order; lower priority values go first.
+"""Requests of a decode worker that wait for a credit, in (priority, arrival) order; lower priority values go first.
 
-`CreditQueue` is the decode side's: it holds request ids and no blocks, and its
-sizes are this worker's part of the prefill queue.  `credits.CreditLedger` keeps
-the wants of all its peers in a `WaitingQueue` of its own.  Neither knows when a
-credit comes; that is the ledger's rule.
+It holds request ids and no blocks, and its sizes are this worker's part of the
+prefill queue.  It does not know when a credit comes; that is the ledger's rule
+(`credits`).
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import count
-from typing import Generic, TypeVar
-
-RequestT = TypeVar("RequestT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +18,16 @@ class _Place:
     tokens: int
 
 
-class WaitingQueue(Generic[RequestT]):
+class CreditQueue:
     """An ordered set of requests with a token count each; arrival is the order of `add`."""
 
     def __init__(self) -> None:
         self._arrivals = count()
-        self._places: dict[RequestT, _Place] = {}
-        self._line: list[tuple[tuple[int, int], RequestT]] = []
+        self._places: dict[str, _Place] = {}
+        self._line: list[tuple[tuple[int, int], str]] = []
         self._num_tokens = 0
 
-    def add(self, request_id: RequestT, tokens: int, priority: int) -> None:
+    def add(self, request_id: str, tokens: int, priority: int) -> None:
         """Put a request into the line; one that waits already keeps its place."""
         if request_id in self._places:
             return
@@ -41,7 +36,7 @@ class WaitingQueue(Generic[RequestT]):
         insort(self._line, (place.order, request_id), key=_order)
         self._num_tokens += tokens
 
-    def discard(self, request_id: RequestT) -> None:
+    def discard(self, request_id: str) -> None:
         """Take a request out of the line; unknown ones are a no-op."""
         place = self._places.pop(request_id, None)
         if place is None:
@@ -49,11 +44,11 @@ class WaitingQueue(Generic[RequestT]):
         del self._line[bisect_left(self._line, place.order, key=_order)]
         self._num_tokens -= place.tokens
 
-    def heads(self, n: int) -> list[RequestT]:
+    def heads(self, n: int) -> list[str]:
         """The first n requests, or all when fewer wait."""
         return [request_id for _, request_id in self._line[:n]]
 
-    def tokens(self, request_id: RequestT) -> int:
+    def tokens(self, request_id: str) -> int:
         """What a waiting request waits for; KeyError for one that does not wait."""
         return self._places[request_id].tokens
 
@@ -69,10 +64,6 @@ class WaitingQueue(Generic[RequestT]):
     def num_tokens(self) -> int:
         """Tokens that they wait for, in all."""
         return self._num_tokens
-
-
-class CreditQueue(WaitingQueue[str]):
-    """The requests of one decode worker that wait for a credit, by their ids."""
 
 
 def _order(entry: tuple[tuple[int, int], object]) -> tuple[int, int]:

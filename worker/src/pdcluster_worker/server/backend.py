@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
 
 class Worker(Protocol):
@@ -46,8 +47,8 @@ class Worker(Protocol):
 class Backend(Worker, Protocol):
     """A worker that generates."""
 
-    def generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """Run all choices of one prompt; `Generated.index` counts in `specs`.
+    def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
+        """Run all choices of one prompt; `Generated.index` counts in `specs`.  hints: what it says of its route.
 
         Ends after the last token of the last choice.  `aclose()` cancels every
         choice that still runs.  Raises RequestError before or after tokens.

@@ -22,6 +22,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_N = 16
 MAX_SALT_CHARACTERS = 256
+MAX_SESSION_CHARACTERS = 256
 MAX_PRIORITY = 1000
 """Either way of 0, the default; lower goes first."""
 MAX_DEADLINE_MILLISECONDS = 86_400_000.0
@@ -54,6 +55,7 @@ def _as_list(value: Any) -> Any:
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_check_unicode)]
+Session = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS), AfterValidator(_check_unicode)]
 StopList = Annotated[
     Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None,
     BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),

@@ -18,6 +18,7 @@ from pdcluster_worker.engine.messages import RequestSpec, Token
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.routing.hints import RouteHints
 from pdcluster_worker.routing.qos.slo import slo_of
 from pdcluster_worker.routing.qos.tenants import Tenants, tenant_policy
 from pdcluster_worker.routing.qos.tiers import tier_of
@@ -54,10 +55,12 @@ class Plan:
 
     specs:  for each prompt its n choices.
     tenant: whose API key it came with, "" where no key is asked for.
+    hints:  what the request says of its route.
     """
 
     specs: list[list[RequestSpec]]
     prefill: PrefillMode
+    hints: RouteHints
     rules: TextRules
     arrival_seconds: float
     tenant: str = ""
@@ -168,7 +171,7 @@ class Generation:
     def _generated(self) -> AsyncGenerator[Generated, None]:
         """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
-        streams = [backend.generate(specs, plan.prefill) for specs in plan.specs]
+        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in plan.specs]
         if len(streams) == 1:
             return streams[0]
         n = len(plan.specs[0])

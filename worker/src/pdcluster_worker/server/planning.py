@@ -14,8 +14,9 @@ from pdcluster_worker.server.choice import TextRules
 from pdcluster_worker.server.generation import Generation, Plan, Serving
 from pdcluster_worker.server.generation_response import Form, GenerationResponse, Shape
 from pdcluster_worker.server.request_context import RequestContext
+from pdcluster_worker.server.route_fields import check_route, hints_of
 from pdcluster_worker.server.sampling import Wanted, specs_for
-from pdcluster_worker.server.schemas import Generate
+from pdcluster_worker.server.schemas import Extension, Generate
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> N
             "pdcluster.deadline_ms: is not allowed here: leave it out, or set qos.estimation.allowClientDeadline of the PDCluster",
             param="pdcluster.deadline_ms",
         )
+    if request.pdcluster:
+        check_route(request.pdcluster.route, policy.decode_score)
     limit, n = policy.admission.max_queued_requests, request.n or 1
     if num_prompts * n > limit:
         param = "prompt" if num_prompts > 1 else "n"
@@ -98,7 +101,8 @@ def respond(
         skip_special=request.skip_special_tokens is not False,
         min_tokens=request.min_tokens or 0,
     )
-    prefill = request.pdcluster.prefill if request.pdcluster else "auto"
-    generation = Generation(serving, Plan(specs, prefill, rules, context.arrival_seconds, context.tenant))
+    extension = request.pdcluster or Extension()
+    hints = hints_of(extension.session, extension.route, policy.decode_score)
+    generation = Generation(serving, Plan(specs, extension.prefill, hints, rules, context.arrival_seconds, context.tenant))
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     return GenerationResponse(generation, Form(shape, bool(request.stream), include_usage), context.request_id)

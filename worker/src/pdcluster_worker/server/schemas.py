@@ -20,11 +20,13 @@ from pdcluster_worker.server.fields import (
     Only,
     Priority,
     PromptList,
+    Session,
     SloMilliseconds,
     StopList,
     Text,
     TokenIds,
 )
+from pdcluster_worker.server.route_fields import Route
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -48,12 +50,16 @@ class Extension(_Body):
     prefill: where the prompt is computed; auto leaves it to the policy.
     ttft_slo_ms, tpot_slo_ms: latency objectives of this request, in milliseconds; null = the policy's.
     deadline_ms: until its last token, in milliseconds; requests that wait go by it. null = whenever.
+    session: requests of one session run on one worker, which has their prefix; null = none.
+    route: how the worker is chosen, for tests, where the policy allows it.
     """
 
     prefill: PrefillMode = "auto"
     ttft_slo_ms: SloMilliseconds | None = None
     tpot_slo_ms: SloMilliseconds | None = None
     deadline_ms: DeadlineMilliseconds | None = None
+    session: Session | None = None
+    route: Route | None = None
 
 
 class _Unsupported(_Body):

@@ -47,13 +47,15 @@ def _never_ran(request: Request) -> bool:
     return request.status is not Status.PREEMPTED
 
 
+_BY_PRIORITY = Order(
+    running=lambda request: (request.priority, request.arrival_seconds),
+    waiting=lambda request: (request.priority, _never_ran(request), request.due_seconds, request.arrival_seconds),
+)
 _ORDERS = {
     "fcfs": Order(
         running=lambda request: (request.arrival_seconds,),
         waiting=lambda request: (_never_ran(request), request.arrival_seconds),
     ),
-    "priority": Order(
-        running=lambda request: (request.priority, request.arrival_seconds),
-        waiting=lambda request: (request.priority, _never_ran(request), request.due_seconds, request.arrival_seconds),
-    ),
+    "priority": _BY_PRIORITY,
+    "preemptive": _BY_PRIORITY,
 }

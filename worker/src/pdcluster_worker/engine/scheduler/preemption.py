@@ -1,13 +1,9 @@
 """Takes blocks back when decodes outgrow the pool [V5]: a victim starts over, its output kept."""
 
-import logging
-
 from pdcluster_worker.engine.acceptance import too_large
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
-
-logger = logging.getLogger(__name__)
 
 
 def decode_or_preempt(queues: Queues, requests: list[Request], step: Schedule) -> None:
@@ -27,36 +23,20 @@ def grow_or_preempt(queues: Queues, request: Request, step: Schedule) -> bool:
     while not queues.tables.grow(request, request.num_planned_tokens):
         if fails_for_size(queues, request, step):
             return False
-        victim = last_in_order(queues)
+        victim = queues.last_in_order
         preempt(queues, victim, step)
         if victim is request:
             return False
     return True
 
 
-def last_in_order(queues: Queues) -> Request:
-    """The request to take blocks from, of all that hold some."""
-    last = [queue[-1] for queue in (queues.running, queues.ready) if queue]
-    return max(last, key=queues.order.running)
-
-
 def preempt(queues: Queues, request: Request, step: Schedule) -> None:
-    """Take the request's blocks and queue it again, before those that never ran."""
+    """Take the request's blocks for another one, in the middle of a plan."""
     # Requests preempt in the order of `running`, so the last in order is planned last.
     assert request not in step.items, f"request {request.request_id} is preempted after its turn"
     assert not request.num_in_flight_tokens, f"request {request.request_id} is preempted in the middle of a step"
-    queues.remove(request)
     step.preempted.append(request)
-    queues.num_preemptions += 1
-    logger.info(
-        "preempted request=%s blocks=%d tokens=%d",
-        request.request_id,
-        len(request.block_table),
-        request.num_tokens,
-    )
-    queues.tables.release(request)
-    request.status = Status.PREEMPTED
-    queues.add(request)
+    queues.put_back(request)
 
 
 def fails_for_size(queues: Queues, request: Request, step: Schedule) -> bool:

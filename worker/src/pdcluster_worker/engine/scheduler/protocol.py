@@ -50,6 +50,15 @@ class Scheduler(Protocol):
         """Blocks that newcomers from outside must leave to the requests that are here."""
         ...
 
+    @property
+    def displaced(self) -> Request | None:
+        """The next running request that makes way for a waiting one of higher priority; None where none does."""
+        ...
+
+    def displace(self) -> None:
+        """Put back all of these, between two steps."""
+        ...
+
     def add(self, request: Request) -> None:
         """Queue a request that holds no blocks, new or PREEMPTED."""
         ...

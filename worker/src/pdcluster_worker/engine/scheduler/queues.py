@@ -1,13 +1,17 @@
 """The requests that a scheduler knows, in order, and what can be counted of them."""
 
+import logging
 from bisect import insort_left, insort_right
 
+from pdcluster_worker.engine.acceptance import too_large
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler.order import is_decode, num_uncomputed, order_of
 from pdcluster_worker.engine.scheduler.rooms import KnownRoom, Room
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.window import most_blocks
+
+logger = logging.getLogger(__name__)
 
 
 class Queues:
@@ -71,6 +75,45 @@ class Queues:
     def has_free_seat(self) -> bool:
         """Whether one more request may run [V2]."""
         return len(self.running) < self.settings.max_sequences
+
+    @property
+    def last_in_order(self) -> Request:
+        """The request to take blocks from, of all that hold some."""
+        last = [queue[-1] for queue in (self.running, self.ready) if queue]
+        return max(last, key=self.order.running)
+
+    @property
+    def displaced(self) -> Request | None:
+        """The next one that makes way for the first waiting request; None where none does.
+
+        Under `preemptive`: the last in order, if that has lower priority, computes for no peer, and what
+        such requests hold is enough.
+        """
+        if self.settings.scheduler.policy != "preemptive" or not self.waiting or not (self.running or self.ready):
+            return None
+        first = self.waiting[0]
+        if too_large(first.num_tokens, self.settings) is not None:
+            return None
+        needed = self.tables.reservation(first, self.room.num_tokens(first)).num_needed
+        if self.has_free_seat and needed <= self.tables.pool.num_available:
+            return None
+        lower = [each for each in (*self.running, *self.ready) if each.priority > first.priority and each.target is None]
+        held = sum(len(each.block_table) for each in lower)
+        return self.last_in_order if self.last_in_order in lower and needed <= self.tables.pool.num_available + held else None
+
+    def displace(self) -> None:
+        """Put back all that make way for the first waiting request; between two steps, none of them under way."""
+        while (request := self.displaced) is not None:
+            self.put_back(request)
+
+    def put_back(self, request: Request) -> None:
+        """Take the blocks of a request, and queue it again, before those that never ran."""
+        self.remove(request)
+        self.num_preemptions += 1
+        logger.info("preempted request=%s blocks=%d tokens=%d", request.request_id, len(request.block_table), request.num_tokens)
+        self.tables.release(request)
+        request.status = Status.PREEMPTED
+        self.add(request)
 
     def add(self, request: Request) -> None:
         """Queue a request that holds no blocks.

@@ -21,7 +21,6 @@ from pdcluster_worker.engine.scheduler.order import by_kind, is_decode, num_unco
 from pdcluster_worker.engine.scheduler.preemption import (
     fails_for_size,
     grow_or_preempt,
-    last_in_order,
     preempt,
 )
 from pdcluster_worker.engine.scheduler.queues import Queues
@@ -83,7 +82,7 @@ class Sarathi(Queues):
         while not self.tables.grow(request, request.num_planned_tokens):
             if fails_for_size(self, request, step):
                 return False
-            victim = last_in_order(self)
+            victim = self.last_in_order
             if is_decode(victim) and step.items:
                 return False  # it sits out: a block comes free when one of the others ends
             preempt(self, victim, step)

@@ -11,6 +11,7 @@ from random import Random
 
 from pdcluster_worker.routing.decode_score.affinity import home_of
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+from pdcluster_worker.routing.decode_score.hit_ratio import with_enough_hits
 from pdcluster_worker.routing.decode_score.hotspot import within_share, without_hot_prefix
 from pdcluster_worker.routing.decode_score.kv_aware import kv_aware
 from pdcluster_worker.routing.decode_score.latency import capacity_aware, latency_aware
@@ -60,6 +61,7 @@ class DecodeChooser:
         return self._by_cost(policy, asked, candidates)
 
     def _by_cost(self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> Decision:
+        candidates = with_enough_hits(candidates, asked, policy.min_cache_hit_ratio)
         if policy.hotspot_prevention and policy.policy in PREFIX_POLICIES:
             # The share first: a worker that is out of the choice is still one of those that have the prefix.
             cooled = {c.key: c for c in without_hot_prefix(candidates, policy.hot_workers_ratio)}

@@ -29,7 +29,7 @@ from pdcluster_worker.routing.waiting_time.survival import Survival
 WINDOW = 200
 """Latest lengths that are kept of a group, and of all groups together."""
 
-POOL_SAMPLES = 3.0
+POOL_SAMPLES = 1.0
 """What all groups together count for in one group, in completions of its own."""
 
 SCENARIOS = 32
@@ -86,7 +86,8 @@ class LoadAware:
             ]
             spans = drain(lengths[: len(running)], lengths[len(running) :], line.seats, self._seconds)
             ends.append(max(spans[index][1] for index in counted))
-        return median(ends) + self._prefill.seconds(sum(flight.prompt_tokens for flight in waiting))
+        # A prefill holds up its own seat; that it also slows the others down is in their d(b).
+        return median(ends) + self._prefill.seconds(sum(flight.prompt_tokens for flight in waiting)) / max(1, line.seats)
 
     def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
         """When a seat is free for it, the prefills before it and its own, and a step."""
@@ -109,7 +110,9 @@ class LoadAware:
         mean = _mean(survivals)
         spans = drain([mean(f) for f in running], [mean(f) for f in [*ahead, flight]], line.seats, self._seconds)
         start, end = spans[-1]
-        prompts = self._prefill.seconds(flight.prompt_tokens + sum(other.prompt_tokens for other in ahead))
+        before = self._prefill.seconds(sum(other.prompt_tokens for other in ahead))
+        # Where seats are free all prompts ahead are computed first; where not, each in a seat of its own and beside others.
+        prompts = self._prefill.seconds(flight.prompt_tokens) + (before if start == 0 else before / max(1, line.seats))
         return start + prompts + self._seconds(len(running) + 1), end + prompts
 
     def _survivals(self, line: Line, flights: Collection[Flight]) -> dict[str, Survival]:

@@ -1,10 +1,10 @@
-"""Workers on a running loop; they meet at events, never at a time."""
+"""The queue runner on a running loop; they meet at events, never at a time."""
 
 import asyncio
 
 from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.reconcile.queue import Backoff, WorkQueue
-from pdcluster_operator.reconcile.workers import Done, Workers
+from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
 
 A, B, C = (Key("default", name) for name in "abc")
 
@@ -28,37 +28,37 @@ class Recorder:
         self.num_errors += 1
 
 
-def start(recorder: Recorder, num_workers: int, waits_seconds: float = 0.0) -> tuple[Workers, asyncio.Task[None]]:
+def start(recorder: Recorder, num_workers: int, waits_seconds: float = 0.0) -> tuple[QueueRunner, asyncio.Task[None]]:
     queue: WorkQueue[Key] = WorkQueue(Backoff(first=0.01, most=0.01))
-    workers = Workers(recorder.work, recorder.on_error, num_workers, queue=queue, waits_seconds=waits_seconds)
-    return workers, asyncio.create_task(workers.run())
+    runner = QueueRunner(recorder.work, recorder.on_error, num_workers, queue=queue, waits_seconds=waits_seconds)
+    return runner, asyncio.create_task(runner.run())
 
 
-async def finish(workers: Workers, task: asyncio.Task[None]) -> None:
-    workers.stop()
+async def finish(runner: QueueRunner, task: asyncio.Task[None]) -> None:
+    runner.stop()
     async with asyncio.timeout(10):
         await task
 
 
 async def test_no_more_keys_are_in_work_than_there_are_workers():
     recorder = Recorder()
-    workers, task = start(recorder, 2)
+    runner, task = start(recorder, 2)
     for key in (A, B, C):
-        workers.add(key)
+        runner.add(key)
     async with asyncio.timeout(10):
         assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
-        assert workers.queue.depth == 1
+        assert runner.queue.depth == 1
         await recorder.ends.put(Done())
         assert await recorder.started.get() == C
     for _ in range(2):
         await recorder.ends.put(Done())
-    await finish(workers, task)
+    await finish(runner, task)
 
 
 async def test_work_that_raises_is_counted_and_tried_again_and_ends_nothing_else(caplog):
     recorder = Recorder()
-    workers, task = start(recorder, 1)
-    workers.add(A)
+    runner, task = start(recorder, 1)
+    runner.add(A)
     async with asyncio.timeout(10):
         await recorder.started.get()
         await recorder.ends.put(RuntimeError("broken"))
@@ -66,75 +66,75 @@ async def test_work_that_raises_is_counted_and_tried_again_and_ends_nothing_else
     assert recorder.num_errors == 1
     assert "default/a" in caplog.text
     await recorder.ends.put(Done())
-    await finish(workers, task)
+    await finish(runner, task)
 
 
 async def test_work_that_was_refused_comes_back_without_counting_as_an_error():
     recorder = Recorder()
-    workers, task = start(recorder, 1)
-    workers.add(A)
+    runner, task = start(recorder, 1)
+    runner.add(A)
     async with asyncio.timeout(10):
         await recorder.started.get()
         await recorder.ends.put(Done(try_again=True))
         assert await recorder.started.get() == A
     assert recorder.num_errors == 0
     await recorder.ends.put(Done())
-    await finish(workers, task)
+    await finish(runner, task)
 
 
 async def test_a_key_comes_back_when_it_asked_to():
     recorder = Recorder()
-    workers, task = start(recorder, 1)
-    workers.add(A)
+    runner, task = start(recorder, 1)
+    runner.add(A)
     async with asyncio.timeout(10):
         await recorder.started.get()
-        await recorder.ends.put(Done(look_again_seconds=0.01))
+        await recorder.ends.put(Done(requeue_after_seconds=0.01))
         assert await recorder.started.get() == A
     await recorder.ends.put(Done())
-    await finish(workers, task)
+    await finish(runner, task)
 
 
 async def test_stop_lets_the_work_in_hand_end_and_takes_nothing_more():
     recorder = Recorder()
-    workers, task = start(recorder, 1)
-    workers.add(A)
-    workers.add(B)
+    runner, task = start(recorder, 1)
+    runner.add(A)
+    runner.add(B)
     async with asyncio.timeout(10):
         await recorder.started.get()
-    workers.stop()
+    runner.stop()
     assert not task.done()
     await recorder.ends.put(Done())
-    await finish(workers, task)
+    await finish(runner, task)
     assert recorder.started.empty()
-    assert workers.queue.depth == 1
+    assert runner.queue.depth == 1
 
 
 async def test_nothing_is_begun_beside_work_that_keeps_the_machine_busy():
     recorder = Recorder()
-    workers, task = start(recorder, 2, waits_seconds=3600.0)
-    workers.add(A)
-    workers.add(B)
+    runner, task = start(recorder, 2, waits_seconds=3600.0)
+    runner.add(A)
+    runner.add(B)
     async with asyncio.timeout(10):
         assert await recorder.started.get() == A
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (recorder.started.empty(), workers.queue.depth) == (True, 1)
+        assert (recorder.started.empty(), runner.queue.depth) == (True, 1)
         await recorder.ends.put(Done())
         assert await recorder.started.get() == B
     await recorder.ends.put(Done())
-    await finish(workers, task)
+    await finish(runner, task)
 
 
 async def test_more_is_begun_beside_work_that_waits():
     recorder = Recorder()
-    workers, task = start(recorder, 2, waits_seconds=0.01)
-    workers.add(A)
-    workers.add(B)
+    runner, task = start(recorder, 2, waits_seconds=0.01)
+    runner.add(A)
+    runner.add(B)
     async with asyncio.timeout(10):
         assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
     for _ in range(2):
         await recorder.ends.put(Done())
-    await finish(workers, task)
+    await finish(runner, task)
 
 
 async def test_work_that_never_waits_leaves_turns_to_everything_else():
@@ -144,13 +144,13 @@ async def test_work_that_never_waits_leaves_turns_to_everything_else():
     async def work(key: Key) -> Done:
         turns_before.append(turns)
         if len(turns_before) == 100:
-            workers.stop()
+            runner.stop()
         return Done()
 
-    workers = Workers(work, lambda: None, 1)
+    runner = QueueRunner(work, lambda: None, 1)
     for number in range(100):
-        workers.add(Key("default", f"chat-{number}"))
-    task = asyncio.create_task(workers.run())
+        runner.add(Key("default", f"chat-{number}"))
+    task = asyncio.create_task(runner.run())
     async with asyncio.timeout(10):
         while not task.done():
             turns += 1

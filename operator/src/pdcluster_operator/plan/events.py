@@ -10,7 +10,7 @@ from typing import Any
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.progress import FIELD
-from pdcluster_operator.plan.state import Happening
+from pdcluster_operator.plan.state import Event
 
 _TOLD_ELSEWHERE = frozenset({words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED})
 """Reasons that an event of their own has told."""
@@ -19,7 +19,7 @@ _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
 """Reasons that are news only when a cluster was ready before, and then no cause for alarm."""
 
 
-def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Happening, ...]:
+def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, ...]:
     """Every change that is worth an event."""
     old, new = Previous(before), Previous(after)
     return (
@@ -33,24 +33,24 @@ def happenings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Hap
     )
 
 
-def cut_short(pods: Sequence[str]) -> tuple[Happening, ...]:
+def cut_short(pods: Sequence[str]) -> tuple[Event, ...]:
     """Of workers that have gone though they had not drained."""
     said = "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or within rollout.gracePeriodSeconds"
-    return tuple(Happening(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
+    return tuple(Event(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
 
 
-def _rollout(old: Previous, new: Previous) -> Iterator[Happening]:
+def _rollout(old: Previous, new: Previous) -> Iterator[Event]:
     target, serving, served = new.text("revision"), new.text("servingRevision"), old.text("servingRevision")
     if old.text("revision") not in (None, target):
         if served not in (None, target):
-            yield Happening(words.ROLLOUT_STARTED, f"revision {target} is to replace {served}")
+            yield Event(words.ROLLOUT_STARTED, f"revision {target} is to replace {served}")
         elif serving == served:
-            yield Happening(words.ROLLOUT_DROPPED, f"revision {old.text('revision')} is dropped; {served} goes on serving")
+            yield Event(words.ROLLOUT_DROPPED, f"revision {old.text('revision')} is dropped; {served} goes on serving")
     if served not in (None, serving):
-        yield Happening(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
+        yield Event(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
 
 
-def _stalled(old: Previous, new: Previous) -> Iterator[Happening]:
+def _stalled(old: Previous, new: Previous) -> Iterator[Event]:
     """Once for each deadline, whatever else Ready speaks of then or in between."""
     before, after = old.mapping(FIELD), new.mapping(FIELD)
     if not after.get("stalled") or before.get("stalled"):
@@ -60,52 +60,52 @@ def _stalled(old: Previous, new: Previous) -> Iterator[Happening]:
     hidden = f"revision {after['revision']} {late}: {after['stalled']}"
     is_said = ready["reason"] == words.PROGRESS_DEADLINE_EXCEEDED
     message = ready["message"] if is_said else hidden
-    yield Happening(words.PROGRESS_DEADLINE_EXCEEDED, message, warning=True)
+    yield Event(words.PROGRESS_DEADLINE_EXCEEDED, message, warning=True)
 
 
-def _scaled(old: Previous, new: Previous) -> Iterator[Happening]:
+def _scaled(old: Previous, new: Previous) -> Iterator[Event]:
     before = old.pools()
     for (role, pool), (_, desired) in new.pools().items():
         _, was = before.get((role, pool), ("", desired))
         if was != desired:
-            yield Happening(words.SCALED, f"{role} pool {pool}: from {was} to {desired} workers")
+            yield Event(words.SCALED, f"{role} pool {pool}: from {was} to {desired} workers")
 
 
-def _ready(old: Previous, new: Previous) -> Iterator[Happening]:
+def _ready(old: Previous, new: Previous) -> Iterator[Event]:
     was_ready, condition = old.is_true(words.READY), new.condition(words.READY)
     reason, message = condition["reason"], condition["message"]
     if new.is_true(words.READY):
         if not was_ready:
-            yield Happening(words.READY, f"all is as declared: {message}")
+            yield Event(words.READY, f"all is as declared: {message}")
     elif reason in _PASSING:
         if was_ready:
-            yield Happening(reason, message)
+            yield Event(reason, message)
     elif reason not in _TOLD_ELSEWHERE and reason != old.reason(words.READY):
-        yield Happening(reason, message, warning=True)
+        yield Event(reason, message, warning=True)
 
 
-def _serving(old: Previous, new: Previous) -> Iterator[Happening]:
+def _serving(old: Previous, new: Previous) -> Iterator[Event]:
     if old.is_true(words.SERVING) == new.is_true(words.SERVING):
         return
     condition = new.condition(words.SERVING)
     if condition:
-        yield Happening(condition["reason"], condition["message"], warning=not new.is_true(words.SERVING))
+        yield Event(condition["reason"], condition["message"], warning=not new.is_true(words.SERVING))
 
 
-def _accelerators(old: Previous, new: Previous) -> Iterator[Happening]:
+def _accelerators(old: Previous, new: Previous) -> Iterator[Event]:
     """Accelerators are reserved and idle; not when Ready has the same reason and so tells it."""
     condition = new.condition(words.ACCELERATORS_IN_USE)
     if condition.get("reason") != new.reason(words.READY) and _turned_false(old, condition):
-        yield Happening(condition["reason"], condition["message"], warning=True)
+        yield Event(condition["reason"], condition["message"], warning=True)
 
 
-def _disaggregating(old: Previous, new: Previous) -> Iterator[Happening]:
+def _disaggregating(old: Previous, new: Previous) -> Iterator[Event]:
     """It turned False, or is so for another reason; and it is True again."""
     was, condition = old.condition(words.DISAGGREGATING), new.condition(words.DISAGGREGATING)
     if _turned_false(old, condition):
-        yield Happening(condition["reason"], condition["message"], warning=True)
+        yield Event(condition["reason"], condition["message"], warning=True)
     elif condition.get("status") == "True" and was.get("status") == "False":
-        yield Happening(condition["reason"], condition["message"])
+        yield Event(condition["reason"], condition["message"])
 
 
 def _turned_false(old: Previous, condition: Mapping[str, Any]) -> bool:

@@ -1,8 +1,9 @@
-"""Workers: take keys from the queue and work on them, a bounded number at once, until told to stop.
+"""Queue runners: take keys from the queue and work on them, a bounded number at once, until
+stopped.
 
 Work on a key keeps processor and API server busy, so a second one beside it
 would make both slower and nothing sooner; only beside work that takes long,
-for it waits (for a webhook, a busy server, an etcd), another is begun.
+because it waits (for a webhook, a busy server, an etcd), another is begun.
 A key whose work raises is tried again after the queue's back-off; the error is
 logged and counted, and ends nothing else.
 """
@@ -18,30 +19,33 @@ from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.reconcile.queue import WorkQueue
 
 logger = logging.getLogger(__name__)
-WAITS_SECONDS = 0.5
-"""Work that takes longer is waiting for something: some times the duration of a pass that makes everything."""
+BLOCKED_AFTER_SECONDS = 0.5
+"""Age of work that is taken to be waiting: some times the duration of a reconcile that makes
+everything.
+"""
 
 
 @dataclass(frozen=True)
 class Done:
-    """How the work on a key ended.
+    """Result of the work on a key.
 
-    look_again_seconds: when something is expected without an event; None = no sooner than the resync
+    requeue_after_seconds: until a change is expected without an event; None = no sooner than the
+                           resync
     try_again:          something was refused: come back after the back-off
     wrote:              something was written, or tried to be
     """
 
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
     try_again: bool = False
     wrote: bool = False
 
 
 @dataclass
-class Workers:
+class QueueRunner:
     """`num_workers` tasks that share one queue.
 
     work:          what is done for a key
-    on_error:      told of every exception of `work`
+    on_error:      called with every exception of `work`
     waits_seconds: the age of work beside which more is begun
     """
 
@@ -50,12 +54,12 @@ class Workers:
     num_workers: int
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     clock: Callable[[], float] = time.monotonic
-    waits_seconds: float = WAITS_SECONDS
+    waits_seconds: float = BLOCKED_AFTER_SECONDS
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
 
     def add(self, key: Key) -> None:
-        """Make a key due now."""
+        """Enqueue a key now."""
         self.queue.add(key, self.clock())
         self._wake.set()
 
@@ -81,7 +85,9 @@ class Workers:
                 await asyncio.sleep(0)  # work that finds nothing to do never waits, and a thousand keys in a row would stop all else
 
     def _free_at(self) -> float:
-        """When all that is in work will be waiting, so that more may be begun; work that ends earlier wakes whoever waits for it."""
+        """Time when all work will be waiting, so that more may be begun; work that ends earlier
+        wakes it.
+        """
         now = self.clock()
         return max((now - age + self.waits_seconds for _, age in self.queue.in_work(now)), default=now)
 
@@ -103,5 +109,5 @@ class Workers:
             if done.try_again:
                 self.queue.failed(key, self.clock())
             else:
-                self.queue.succeeded(key, self.clock(), done.look_again_seconds)
+                self.queue.succeeded(key, self.clock(), done.requeue_after_seconds)
         self._wake.set()

@@ -1,0 +1,58 @@
+"""The desk between the ledger and the streams of the peers: who is told what, and a group when it is due."""
+
+import asyncio
+
+from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.routing.fair_line import Grant
+from pdcluster_worker.routing_config import LatencyClass, PrefillQueuePolicy
+
+WINDOW = PrefillQueuePolicy(mode="throughputFirst", latency_classes=[LatencyClass(priority=0, window_milliseconds=20)])
+
+
+def told(answers: Answers) -> list[tuple[str, bool]]:
+    return [answers.get_nowait() for _ in range(answers.qsize())]
+
+
+def busy_desk() -> tuple[CreditDesk, CreditLedger]:
+    """With another peer's work in hand, so that wants wait for company."""
+    ledger = CreditLedger(100, asyncio.get_running_loop().time)
+    ledger.set_policy(WINDOW, 100)
+    desk = CreditDesk(ledger)
+    desk.open("other")
+    desk.want("other", "runs", 10, 0)
+    assert desk.start("other", "runs")
+    return desk, ledger
+
+
+async def test_desk_tells_each_peer_of_its_part_of_a_group_when_it_is_due() -> None:
+    desk, _ = busy_desk()
+    first, second = desk.open("d0"), desk.open("d1")
+    desk.want("d0", "a", 10, 0)
+    desk.want("d1", "b", 10, 0)
+
+    assert (told(first), told(second)) == ([("a", False)], [("b", False)])
+    async with asyncio.timeout(10):
+        assert await first.get() == ("a", True)
+    assert told(second) == [("b", True)]  # in the same moment
+
+
+async def test_desk_tells_others_of_the_group_that_a_want_completes() -> None:
+    desk, ledger = busy_desk()
+    ledger.set_policy(PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_window_milliseconds=1000), 100)
+    first, second = desk.open("d0"), desk.open("d1")
+    desk.want("d0", "a", 10, 0)
+    desk.want("d1", "b", 10, 0)
+
+    assert (told(first), told(second)) == ([("a", False), ("a", True)], [("b", True)])
+
+
+async def test_desk_forgets_a_group_whose_peer_is_gone() -> None:
+    desk, ledger = busy_desk()
+    answers = desk.open("d0")
+    desk.want("d0", "a", 10, 0)
+    desk.close("d0", answers)
+
+    assert (ledger.due, ledger.queued_requests) == (None, 0)
+    desk.push([Grant("d0", "a")])  # nobody is there to be told
+    assert told(answers) == [("a", False)]

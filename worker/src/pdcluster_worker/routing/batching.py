@@ -1,0 +1,102 @@
+"""Which wants are granted together, and when: a prefill worker's batch begins where its credits are given.
+
+By default every want is granted as soon as there is room.  With a window, the
+first want of a length bucket waits for company for a moment, and all that have
+come by then are granted at once, so that the engine finds them together.
+Nothing waits where waiting cannot help: a prompt that fills a batch by itself,
+one in the fast lane, one that comes to an idle worker when no other is likely
+to come within the window.  Pure: time is passed in.
+"""
+
+from bisect import bisect_left
+from math import inf
+from typing import NamedTuple
+
+from pdcluster_worker.routing.fair_line import FairLine
+from pdcluster_worker.routing_config import PrefillQueuePolicy
+
+FAST, ORDINARY = 0, 1
+
+FAST_IN_A_ROW = 8
+"""Grants of the fast lane after which one of the other lane has its turn."""
+
+_NEWEST_GAP = 0.2
+"""Weight of the newest gap between two arrivals in their mean."""
+
+
+class LineKey(NamedTuple):
+    """What may be granted together; lower ones go first.
+
+    bucket: of its length, [O11].
+    """
+
+    priority: int
+    lane: int
+    bucket: int
+
+
+class Batching:
+    """The rule of one prefill worker.
+
+    batch_tokens: of one step of its engines; 0 = not known.
+    """
+
+    def __init__(self, policy: PrefillQueuePolicy, batch_tokens: int = 0) -> None:
+        self.policy = policy
+        self.batch_tokens = batch_tokens
+        self._last_arrival = -inf
+        self._mean_gap = inf
+
+    @property
+    def is_immediate(self) -> bool:
+        """Nothing waits for company."""
+        return self.policy.mode == "immediate"
+
+    @property
+    def most_prompts(self) -> int | None:
+        """Of one group; None = no bound."""
+        return None if self.is_immediate else self.policy.max_prompts
+
+    def key(self, tokens: int, priority: int) -> LineKey:
+        """The line of a want."""
+        lane = FAST if tokens <= self.policy.fast_lane_tokens else ORDINARY
+        bucket = 0 if self.is_immediate else bisect_left(self.policy.length_buckets, tokens)
+        return LineKey(priority, lane, bucket)
+
+    def arrived(self, now: float) -> None:
+        """A want has come."""
+        gap = now - self._last_arrival
+        if self._mean_gap == inf:
+            self._mean_gap = gap  # inf for the first
+        else:
+            self._mean_gap += _NEWEST_GAP * (gap - self._mean_gap)
+        self._last_arrival = now
+
+    def ripe_at(self, key: LineKey, line: FairLine, busy_ratio: float) -> float:
+        """When the group of a line is granted; -inf = at once.
+
+        busy_ratio: what is promised and in hand, as a share of the credit limit.
+        """
+        if self.is_immediate or key.lane == FAST or self._is_full(line):
+            return -inf
+        window = self.window(key.priority, busy_ratio)
+        is_alone = busy_ratio == 0 and line.num_requests == 1
+        if is_alone and self._mean_gap > window:
+            return -inf
+        return line.oldest().arrived_at + window
+
+    def window(self, priority: int, busy_ratio: float) -> float:
+        """Seconds that a want of that priority waits for company at most."""
+        policy = self.policy
+        for each in policy.latency_classes:
+            if priority <= each.priority:
+                return each.window_milliseconds / 1000
+        low, high = policy.min_window_milliseconds, policy.max_window_milliseconds
+        share = 1.0 if policy.mode == "throughputFirst" else min(1.0, busy_ratio)
+        return (low + share * (high - low)) / 1000
+
+    def _is_full(self, line: FairLine) -> bool:
+        policy = self.policy
+        enough = policy.min_prompts if policy.mode == "throughputFirst" else policy.max_prompts
+        is_batch = 0 < self.batch_tokens <= line.num_tokens
+        return line.num_requests >= enough or is_batch

@@ -1,0 +1,17 @@
+"""The least share of a prompt that has to be cached on a worker before the match counts for that worker."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+
+
+def with_enough_hits(candidates: Sequence[DecodeCandidate], asked: Asked, min_ratio: float) -> list[DecodeCandidate]:
+    """Candidates without matches of a smaller share of the prompt's blocks; 0 = every match counts.
+
+    >>> found = with_enough_hits([DecodeCandidate("a", matched_blocks=3), DecodeCandidate("b", matched_blocks=2)], Asked(64, 16), 0.75)
+    >>> [candidate.matched_blocks for candidate in found]
+    [3, 0]
+    """
+    least = min_ratio * asked.num_blocks
+    return [candidate if candidate.matched_blocks >= least else replace(candidate, matched_blocks=0) for candidate in candidates]
