@@ -31,7 +31,7 @@ PUBLISHED = {"preset": (46.3, 16.4, 25.4, 24.8), "d_eff": (31.5, 16.4, 19.0, 35.
 """MAPE in per cent by group, in the order of PAPER [R4]."""
 
 SEATS = 8
-"""Of the second simulated server, which runs requests beside each other."""
+"""Seats of the second simulated server, which runs requests beside each other."""
 
 WARM_PER_GROUP = 8
 """Requests of each group that were served before an order is decided on."""
@@ -118,7 +118,7 @@ def forecast_of_round(seed: str, seats: int, is_warm: bool) -> list[Forecasts]:
 
 @cache
 def known_lengths() -> dict[str, Survival]:
-    """What the answers of each group are drawn from."""
+    """The distributions that answers of each group are drawn from."""
     source = random.Random(0)
     return {group.name: Survival.of([(bimodal(source, group.mean_output), 1.0) for _ in range(3000)]) for group in PAPER}
 
@@ -137,7 +137,7 @@ def by_group(rounds: Sequence[Sequence[Forecasts]], names: Sequence[str]) -> str
 
 
 def by_part(rounds: Sequence[Sequence[Forecasts]], names: Sequence[str]) -> str:
-    """How errors fall while a group is served."""
+    """A table of how errors fall while a group is served."""
     parts = [(0.0, 0.1), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 1.0)]
     rows = [[name, *(f"{_mean_error(rounds, name, *part):.1f}" for part in parts)] for name in names]
     return table(["estimator", *(f"{100 * low:.0f} - {100 * high:.0f} %" for low, high in parts)], rows)

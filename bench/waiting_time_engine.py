@@ -28,7 +28,7 @@ class StepCost:
     prefill_tokens_per_second: float = 2500.0
 
     def steps(self, count: int, batch: int, tokens: int, num_ended: int) -> float:
-        """Of `count` steps that begin with so many tokens in the cache."""
+        """Seconds of `count` steps that begin with so many tokens in the cache."""
         slower = 1.0 + self.drift * (1.0 - exp(-num_ended / self.drift_requests))
         one = self.base + self.request * (batch - 1) + self.context * tokens
         return slower * (count * one + self.context * batch * count * (count - 1) / 2)

@@ -22,7 +22,7 @@ MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 SEATS, CONTEXT, NUM_BLOCKS, VOCABULARY = 4, 1024, 1024, 40_000
 PROMPT_TOKENS = 64
 SCALE = 1 / 16
-"""Of all lengths in tokens: answers of 3 to 8000 become 2 to 500, about 150 on the average."""
+"""The factor of all lengths in tokens: answers of 3 to 8000 become 2 to 500, about 150 on the average."""
 
 PROFILED = 3
 """Full batches of the profile, of which the first does not count."""

@@ -130,7 +130,7 @@ def forecasters(presets: Presets, seats: int) -> dict[str, Forecaster]:
 
 
 def completion_of(job: Job, server: Server) -> Completion:
-    """What is measured of a job that has ended."""
+    """The measurements of a job that has ended."""
     seconds = job.ended - job.first
     batch = (server.batch_area - job.batch_area) / seconds if seconds > 0 else 1.0
     return Completion(job.group, job.prompt_tokens, job.output_tokens, job.prefill_seconds, seconds, batch)
@@ -138,9 +138,9 @@ def completion_of(job: Job, server: Server) -> Completion:
 
 @dataclass(slots=True)
 class Forecasts:
-    """What was said of one group: (estimator, seconds of its service, forecast of all of them); and the truth.
+    """All forecasts for one group: (estimator, seconds of its service, forecast of all of them); and the truth.
 
-    calibrated: what each says of such a group once this one is complete.
+    calibrated: the forecast of each for such a group once this one is complete.
     """
 
     group: str
@@ -192,7 +192,7 @@ def forecasting(
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one run that decided by forecasts.
+    """The result of one run that decided by forecasts.
 
     evictions: of groups; wrong ones are those that would have been in time had the order been kept.
     """

@@ -65,6 +65,7 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
             "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
             "credits": {"batchesAhead": 2.0},
             "moving": {"enabled": True, "maxMoves": 2, "afterPreemptions": 0},
+            "racing": {"enabled": False, "maxRequests": 2, "maxRatio": 0.1},
         },
         "qos": {
             "stallSeconds": 20,

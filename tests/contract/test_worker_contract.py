@@ -74,6 +74,8 @@ METRICS = (
     "remote_prefill",
     "long_prompts",
     "request_moves",
+    "races",
+    "race_wasted_tokens",
     "kv_transfer_bytes_per_second",
     "kv_transport_info",
     "engine_dtype_info",

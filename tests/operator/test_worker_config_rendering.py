@@ -85,6 +85,7 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
         "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0, "transferWeight": 0.0},
         "credits": {"batchesAhead": 2.0},
         "moving": {"enabled": True, "maxMoves": 2, "afterPreemptions": 0},
+        "racing": {"enabled": False, "maxRequests": 2, "maxRatio": 0.1},
         "decodeScore": {
             "policy": "leastRequest",
             "temperature": 0.0,

@@ -1,4 +1,4 @@
-"""What is learned from requests that run here, and the refusal of deadlines that cannot be met."""
+"""Learning from requests that run here, and the refusal of deadlines that cannot be met."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -144,6 +144,13 @@ def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
         pass
     bench.policy = replace(policy, reject_unmeetable=False)
     with bench.estimation.following(spec(deadline=0.5)):
+        pass
+
+
+def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
+    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
+
+    with bench.estimation.following(replace(spec(deadline=0.5), output=[7])):
         pass
 
 

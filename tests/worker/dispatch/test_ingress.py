@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
@@ -15,6 +16,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.types import Generated, Load, PrefillMode
+from pdcluster_worker.qos_config import EstimationPolicy
 from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import ScriptedEngine
 
@@ -208,3 +210,16 @@ async def test_ingress_runs_a_lone_choice_in_its_readers_task(worker: Worker, en
         async for _ in tokens:
             assert asyncio.all_tasks() == before
     ingress.abort("r")
+
+
+async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(worker: Worker, engine: ScriptedEngine) -> None:
+    estimation = EstimationPolicy(estimator="rwt", preset_token_milliseconds=1e6, reject_unmeetable=True)
+    worker.policy = replace(worker.policy, estimation=estimation)
+    hasty = replace(spec(), deadline_seconds=1.0)
+    peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
+
+    assert await collect(make_ingress(worker, engine, peer), hasty) == [(0, 5)]
+    with pytest.raises(RequestError, match="after the deadline of 1 s") as refused:
+        await collect(make_ingress(worker, engine), hasty)
+    assert (refused.value.status, refused.value.code) == (503, "deadline_unmeetable")
+    assert not engine.inputs

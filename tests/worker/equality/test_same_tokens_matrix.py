@@ -24,7 +24,7 @@ MAX_MODEL_LEN = 160
 FEW_BLOCKS = {1: 14, 2: 12}  # by the engines that share the requests: those of about half of them
 
 COLUMNS = ("tp 1", "ahead", "tp 2", "pp 2", "dp 2")
-PATHS = ("local", "cached", "preempted", "remote", "remote from")
+PATHS = ("local and cached", "preempted", "remote", "remote from")
 OWN = {name: SchedulerSettings(name=name) for name in SCHEDULER_NAMES}
 VARIANTS = {
     "fcfs": SchedulerSettings(policy="fcfs"),
@@ -86,7 +86,7 @@ def pair_of(models: Models, column: str, path: str, own: SchedulerSettings) -> P
 
 @pytest.fixture(scope="module")
 def expected(models: Models) -> list[list[Token]]:
-    pair = pair_of(models, "tp 1", "local", CONTINUOUS)
+    pair = pair_of(models, "tp 1", "local and cached", CONTINUOUS)
     return [pair.run([spec], remote=False)[0] for spec in specs("expected")]
 
 
@@ -99,7 +99,7 @@ def check(actual: list[list[Token]], expected: list[list[Token]]) -> None:
 def check_cell(pair: Pair, path: str, own: SchedulerSettings, expected: list[list[Token]]) -> None:
     is_remote = path.startswith("remote")
     check(pair.run(specs("first"), remote=is_remote), expected)
-    if path == "cached":
+    if path == "local and cached":
         again = pair.run(specs("again"), remote=False)
         check(again, expected)
         assert [answer[0].cached_tokens for answer in again] == [(length - 1) // 16 * 16 for length in LENGTHS]

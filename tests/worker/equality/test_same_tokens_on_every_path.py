@@ -22,6 +22,8 @@ LENGTHS = sorted({1, 2, 3, 5, 8, *(edge + delta for edge in EDGES for delta in (
 GROUP = 18
 
 PATHS = ["mixed", "local", "remote", "preempted", "prefix-hit", "prefix-hit-remote"]
+# A lone request is never preempted.
+CELLS = [(path, together) for path in PATHS for together in (False, True) if together or path != "preempted"]
 
 
 def greedy(_: int) -> Sampling:
@@ -109,8 +111,12 @@ def check_took_the_path(path: str, pair: Pair, answers: list[list[Token]], *, to
         assert [answer[0].cached_tokens for answer in answers] == expected
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
-@pytest.mark.parametrize("path", PATHS)
+def cells(*left_out: tuple[str, bool]) -> pytest.MarkDecorator:
+    chosen = [cell for cell in CELLS if cell not in left_out]
+    return pytest.mark.parametrize(("path", "together"), chosen, ids=[f"{path}-{'together' if both else 'alone'}" for path, both in chosen])
+
+
+@cells()
 def test_greedy_tokens_equal_generate(
     path: str, together: bool, models: list[Model], reference: Reference, prompts: list[list[int]]
 ) -> None:
@@ -127,8 +133,7 @@ def seeded_alone(models: list[Model], prompts: list[list[int]]) -> list[list[Tok
     return answer_all("mixed", models, prompts, seeded, together=False)
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
-@pytest.mark.parametrize("path", PATHS)
+@cells(("mixed", False))  # which the others are compared with
 def test_seeded_tokens_and_logprobs_equal_on_every_path(
     path: str, together: bool, models: list[Model], prompts: list[list[int]], seeded_alone: list[list[Token]]
 ) -> None:

@@ -15,12 +15,9 @@ from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.model.answering import answer_once
-from pdcluster_worker.model.answers import Question, folder_of_answers
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loader import load_model
 from pdcluster_worker.model.runner import make_runner
-from pdcluster_worker.native_dtype import DType
 from tests.chat_model import chat_model
 from tests.make_tiny_model import make_tiny_model
 
@@ -42,19 +39,6 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def chat_model_folder() -> Path:
     """SmolLM2 as `make model` leaves it."""
     return chat_model()
-
-
-@pytest.fixture(scope="session")
-def keep_answer() -> Callable[..., None]:
-    """Keeps transformers' answer to such a question, so that opening the model starts no process for it."""
-
-    def keep(folder: Path, dtype: DType, max_model_len: int | None = None) -> None:
-        question = Question(folder, dtype, max_model_len, threads=1)
-        kept = folder_of_answers()
-        kept.mkdir(parents=True, exist_ok=True)
-        assert answer_once(kept / f"{question.key()}.safetensors", question) == 0
-
-    return keep
 
 
 class Reference:

@@ -11,6 +11,7 @@ from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.model.runner import open_runner
 from pdcluster_worker.model.step_plan import row_sizes
 from tests.equality import assert_same_tokens
+from tests.kept_answer import keep_answer
 
 SAMPLED = {"temperature": 0.9, "seed": 11, "top_p": 0.95, "presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": 2}
 
@@ -75,7 +76,7 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(tiny_folder, m
         assert_same_tokens(gaps, expected, driver.output(request))
 
 
-def test_open_runner_describes_the_model_it_loaded(tiny_folder, keep_answer):
+def test_open_runner_describes_the_model_it_loaded(tiny_folder):
     folder = tiny_folder("mistral")
     keep_answer(folder, "float32", 100)
     engine = EngineConfig(block_size=8, max_model_len=100, kv_cache_memory=1 << 20, threads=1)
@@ -90,7 +91,7 @@ def test_open_runner_describes_the_model_it_loaded(tiny_folder, keep_answer):
     assert runner.longest_warm_up_seconds > 0  # what a step may take, before any has been made
 
 
-def test_open_runner_takes_a_given_number_of_blocks(tiny_folder, keep_answer):
+def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
     keep_answer(tiny_folder("llama"), "bfloat16")
     engine = EngineConfig(num_blocks=5, threads=1)
     _, cache, info = open_runner(ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="bfloat16"), engine)
@@ -98,6 +99,7 @@ def test_open_runner_takes_a_given_number_of_blocks(tiny_folder, keep_answer):
 
 
 def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
+    keep_answer(tiny_folder("llama"), "float32", 100)
     model = ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32")
     block_bytes = 2 * 2 * 2 * 16 * 16 * 4  # KV heads, layers, keys and values, tokens, head size, float32
     with pytest.raises(ModelError) as refused:
@@ -113,6 +115,7 @@ def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
 
 
 def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_folder, caplog):
+    keep_answer(tiny_folder("llama"), "float32")
     engine = EngineConfig(num_blocks=5, threads=1)
     runner, _, info = open_runner(ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32"), engine)
     assert info.max_model_len == runner.info.max_model_len == 64

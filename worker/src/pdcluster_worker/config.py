@@ -28,7 +28,7 @@ from pdcluster_worker.engine.settings import (
     wrong_sizes,
 )
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.moving_config import MovingPolicy
+from pdcluster_worker.moving_config import MovingPolicy, RacingPolicy
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
     EarlyRejectionPolicy,
@@ -276,6 +276,7 @@ class PolicyConfig(PolicySection, frozen=True):
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
     allow_client_priority: bool = False
     moving: MovingPolicy = MovingPolicy()
+    racing: RacingPolicy = RacingPolicy()
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -135,6 +135,10 @@ class Metrics:
         self.prefix_cache_evictions = self._counter("prefix_cache_evictions", "cached KV blocks taken for other tokens")
         self.remote_prefill = self._counter("remote_prefill", "remote prefills by outcome, at the decode side", "outcome")
         self.credit_requests = self._counter("credit_requests", "waits for a credit by their end, at the decode side", "outcome")
+        self.races = self._counter("races", "requests that ran on two workers, by whose first token came first", "winner")
+        self.race_wasted_tokens = self._counter(
+            "race_wasted_tokens", "prompt tokens of the losers of races, of which some were never computed"
+        )
         self.request_moves = self._counter(
             "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
         )

@@ -1,10 +1,10 @@
-"""The policy of `spec.routing.moving`: requests that go on at another worker."""
+"""The policy of `spec.routing.moving` and `racing`: requests that run on another worker, or on two."""
 
 from typing import Annotated
 
 import msgspec
 
-from pdcluster_worker.config_section import Natural, PolicySection
+from pdcluster_worker.config_section import Natural, PolicySection, Share
 
 Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
@@ -22,3 +22,15 @@ class MovingPolicy(PolicySection, frozen=True):
     enabled: bool = True
     max_moves: Moves = 2
     after_preemptions: Natural = 0
+
+
+class RacingPolicy(PolicySection, frozen=True):
+    """When a request runs on two decode workers until one has made its first token.
+
+    max_requests: most requests on either, waiting or running.
+    max_ratio:    of all requests, that race at most.
+    """
+
+    enabled: bool = False
+    max_requests: Natural = 2
+    max_ratio: Share = 0.1

@@ -173,6 +173,18 @@ class MovingSpec(Section):
     after_preemptions: Natural = 0
 
 
+class RacingSpec(Section):
+    """When a request runs on two decode workers until one has made its first token.
+
+    max_requests: most requests on either, waiting or running
+    max_ratio:    of all requests, that race at most
+    """
+
+    enabled: bool = False
+    max_requests: Natural = 2
+    max_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+
+
 class KvAwareSpec(Section):
     """Weights of the policy kvAware [Y9], in KV blocks.
 
@@ -254,4 +266,5 @@ class RoutingSpec(Section):
     prefill_queue: PrefillQueueSpec = PrefillQueueSpec()
     credits: CreditsSpec = CreditsSpec()
     moving: MovingSpec = MovingSpec()
+    racing: RacingSpec = RacingSpec()
     decode_score: DecodeScoreSpec = DecodeScoreSpec()

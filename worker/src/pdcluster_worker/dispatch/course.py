@@ -20,6 +20,7 @@ from pdcluster_worker.dispatch.engine_client import (
     EngineStalledError,
     ShortOfBlocksError,
 )
+from pdcluster_worker.dispatch.estimation import UnmeetableDeadlineError
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.client import Peer
@@ -166,4 +167,4 @@ _UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well
 
 def is_engines(error: Exception) -> bool:
     """Whether it is for an engine of this worker, and not for the request, that it ended."""
-    return isinstance(error, EngineDiedError | EngineStalledError | ShortOfBlocksError)
+    return isinstance(error, EngineDiedError | EngineStalledError | ShortOfBlocksError | UnmeetableDeadlineError)

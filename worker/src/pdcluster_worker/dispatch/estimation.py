@@ -26,6 +26,20 @@ MAX_LABELS = 16
 MAX_RETRY_SECONDS = 600
 
 
+class UnmeetableDeadlineError(RequestError):
+    """This worker would complete the request too late; another one may not.  Both in seconds from now."""
+
+    def __init__(self, estimated: float, deadline: float) -> None:
+        super().__init__(
+            f"pdcluster.deadline_ms: the answer would be complete in about {estimated:.1f} s, after the deadline of {deadline:g} s: "
+            "allow more time or fewer tokens, or retry later",
+            status=503,
+            param="pdcluster.deadline_ms",
+            code="deadline_unmeetable",
+            retry_after_seconds=max(1, min(MAX_RETRY_SECONDS, ceil(estimated - deadline))),
+        )
+
+
 class Followed:
     """One request from its arrival; `token` takes each of its tokens."""
 
@@ -49,7 +63,7 @@ class Followed:
             self._compare("completion")
 
     def completion(self) -> Completion | None:
-        """What was measured; None of a request that did not end by itself."""
+        """The measurements; None of a request that did not end by itself."""
         if self._first is None or not self.is_complete:
             return None
         start, area, token = self._first
@@ -111,18 +125,18 @@ class Estimation:
         )
 
     def estimated_ttft_seconds(self, spec: RequestSpec) -> float | None:
-        """Of a request that came now; None = not known."""
+        """The estimate for a request that came now; None = not known."""
         estimator = self.estimator
         return None if estimator is None else estimator.estimated_ttft_seconds(self.flight_of(spec), self.line)
 
     def estimated_completion_seconds(self, spec: RequestSpec) -> float | None:
-        """Of a request that came now, until its last token; None = not known."""
+        """The estimate for a request that came now, until its last token; None = not known."""
         estimator = self.estimator
         return None if estimator is None else estimator.estimated_completion_seconds(self.flight_of(spec), self.line)
 
     @property
     def line(self) -> Line:
-        """What a request that comes now finds."""
+        """The line that a request finds which comes now."""
         return Line(self._flights, self.seats())
 
     @contextmanager
@@ -158,12 +172,6 @@ class Estimation:
         followed.estimates = {"ttft": first, "completion": last}
         note("estimate", group=flight.group, ttft_seconds=first, completion_seconds=last)
         deadline = spec.deadline_seconds
-        if deadline is not None and last > deadline and self._policy().reject_unmeetable:
-            raise RequestError(
-                f"pdcluster.deadline_ms: the answer would be complete in about {last:.1f} s, after the deadline of {deadline:g} s: "
-                "allow more time or fewer tokens, or retry later",
-                status=503,
-                param="pdcluster.deadline_ms",
-                code="deadline_unmeetable",
-                retry_after_seconds=max(1, min(MAX_RETRY_SECONDS, ceil(last - deadline))),
-            )
+        # One that has begun is not given up: its client has seen a part of the answer.
+        if deadline is not None and last > deadline and not spec.output and self._policy().reject_unmeetable:
+            raise UnmeetableDeadlineError(last, deadline)

@@ -13,6 +13,7 @@ from pdcluster_worker.dispatch.choosing import HERE, Choosing
 from pdcluster_worker.dispatch.course import Course
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.legs import Legs, Route
+from pdcluster_worker.dispatch.racing import Racing
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.peers.client import Peer
@@ -27,7 +28,8 @@ class Ingress:
         self._worker = worker
         self._here = here
         self._choosing = Choosing(worker, here, decodes, pod)
-        self._legs = Legs(worker, here, decodes, self._choosing)
+        self._racing = Racing(worker, here, decodes)
+        self._legs = Legs(worker, here, decodes, self._choosing, self._racing)
         self._choices: dict[str, Choices] = {}
 
     async def generate(
@@ -54,7 +56,7 @@ class Ingress:
             if peer is None:
                 self._here.admit(specs)
             others: PrefillMode = "local" if prefill == "remote" else prefill
-            route = Route(peer, may_run_here)
+            route = Route(peer, may_run_here, self._racing.race(specs, peer))
             courses = [Course(spec, others if index else prefill) for index, spec in enumerate(specs)]
             streams = {course.spec.request_id: self._legs.run(course, route) for course in courses}
             async with aclosing(self._together(streams)) as tokens:

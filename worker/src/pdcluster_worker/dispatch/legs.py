@@ -22,6 +22,7 @@ from pdcluster_worker.dispatch.course import (
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.engine_client import EngineDiedError
 from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.dispatch.racing import Race, Racing
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.client import Peer
@@ -37,10 +38,12 @@ class Route:
 
     where:        the worker of the last leg that began, where the prompt is cached; None = this one.
     may_run_here: a drain that begins later lets the request go on.
+    race:         that the first choice runs, of `where` and another worker; None = there is none.
     """
 
     where: Peer | None
     may_run_here: bool
+    race: Race | None = None
 
 
 class Legs:
@@ -52,26 +55,35 @@ class Legs:
         here: DecodeDispatcher,
         decodes: Callable[[], list[Peer]],
         choosing: Choosing,
+        racing: Racing,
     ) -> None:
         self._worker = worker
         self._here = here
         self._decodes = decodes
         self._choosing = choosing
+        self._racing = racing
         self._at_peers: set[Leg] = set()
 
     async def run(self, course: Course, route: Route) -> AsyncGenerator[Generated, None]:
         """All tokens of a choice, on as many workers as it takes.  Raises RequestError."""
         where = route.where
         while True:
+            race, route.race = route.race, None
+            legs = self._leg(course, where) if race is None else self._raced(course, race)
             try:
-                async with aclosing(self._leg(course, where)) as tokens:
+                async with aclosing(legs) as tokens:
                     async for generated in tokens:
+                        if race is not None:
+                            route.where = race.where
                         if course.moves_for is not None:
                             self._count(course.moves_for, "moved")
                             course.moves_for = None
                         yield course.take(generated)
                 return
             except (PeerError, RequestError) as e:
+                if race is not None:
+                    where = race.where
+                    course.failed |= race.failed
                 where = route.where = self._next(course, route, where, e)
 
     def on_change(self) -> None:
@@ -92,6 +104,10 @@ class Legs:
         if peer is None:
             return self._here.run(*course.next_leg())
         return self._relay(course, peer)
+
+    def _raced(self, course: Course, race: Race) -> Stream:
+        first, second = (self._leg(course, where) for where in race.entrants)
+        return self._racing.run(race, course, (first, second))
 
     async def _relay(self, course: Course, peer: Peer) -> AsyncGenerator[Generated, None]:
         leg = Leg(course, peer)

@@ -194,7 +194,7 @@ def _unknown_rows(batch: Batch) -> list[tuple[int, Request]]:
 def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig) -> Runner:
     """A runner of this model, over this cache.  The model's own weights are dropped where they are packed.
 
-    A GPU's next step is planned while it computes; on a CPU that would take a core from the kernels (docs/engine.md).
+    A GPU's next step is planned while it computes; on a CPU that would take a core from the kernels (docs/scheduling.md).
     """
     limits = _limits(loaded, engine)
     forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)

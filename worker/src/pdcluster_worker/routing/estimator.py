@@ -29,13 +29,13 @@ class Flight:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether it is past its first token."""
+        """True past its first token."""
         return self.num_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a request that comes now finds.  seats: requests that the engine runs at a time at most."""
+    """The line that a request finds which comes now.  seats: requests that the engine runs at a time at most."""
 
     flights: Collection[Flight]
     seats: int
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was measured of one request.
+    """The measurements of one request.
 
     prompt_tokens:   prefilled, without those of the prefix cache.
     prefill_seconds: that its prefill took, without waiting for it; None = not known.

@@ -30,7 +30,7 @@ WINDOW = 200
 """Latest lengths that are kept of a group, and of all groups together."""
 
 POOL_SAMPLES = 1.0
-"""What all groups together count for in one group, in completions of its own."""
+"""The weight of all groups together in one group, in completions of its own."""
 
 SCENARIOS = 32
 """Draws of all lengths for the completion time of a group."""
@@ -58,7 +58,7 @@ class LoadAware:
         self._pool.append(completion.output_tokens)
 
     def survival(self, group: str, line: Line) -> Survival:
-        """How long answers of a group are."""
+        """The distribution of the lengths of a group's answers."""
         own = self._lengths.get(group, deque())
         completed = [(tokens, 1.0) for tokens in own]
         if self._pool:

@@ -31,7 +31,7 @@ class Move:
 
 
 def pull(queue: VirtualQueue, num_running: int, waiting: Sequence[int], max_batch_size: int = MAX_BATCH_SIZE) -> list[int]:
-    """How many requests of each group go to the engine now, in the queue's order.
+    """Count the requests of each group that go to the engine now, in the queue's order.
 
     waiting: of each group, requests that are not on the engine.
     Groups of another model than the loaded one wait for a swap, and all behind them.

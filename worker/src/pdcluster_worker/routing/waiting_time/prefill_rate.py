@@ -12,7 +12,7 @@ class PrefillRate:
         self._tokens = self._seconds = 0.0
 
     def observe(self, prompt_tokens: int, prefill_seconds: float | None) -> None:
-        """Of one completion; one whose prompt was cached, or that was not timed, says nothing."""
+        """Take a completion; one whose prompt was cached, or that was not timed, says nothing."""
         if prefill_seconds is None or prefill_seconds <= 0 or prompt_tokens <= 0:
             return
         self._tokens = KEPT * self._tokens + prompt_tokens

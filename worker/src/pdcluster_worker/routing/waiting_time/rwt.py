@@ -67,7 +67,7 @@ class DecodeTime:
 
     @property
     def seconds(self) -> float | None:
-        """Of one output token; None without a preset and too few completions."""
+        """The time of one output token; None without a preset and too few completions."""
         return self._average if self._num_samples >= MIN_SAMPLES else self._preset
 
 
@@ -79,7 +79,7 @@ class MeanOutput:
         self._seen: Bounded[tuple[int, int]] = Bounded(MAX_GROUPS)  # samples, tokens
 
     def observe(self, group: str, output_tokens: int) -> None:
-        """Of one completed request."""
+        """Take a completed request."""
         if output_tokens >= MIN_TOKENS:
             samples, tokens = self._seen.get(group, (0, 0))
             self._seen.put(group, (samples + 1, tokens + output_tokens))

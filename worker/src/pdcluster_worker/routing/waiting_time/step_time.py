@@ -23,7 +23,7 @@ class StepTime:
         self._batch_squared = self._product = 0.0
 
     def observe(self, decode_seconds: float, output_tokens: int, batch: float) -> None:
-        """Of one completion; a longer one tells more."""
+        """Take a completion; a longer one tells more."""
         if output_tokens < 2:
             return
         seconds, weight = decode_seconds / (output_tokens - 1), float(output_tokens)
@@ -43,7 +43,7 @@ class StepTime:
         self._product *= KEPT
 
     def seconds(self, batch: float) -> float | None:
-        """Of a token in a batch of that many requests; None without a preset and too few completions."""
+        """The time of a token in a batch of that many requests; None without a preset and too few completions."""
         if self._num_samples < self._min_samples:
             return self._preset
         mean, seconds = self._batch / self._weight, self._seconds / self._weight

@@ -1,4 +1,4 @@
-"""How long answers are, from those that have ended and those that go on.
+"""The lengths of answers, from those that have ended and those that go on.
 
 The mean of what has ended is too low while long answers still run: short ones
 end first.  The product-limit estimate (Kaplan and Meier) counts a running
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 BEYOND = 0.5
-"""Of what it has, the share that an answer longer than all ever seen is taken to go on for."""
+"""The share of its length that an answer longer than all ever seen is taken to go on for."""
 
 
 @dataclass(frozen=True, slots=True)

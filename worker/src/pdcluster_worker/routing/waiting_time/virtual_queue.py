@@ -17,7 +17,7 @@ MAX_EXACT = 10
 """Groups of a queue whose best order is looked for among all subsets: 1024 of them, 12 ms."""
 
 ServiceSeconds = Callable[[RequestGroup], float]
-"""How long a group takes alone, from now or from the end of the one before."""
+"""Seconds that a group takes alone, from now or from the end of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class VirtualQueue:
 
     @property
     def num_requests(self) -> int:
-        """Of all groups."""
+        """The requests of all groups."""
         return sum(group.num_requests for group in self.groups)
 
 
@@ -52,7 +52,7 @@ class Forecast:
 
     @property
     def is_late(self) -> bool:
-        """Whether that violates its deadline."""
+        """True where that violates its deadline."""
         return self.end_seconds > self.group.due_seconds
 
 
