@@ -16,8 +16,8 @@ class PrefixTrace:
     contexts are documents, tool lists or chats so far: the n-th is asked for in proportion to 1/n.
     """
 
-    num_requests: int = 96
-    num_contexts: int = 24
+    num_requests: int = 128
+    num_contexts: int = 16
     system_tokens: int = 64
     context_tokens: int = 960
     question_tokens: tuple[int, int] = (16, 64)

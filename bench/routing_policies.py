@@ -1,6 +1,6 @@
 """Time to first token of a prefix-heavy trace under each routing policy, through real workers.
 
-    bench/routing_policies.py [--policies roundRobin leastRequest prefixAware kvAware] [--requests 96]
+    bench/routing_policies.py [--policies roundRobin leastRequest prefixAware kvAware] [--requests 128]
 
 For each policy `examples/prefix-routing.yaml` is started anew, with caches cold, and gets the same
 trace (`prefix_trace`), a few requests at a time, at one ingress.

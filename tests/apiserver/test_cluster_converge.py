@@ -133,7 +133,7 @@ async def test_what_others_may_add_stays(connection: Connection, owner: Body, ku
     await connection.converge(owner, everything)
     kubectl("annotate", "service/chat", "example.com/address-pool=public")
     kubectl("label", STATEFUL, "team=search")
-    kubectl("patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"registry"}]}')
+    kubectl("patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"worker_records"}]}')
     assert await connection.actions(owner, everything) == []
     everything[-4] = objects.ingress_service(owner, revision="89abcdef")  # a change of ours keeps it too
     await connection.converge(owner, everything)

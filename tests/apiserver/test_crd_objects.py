@@ -46,7 +46,7 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
         "placement": {"domainLabel": "rack"},
     }
     document["spec"]["discovery"] = {"etcd": {"storage": {"size": "1Gi"}}}
-    document["spec"]["routing"] = {"offload": {}, "prefillScore": {}, "credits": {}}
+    document["spec"]["routing"] = {name: {} for name in ("offload", "prefillScore", "credits", "decodeScore", "moving", "racing")}
     document["spec"]["qos"] = {"admission": {}}
     pool = {"name": "cpu", "gpu": "cpu", "replicas": 1}
 
@@ -61,8 +61,27 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
         "placement": {"domainLabel": "rack", "mode": "Preferred"},
         "discovery": {"etcd": {"storage": {"size": "1Gi", "retain": False}}},
         "routing": {
-            "offload": {"prefillLengthThreshold": 256, "prefillQueueMax": 10, "decodeLoadThreshold": 8, "minOffloadLength": 64},
-            "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0},
+            "offload": {
+                "policy": "rule",
+                "prefillQueueMax": 10,
+                "decodeLoadThreshold": 8,
+                "minOffloadLength": 64,
+                "maxTransferMilliseconds": 0.0,
+            },
+            "prefillScore": {"prefixWeight": 1.0, "loadWeight": 1.0, "transferWeight": 0.0},
+            "decodeScore": {
+                "policy": "leastRequest",
+                "temperature": 0.0,
+                "kvEvents": True,
+                "recentSeconds": 120.0,
+                "hotspotPrevention": True,
+                "hotWorkersRatio": 0.75,
+                "maxShareRatio": 1.5,
+                "minCacheHitRatio": 0.0,
+                "sessionAffinity": True,
+                "failureTaint": 1.0,
+                "allowRequestOverrides": False,
+            },
             "credits": {"batchesAhead": 2.0},
             "moving": {"enabled": True, "maxMoves": 2, "afterPreemptions": 0},
             "racing": {"enabled": False, "maxRequests": 2, "maxRatio": 0.1},

@@ -12,11 +12,11 @@ from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.manifests.objects import Owner
 from pdcluster_operator.manifests.scaler import render_scaler
-from pdcluster_operator.plan.autoscale.explain import Record, read_record
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision, read_record
 from pdcluster_operator.plan.autoscale.values import Decision, Input, Problem, Step
 from pdcluster_operator.plan.autoscaled import recorded
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_operator.plan.state import Disaggregation, DiscoveryState, Observed, PodState, Registry, ScalerState, WorkloadState
+from pdcluster_operator.plan.state import Disaggregation, DiscoveryState, Observed, PodState, ScalerState, WorkerRecords, WorkloadState
 from tests.apiserver.objects import Json, Objects
 from tests.operator.object_cases import at, minimal
 
@@ -59,8 +59,8 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
     inputs = (Input("decode", "kv_cache_usage_ratio", 0.9123, 0.75), Input("prefill", "prefill_queue_requests", None, 8.0))
     steps = (Step("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"), Step("pool", "decode/cpu", 1, 2, "the cheapest"))
     decision = Decision({("prefill", "cpu"): 1, ("decode", "cpu"): 2}, inputs, steps)
-    decided = Record(datetime(2026, 1, 2, tzinfo=UTC), decision, (Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),))
-    planned = plan_cluster(parse(document), replace(running(document), decided=decided), NOW).status
+    decided = RecordedDecision(datetime(2026, 1, 2, tzinfo=UTC), decision, (Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),))
+    planned = plan_cluster(parse(document), replace(running(document), decision=decided), NOW).status
     answer = clusters.merge("chat", {"status": dict(planned)}, "status")
 
     assert answer.accepted, answer.causes
@@ -80,7 +80,9 @@ def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> N
         "prefill-0": Disaggregation("tcp", bytes_per_second=3_000_000_000),
     }
     workloads = [replace(state, pods=(pods[state.id.role],)) for state in seen.workloads]
-    planned = plan_cluster(parse(document), replace(seen, workloads=workloads, registry=Registry(disaggregation=said)), NOW).status
+    planned = plan_cluster(
+        parse(document), replace(seen, workloads=workloads, worker_records=WorkerRecords(disaggregation=said)), NOW
+    ).status
     assert planned["disaggregation"].keys() == {"transport", "remoteShare", "bytesPerSecond", "numRefusedPairs", "refusedPairs"}
     answer = clusters.merge("chat", {"status": dict(planned)}, "status")
 

@@ -17,7 +17,7 @@ from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cli.main import app
-from pdcluster_operator.plan.autoscale.explain import Record, remembered
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision, remembered
 from pdcluster_operator.plan.autoscale.values import Decision, Input, Step
 from tests.apiserver.cluster_objects import ingress_service, scaler, stateful_set
 from tests.apiserver.control_plane import ControlPlane, binary
@@ -65,7 +65,7 @@ def test_why_shows_the_decision_of_the_object(pdctl: Callable[..., Any], cluster
     at("spec.autoscale", {"mode": "On", "budget": {"total": 8}})(document)
     clusters.create(document)
     none = pdctl("why", "chat")
-    entries = remembered(None, Record(datetime(2026, 3, 4, tzinfo=UTC), DECISION))
+    entries = remembered(None, RecordedDecision(datetime(2026, 3, 4, tzinfo=UTC), DECISION))
     sizes = [{"role": role, "pool": pool, "replicas": number} for (role, pool), number in DECISION.replicas.items()]
     pool = {"name": "cpu", "gpu": "cpu", "desired": 2, "current": 1, "ready": 1, "updated": 1}
     status = {

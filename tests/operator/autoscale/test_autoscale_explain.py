@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.plan.autoscale import explain
-from pdcluster_operator.plan.autoscale.explain import COLUMNS, Record, explained, read_record, remembered, summary, write_record
+from pdcluster_operator.plan.autoscale.explain import COLUMNS, RecordedDecision, explained, read_record, remembered, summary, write_record
 from pdcluster_operator.plan.autoscale.values import Decision, Input, Problem, Step
 from tests.operator.autoscale.worlds import CALM, facts_of, make_spec, pool, see
 
@@ -47,7 +47,7 @@ def test_the_summary_says_what_changed():
 
 def test_a_record_is_read_as_it_was_written():
     outcome = grown()
-    record = Record(AT, outcome.decision, (Problem("RatioConstraintViolated", "no"),))
+    record = RecordedDecision(AT, outcome.decision, (Problem("RatioConstraintViolated", "no"),))
 
     entry = json.loads(json.dumps(write_record(record), allow_nan=False))
 
@@ -58,13 +58,13 @@ def test_a_record_is_read_as_it_was_written():
 def test_times_are_written_in_utc_and_whole_seconds():
     local = AT.astimezone(timezone(timedelta(hours=9))).replace(microsecond=7)
 
-    assert write_record(Record(local, Decision({})))["at"] == "2026-03-04T12:00:05Z"
+    assert write_record(RecordedDecision(local, Decision({})))["at"] == "2026-03-04T12:00:05Z"
 
 
 def test_a_record_is_bounded():
     step = Step("need", "decode", 1, 2, "x" * 10_000)
     decision = Decision({("decode", "x"): 1}, (Input("decode", "n", 1.0),) * 1000, (step,) * 1000)
-    record = Record(AT, decision, (Problem("r", "y" * 10_000),) * 1000)
+    record = RecordedDecision(AT, decision, (Problem("r", "y" * 10_000),) * 1000)
 
     entries = remembered([write_record(record)] * 40, record)
 
@@ -74,7 +74,7 @@ def test_a_record_is_bounded():
 
 
 def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
-    first, second = Record(AT, Decision({})), Record(AT + timedelta(seconds=5), Decision({}))
+    first, second = RecordedDecision(AT, Decision({})), RecordedDecision(AT + timedelta(seconds=5), Decision({}))
 
     entries = remembered(remembered(None, first), second)
 
@@ -83,7 +83,7 @@ def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
 
 
 @pytest.mark.parametrize(
-    "entry", [None, "x", 3, {}, {"at": "2026-03-04T12:00:05Z"}, {**write_record(Record(AT, Decision({}))), "steps": [{}]}]
+    "entry", [None, "x", 3, {}, {"at": "2026-03-04T12:00:05Z"}, {**write_record(RecordedDecision(AT, Decision({}))), "steps": [{}]}]
 )
 def test_what_somebody_else_wrote_is_no_record(entry: object):
     assert read_record(entry) is None

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_operator.cli.main import app
-from pdcluster_operator.plan.autoscale.explain import Record, remembered
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision, remembered
 from pdcluster_operator.plan.autoscale.values import Decision, Problem, Step
 from tests.operator.autoscale.worlds import CALM, facts_of, make_spec, pool, see
 from tests.operator.object_cases import minimal
@@ -31,7 +31,7 @@ def status(number: int = 1, mode: str = "On") -> dict[str, Any]:
     decision = see(spec, facts_of(spec), decode=replace(CALM, num_waiting=20.0)).decision
     entries: list[dict[str, Any]] = []
     for minute in range(number):
-        entries = remembered(entries, Record(AT.replace(minute=minute), decision, (SHORT,)))
+        entries = remembered(entries, RecordedDecision(AT.replace(minute=minute), decision, (SHORT,)))
     return {"autoscaling": {"mode": mode, "lastDecisions": entries}}
 
 
@@ -48,7 +48,7 @@ def scaled(**fields: Any) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     for hour, step in enumerate(steps):
         sizes = {("prefill", "cpu"): 3, ("decode", "cpu"): 2 - hour}
-        entries = remembered(entries, Record(AT.replace(hour=hour), Decision(sizes, steps=(step,))))
+        entries = remembered(entries, RecordedDecision(AT.replace(hour=hour), Decision(sizes, steps=(step,))))
     roles = [
         {"name": role, "pools": [{"name": "cpu", "desired": desired, "current": current, "ready": ready}]}
         for role, desired, current, ready in (("prefill", 3, 3, 2), ("decode", 1, 2, 1))

@@ -20,7 +20,7 @@ from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.autoscale.values import Decision, Memory
 from pdcluster_operator.plan.cluster import asked_of, plan_cluster
 from pdcluster_operator.plan.pool_facts import Seen, pool_facts
-from pdcluster_operator.plan.state import ClusterPlan, Observed, PodState, Registry, ScalerState, WorkloadState
+from pdcluster_operator.plan.state import ClusterPlan, Observed, PodState, ScalerState, WorkerRecords, WorkloadState
 from tests.operator.autoscale.worlds import CALM, IDLE, see
 from tests.operator.plan.clusters import ETCD_READY, NOW, make_cluster, pool
 
@@ -57,7 +57,7 @@ class Kubernetes:
             records=sorted(self.sets),
             scalers=list(self.scalers.values()),
             service_revision=self.service,
-            registry=Registry(said, self.commands),
+            worker_records=WorkerRecords(said, self.commands),
         )
 
     def _state(self, of: WorkloadId) -> WorkloadState:

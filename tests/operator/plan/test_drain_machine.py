@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pdcluster_operator.api.workload import Workload
 from pdcluster_operator.plan.drain import Drain, plan_drain
-from pdcluster_operator.plan.state import PodState, Registry
+from pdcluster_operator.plan.state import PodState, WorkerRecords
 from tests.operator.plan.clusters import identity, workload
 
 OF = identity("r1")
@@ -119,12 +119,12 @@ class DrainMachine(RuleBasedStateMachine):
 
     def plan(self) -> Drain:
         records = {name(ordinal): worker.record for ordinal, worker in self.workers.items() if worker.record is not None}
-        registry = Registry(error="away") if self.is_etcd_away else Registry(records, frozenset(self.commands))
+        worker_records = WorkerRecords(error="away") if self.is_etcd_away else WorkerRecords(records, frozenset(self.commands))
         pods = [
             PodState(name(ordinal), OF, worker.is_probed, terminating=False, node="n", started=worker.is_ready)
             for ordinal, worker in self.workers.items()
         ]
-        plan = plan_drain([Workload(OF, self.wanted)], (), [workload(OF, self.replicas, pods=tuple(pods))], registry, None)
+        plan = plan_drain([Workload(OF, self.wanted)], (), [workload(OF, self.replicas, pods=tuple(pods))], worker_records, None)
         replicas = plan.workloads[0].replicas
         assert plan.cut == ()
         assert replicas >= self.wanted

@@ -8,7 +8,7 @@ from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster
-from pdcluster_operator.plan.state import ClusterPlan, Device, Observed, PodState, Registry, ScalerState
+from pdcluster_operator.plan.state import ClusterPlan, Device, Observed, PodState, ScalerState, WorkerRecords
 from tests.operator.plan.clusters import ETCD_READY, LATER, NOW, condition_of, identity, make_cluster, running, workload
 
 ON_CPU, ON_GPU = Device("cpu", "Xeon"), Device("cuda", "NVIDIA B200")
@@ -27,7 +27,7 @@ def cluster_of(decode: dict[str, Any], device: str = "auto", prefill: dict[str, 
     return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec})
 
 
-def seen(cluster: PDCluster, registry: Registry | None, problem: tuple[str, str] | None = None, **fields: Any) -> Observed:
+def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: tuple[str, str] | None = None, **fields: Any) -> Observed:
     """All pods are there and ready, but that of decode where it has a problem; a pod is called after its role."""
     revision = revision_of(cluster.spec)
     pools = [(role, pool) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]
@@ -44,15 +44,15 @@ def seen(cluster: PDCluster, registry: Registry | None, problem: tuple[str, str]
             "workloads": states,
             "scalers": [ScalerState(role, pool.name, pool.replicas, pool.replicas) for role, pool in pools],
             "service_revision": revision,
-            "registry": registry,
+            "worker_records": worker_records,
             **fields,
         }
     )
 
 
-def say(**devices: Device) -> Registry:
+def say(**devices: Device) -> WorkerRecords:
     """What the records of prefill-0 and decode-0 say."""
-    return Registry({"prefill-0": "ready", "decode-0": "ready"}, devices={f"{role}-0": device for role, device in devices.items()})
+    return WorkerRecords({"prefill-0": "ready", "decode-0": "ready"}, devices={f"{role}-0": device for role, device in devices.items()})
 
 
 def found(plan: ClusterPlan) -> tuple[str, str, str]:
@@ -61,7 +61,7 @@ def found(plan: ClusterPlan) -> tuple[str, str, str]:
 
 
 def test_pools_without_an_accelerator_have_no_such_condition():
-    plan = plan_cluster(make_cluster(), running(make_cluster(), registry=say(decode=ON_CPU)), NOW)
+    plan = plan_cluster(make_cluster(), running(make_cluster(), worker_records=say(decode=ON_CPU)), NOW)
     assert condition_of(plan.status, "AcceleratorsInUse") == {}
 
 
@@ -110,40 +110,45 @@ def test_cpu_on_a_type_that_reserves_nothing_is_no_waste():
 
 
 @pytest.mark.parametrize("pool", [B200, HERE], ids=["B200", "own-type"])
-@pytest.mark.parametrize("registry", [None, Registry(error="etcd does not answer"), Registry()], ids=["unasked", "away", "empty"])
-def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(pool: dict[str, Any], registry: Registry | None):
+@pytest.mark.parametrize(
+    "worker_records", [None, WorkerRecords(error="etcd does not answer"), WorkerRecords()], ids=["unasked", "away", "empty"]
+)
+def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(pool: dict[str, Any], worker_records: WorkerRecords | None):
     cluster = cluster_of(pool)
-    plan = plan_cluster(cluster, seen(cluster, registry, REFUSED), NOW)
+    plan = plan_cluster(cluster, seen(cluster, worker_records, REFUSED), NOW)
     assert found(plan) == ("False", "AcceleratorUnusable", f"decode pool {pool['name']} ({pool['gpu']}): {REFUSED[1]}")
     assert condition_of(plan.status, "DecodeReady")["reason"] == condition_of(plan.status, "Stalled")["reason"] == "AcceleratorUnusable"
     assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1  # told with Ready, and not twice
 
 
 @pytest.mark.parametrize(
-    ("registry", "said"),
+    ("worker_records", "said"),
     [
         (None, "etcd, where workers say what they compute on, has not answered yet"),
-        (Registry(error="etcd does not answer"), "etcd, where workers say what they compute on, has not answered yet"),
+        (WorkerRecords(error="etcd does not answer"), "etcd, where workers say what they compute on, has not answered yet"),
         (say(prefill=ON_CPU), "no ready worker of decode pool big has said what it computes on"),
     ],
     ids=["unasked", "away", "silent"],
 )
-def test_it_is_unknown_while_no_worker_has_said(registry: Registry | None, said: str):
+def test_it_is_unknown_while_no_worker_has_said(worker_records: WorkerRecords | None, said: str):
     cluster = cluster_of(B200)
-    assert found(plan_cluster(cluster, seen(cluster, registry), NOW)) == ("Unknown", "DeviceNotSaid", said)
+    assert found(plan_cluster(cluster, seen(cluster, worker_records), NOW)) == ("Unknown", "DeviceNotSaid", said)
 
 
 def test_a_pool_of_no_workers_says_nothing_for_another():
     cluster = cluster_of(B200, prefill={"name": "small", "gpu": "H200", "replicas": 0})
     assert found(plan_cluster(cluster, seen(cluster, say(decode=ON_GPU)), NOW))[0] == "True"
     nothing = cluster_of({**B200, "replicas": 0})
-    assert found(plan_cluster(nothing, seen(nothing, Registry()), NOW))[::2] == ("Unknown", "no ready worker has said what it computes on")
+    assert found(plan_cluster(nothing, seen(nothing, WorkerRecords()), NOW))[::2] == (
+        "Unknown",
+        "no ready worker has said what it computes on",
+    )
 
 
 def test_while_etcd_does_not_answer_it_stays_as_it_was_and_is_told_once():
     cluster = cluster_of(B200, "cpu")
     first = plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
-    again = plan_cluster(cluster, seen(cluster, Registry(error="away"), status=first.status), LATER)
+    again = plan_cluster(cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER)
 
     assert again.status["conditions"] == first.status["conditions"]
     assert [each for each in again.events if each.reason == "AcceleratorsIdle"] == []
@@ -152,4 +157,4 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was_and_is_told_once():
 def test_a_refusal_that_is_over_is_not_kept_while_etcd_is_away():
     cluster = cluster_of(B200)
     first = plan_cluster(cluster, seen(cluster, None, REFUSED), NOW)
-    assert found(plan_cluster(cluster, seen(cluster, Registry(error="away"), status=first.status), LATER))[0] == "Unknown"
+    assert found(plan_cluster(cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER))[0] == "Unknown"

@@ -10,7 +10,7 @@ import pytest
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.plan.autoscale.explain import MAX_DECISIONS, Record
+from pdcluster_operator.plan.autoscale.explain import MAX_DECISIONS, RecordedDecision
 from pdcluster_operator.plan.autoscale.values import Decision, Problem, Step
 from pdcluster_operator.plan.autoscaled import recorded
 from pdcluster_operator.plan.cluster import plan_cluster
@@ -27,13 +27,13 @@ def scaled_cluster(mode: str = "On", **fields: Any) -> PDCluster:
     return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})})
 
 
-def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2) -> Record:
+def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2) -> RecordedDecision:
     steps = (Step("pool", "decode/cpu", before, decode, "the cheapest pool"),) if decode != before else ()
-    return Record(AT, Decision({PREFILL: prefill, DECODE: decode}, steps=steps), problems)
+    return RecordedDecision(AT, Decision({PREFILL: prefill, DECODE: decode}, steps=steps), problems)
 
 
-def plan_of(cluster: PDCluster, observed: Observed, decided: Record | None = None, now: str = NOW) -> ClusterPlan:
-    return plan_cluster(cluster, replace(observed, decided=decided), now)
+def plan_of(cluster: PDCluster, observed: Observed, decided: RecordedDecision | None = None, now: str = NOW) -> ClusterPlan:
+    return plan_cluster(cluster, replace(observed, decision=decided), now)
 
 
 def recorded_at(cluster: PDCluster, decode: int, **fields: Any) -> Observed:
@@ -74,7 +74,7 @@ def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
 
 
 @pytest.mark.parametrize("decided", [None, decision(3, before=3)], ids=["no numbers", "the same again"])
-def test_what_changes_nothing_leaves_the_status_as_it_is(decided: Record | None) -> None:
+def test_what_changes_nothing_leaves_the_status_as_it_is(decided: RecordedDecision | None) -> None:
     cluster = scaled_cluster()
     observed = recorded_at(cluster, 3, scalers=[ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 3, 2)])
     first = plan_of(cluster, observed)

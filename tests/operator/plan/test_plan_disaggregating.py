@@ -9,7 +9,7 @@ from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.disaggregating import FEW_PROMPTS, MAX_PAIRS, digest
-from pdcluster_operator.plan.state import Disaggregation, PodState, Registry
+from pdcluster_operator.plan.state import Disaggregation, PodState, WorkerRecords
 from tests.operator.plan.clusters import LATER, NOW, condition_of, identity, make_cluster, pool, running, workload
 
 CLUSTER = make_cluster()  # one prefill worker p-0, decode workers d-0 and d-1
@@ -31,7 +31,9 @@ def sending(rate: int) -> Disaggregation:
     return Disaggregation("tcp", bytes_per_second=rate)
 
 
-def observed(*, is_prefill_ready: bool = True, revision: str = REVISION, registry: Registry | None = None, **said: Disaggregation):
+def observed(
+    *, is_prefill_ready: bool = True, revision: str = REVISION, worker_records: WorkerRecords | None = None, **said: Disaggregation
+):
     """All ready, and registered workers that say this; names with _ for -."""
     pods = {}
     for role, names in (("prefill", ("p-0",)), ("decode", ("d-0", "d-1"))):
@@ -39,8 +41,8 @@ def observed(*, is_prefill_ready: bool = True, revision: str = REVISION, registr
         is_ready = role == "decode" or is_prefill_ready
         pods[role] = workload(of, len(names), pods=tuple(PodState(name, of, ready=is_ready, terminating=False) for name in names))
     by_pod = {name.replace("_", "-"): each for name, each in said.items()}
-    known = registry or Registry(dict.fromkeys(("p-0", "d-0", "d-1"), "ready"), disaggregation=by_pod)
-    return running(CLUSTER, workloads=[pods["prefill"], pods["decode"]], registry=known)
+    known = worker_records or WorkerRecords(dict.fromkeys(("p-0", "d-0", "d-1"), "ready"), disaggregation=by_pod)
+    return running(CLUSTER, workloads=[pods["prefill"], pods["decode"]], worker_records=known)
 
 
 def status_of(seen, before=None):
@@ -103,7 +105,7 @@ def test_without_a_ready_prefill_worker_that_is_the_reason():
 
 def test_mixed_workers_have_no_such_condition_and_no_figures():
     cluster = make_cluster(mixed=(pool(2),))
-    status = plan_cluster(cluster, running(cluster, registry=Registry()), NOW).status
+    status = plan_cluster(cluster, running(cluster, worker_records=WorkerRecords()), NOW).status
 
     assert condition_of(status, words.DISAGGREGATING) == {}
     assert "disaggregation" not in status
@@ -111,22 +113,22 @@ def test_mixed_workers_have_no_such_condition_and_no_figures():
 
 @pytest.mark.parametrize("of", ["nothing", "old-workers"])
 def test_workers_that_say_nothing_of_it_leave_it_unknown(of: str):
-    registry = Registry() if of == "nothing" else Registry(dict.fromkeys(("p-0", "d-0"), "ready"))
+    worker_records = WorkerRecords() if of == "nothing" else WorkerRecords(dict.fromkeys(("p-0", "d-0"), "ready"))
 
-    assert told(observed(registry=registry))[0] == "Unknown"
-    assert figures(observed(registry=registry)) == {}
+    assert told(observed(worker_records=worker_records))[0] == "Unknown"
+    assert figures(observed(worker_records=worker_records)) == {}
 
 
-@pytest.mark.parametrize("registry", [None, Registry(error="away")], ids=["not-asked", "away"])
-def test_while_etcd_does_not_answer_it_stays_as_it_was(registry: Registry | None):
+@pytest.mark.parametrize("worker_records", [None, WorkerRecords(error="away")], ids=["not-asked", "away"])
+def test_while_etcd_does_not_answer_it_stays_as_it_was(worker_records: WorkerRecords | None):
     before = status_of(observed(d_0=refusing("p-0")))
-    after = status_of(replace(observed(), registry=registry), before)
+    after = status_of(replace(observed(), worker_records=worker_records), before)
 
     assert condition_of(after, words.DISAGGREGATING) == condition_of(before, words.DISAGGREGATING)
     assert after["disaggregation"] == before["disaggregation"]
-    assert not condition_of(status_of(replace(observed(), registry=registry)), words.DISAGGREGATING)
+    assert not condition_of(status_of(replace(observed(), worker_records=worker_records)), words.DISAGGREGATING)
     unknown = status_of(observed())
-    assert condition_of(status_of(replace(observed(), registry=registry), unknown), words.DISAGGREGATING)["status"] == "Unknown"
+    assert condition_of(status_of(replace(observed(), worker_records=worker_records), unknown), words.DISAGGREGATING)["status"] == "Unknown"
 
 
 def test_ready_does_not_follow_it():
@@ -154,7 +156,7 @@ def test_refused_pairs_of_the_status_are_bounded_and_counted():
     names = [f"p-{number:02}" for number in range(12)]
     prefill = workload(of, 12, pods=tuple(PodState(name, of, ready=True, terminating=False) for name in names))
     said = {"d-0": refusing(*names[:8], num_refused=12), "d-1": refusing(names[0])}
-    found = figures(replace(seen, workloads=[prefill, seen.workloads[1]], registry=Registry(disaggregation=said)))
+    found = figures(replace(seen, workloads=[prefill, seen.workloads[1]], worker_records=WorkerRecords(disaggregation=said)))
 
     assert found["numRefusedPairs"] == 13
     assert len(found["refusedPairs"]) == MAX_PAIRS

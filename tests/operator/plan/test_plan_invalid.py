@@ -8,7 +8,7 @@ from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.errors import Fault
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_operator.plan.invalid import NOTHING_IS_PUT_BACK
+from pdcluster_operator.plan.invalid import NOTHING_IS_REVERTED
 from pdcluster_operator.plan.state import DiscoveryState, Observed
 from tests.operator.plan.clusters import ETCD_READY, LATER, NOW, condition_of, identity, make_cluster, running, workload
 
@@ -30,7 +30,7 @@ def test_every_fault_is_told_and_the_cluster_is_stalled():
     status = plan_invalid(FAULTS, refused(), LATER).status
     ready = condition_of(status, words.READY)
     assert (ready["status"], ready["reason"], ready["lastTransitionTime"]) == ("False", words.INVALID_SPEC, LATER)
-    assert ready["message"] == f"{FAULTS[0]}; {FAULTS[1]}; {NOTHING_IS_PUT_BACK}"
+    assert ready["message"] == f"{FAULTS[0]}; {FAULTS[1]}; {NOTHING_IS_REVERTED}"
     assert condition_of(status, words.STALLED)["message"] == ready["message"]
     assert not condition_of(status, words.RECONCILING)
     assert status["observedGeneration"] == 2

@@ -55,7 +55,7 @@ ENGINE_GONE = (
 
 PROBLEMS = [
     (
-        "the registry refuses",
+        "the worker_records refuses",
         make_pod(worker=waiting("ErrImagePull", 'failed to pull and unpack image "x": not found')),
         words.IMAGE_NOT_PULLED,
         [IMAGE, "not found", "spec.image"],

@@ -19,7 +19,7 @@ from pdcluster_operator.plan.state import (
     Failure,
     Observed,
     PodState,
-    Registry,
+    WorkerRecords,
     WorkloadState,
 )
 from tests.operator.plan.clusters import (
@@ -184,7 +184,7 @@ def test_with_recreate_what_was_given_up_is_tried_anew() -> None:
 
 
 WRONG_ETCD = DiscoveryState(managed=False, error="etcd-0.wrong:2379 does not answer")
-SILENT = Registry(error="it does not answer", again_seconds=5.0)
+SILENT = WorkerRecords(error="it does not answer", again_seconds=5.0)
 
 
 def waiting_for_etcd() -> list[WorkloadState]:
@@ -199,7 +199,7 @@ def waiting_for_etcd() -> list[WorkloadState]:
 
 
 def test_a_revision_whose_etcd_does_not_answer_is_scaled_to_0_and_says_so() -> None:
-    story, away = Story(), {"discovery": WRONG_ETCD, "registry": SILENT}
+    story, away = Story(), {"discovery": WRONG_ETCD, "worker_records": SILENT}
     story.look(0, **away)
     assert story.look(DEADLINE - 1, waiting_for_etcd(), **away) == words.ETCD_UNREACHABLE
     assert (story.look(DEADLINE, waiting_for_etcd(), **away), story.sizes) == (EXCEEDED, GIVEN_BACK)
@@ -215,7 +215,7 @@ def test_a_revision_to_which_the_service_was_led_by_hand_drains_first() -> None:
     story.look(0)
     story.look(DEADLINE, waiting_for_etcd())
     assert story.sizes == GIVEN_BACK
-    story.look(DEADLINE + 1, waiting_for_etcd(), service_revision=B, registry=SILENT)
+    story.look(DEADLINE + 1, waiting_for_etcd(), service_revision=B, worker_records=SILENT)
     assert story.sizes == BOTH
     assert story.plan is not None
     assert story.plan.serving == A

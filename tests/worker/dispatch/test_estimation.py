@@ -16,7 +16,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.qos_config import EstimationPolicy
+from pdcluster_worker.qos_config import EarlyRejectionPolicy, EstimationPolicy
 from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import ScriptedEngine
 
@@ -185,3 +185,16 @@ async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
     assert len(engine.inputs) == asked
     assert next(event.facts["group"] for event in way.events if event.name == "estimate") == "none"
     assert worker.metrics.registry.get_sample_value("pdcluster_estimate_error_ratio_count", {"quantity": "completion", "group": "none"})
+
+
+async def test_the_estimator_of_the_policy_feeds_early_rejection(worker: Worker, engine: ScriptedEngine) -> None:
+    estimation = EstimationPolicy(estimator="rwt", preset_token_milliseconds=60_000.0)
+    worker.policy = replace(PolicyConfig(), estimation=estimation, early_rejection=EarlyRejectionPolicy(enabled=True))
+    here = DecodeDispatcher(worker, RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)), list, list)
+    low = replace(spec(), priority=100)
+
+    with pytest.raises(RequestError, match=r"the first token would take about 60.0 s") as refused:
+        here.admit([low])
+    assert refused.value.status == 429
+    worker.policy = replace(worker.policy, estimation=EstimationPolicy())
+    here.admit([low])

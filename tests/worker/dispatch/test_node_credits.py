@@ -21,6 +21,7 @@ from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials
+from pdcluster_worker.routing_config import PrefillQueuePolicy
 from tests.system.certificates import make_certificates
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 
@@ -132,3 +133,28 @@ async def test_engine_that_stalls_as_another_dies_leaves_no_promise(scene: Scene
     scene.worker.engines_changed()
     scene.want("a")
     assert scene.granted() == []
+
+
+async def test_another_policy_of_the_prefill_queue_holds_at_once(scene: Scene) -> None:
+    """Ten tokens each, so that they fill no batch: with a window the eighth lets all eight in."""
+    value = scene.worker.metrics.registry.get_sample_value
+    scene.node.set_policy(PolicyConfig(prefill_queue=PrefillQueuePolicy(mode="throughputFirst", max_window_milliseconds=1000)))
+    scene.desk.want("decode-engine", "first", 10, 0)
+    assert scene.granted() == ["first"]  # alone, on an idle worker
+    for request_id in "abcdefg":
+        scene.desk.want("decode-engine", request_id, 10, 0)
+    assert scene.granted() == []
+    assert (value("pdcluster_credit_wants"), value("pdcluster_credit_tokens")) == (7, 10)
+
+    scene.desk.want("decode-engine", "h", 10, 0)
+    assert scene.granted() == ["h", *"abcdefg"]
+    assert (value("pdcluster_credit_wants"), value("pdcluster_credit_tokens")) == (0, 90)
+    sums = (value("pdcluster_prefill_group_requests_count"), value("pdcluster_prefill_group_requests_sum"))
+    assert sums == (2, 9)
+
+    scene.desk.want("decode-engine", "late", 10, 0)
+    assert scene.granted() == []
+    scene.node.set_policy(PolicyConfig())
+    assert scene.granted() == ["late"]
+    assert scene.worker.load().credit_tokens == 0  # its engine has not reported yet
+    assert scene.worker.promised_tokens() == 100

@@ -455,4 +455,4 @@ async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Wo
 
     assert feedback.threshold(policy.slo_feedback, 256, clock()) == round(256 / STEP)
     worker.policy = PolicyConfig(offload=policy)
-    assert offloading.threshold() == 256  # of its own, which has seen nothing
+    assert offloading.threshold(256) == 256  # of its own, which has seen nothing

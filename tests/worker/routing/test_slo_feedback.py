@@ -7,7 +7,7 @@ import pytest
 from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.routing import pair_rates
 from pdcluster_worker.routing.pair_rates import MAX_PAIRS, PairRates, kv_bytes_per_token
-from pdcluster_worker.routing.slo_feedback import ADJUST_SECONDS, MIN_SAMPLES, STALE_SECONDS, STEP, SloFeedback
+from pdcluster_worker.routing.slo_feedback import ADJUST_SECONDS, MIN_SAMPLES, PROBE_SECONDS, STEP, SloFeedback
 from pdcluster_worker.routing_config import SloFeedbackPolicy
 
 POLICY = SloFeedbackPolicy()
@@ -106,20 +106,55 @@ def test_slow_decodes_do_not_send_prompts_where_they_take_far_too_long() -> None
     assert world.threshold() == START * STEP
 
 
-def test_a_side_not_seen_for_long_is_forgotten_and_the_threshold_drifts_back() -> None:
+def places(world: World, seconds: int, length: int = 300) -> list[str]:
+    """Where a prompt a second of that length goes."""
+    found = []
+    for _ in range(seconds):
+        world.now += 1.0
+        threshold = world.feedback.threshold_for(length, POLICY, START, world.now)
+        found.append("remote" if length >= threshold else "local")
+        world.first_tokens([length] if found[-1] == "local" else [], [length] if found[-1] == "remote" else [])
+    return found
+
+
+def test_a_side_not_seen_for_long_gets_one_prompt_as_a_probe() -> None:
     world = World(local=(0.0, 0.0001), remote=(0.5, 0.001))
     assert world.settle() == POLICY.max_threshold
+    found = places(world, 3 * int(PROBE_SECONDS))
 
-    world.now += STALE_SECONDS
-    steps = []
-    while not steps or steps[-1] != START:
-        world.now += ADJUST_SECONDS
-        world.first_tokens([100] * MIN_SAMPLES, [])
-        steps.append(world.threshold())
-        assert len(steps) < 100
+    assert found.count("remote") in (2, 3)
+    assert world.threshold() == POLICY.max_threshold
 
-    assert steps == sorted(steps, reverse=True)
-    world.now += ADJUST_SECONDS
+
+def test_a_side_that_has_become_better_is_found_out() -> None:
+    world = World(local=(0.0, 0.001), remote=(5.0, 0.001))
+    assert world.settle() == POLICY.max_threshold
+    world.cost["remote"] = (0.0, 0.0001)
+    found = places(world, 20 * int(PROBE_SECONDS))
+
+    assert found[-20:].count("remote") >= 19  # but for a probe of the other side
+
+
+def test_the_local_side_is_probed_too_and_short_prompts_probe_nothing() -> None:
+    world = World(local=(0.5, 0.001), remote=(0.0, 0.0001))
+    assert world.settle() == POLICY.min_threshold
+
+    assert places(world, 3 * int(PROBE_SECONDS)).count("local") in (2, 3)
+    assert set(places(world, int(PROBE_SECONDS), length=POLICY.min_threshold - 1)) == {"local"}
+
+
+def test_a_side_with_too_few_samples_is_probed_sooner() -> None:
+    world = World(local=(0.0, 0.001), remote=(5.0, 0.001))
+    found = places(world, 2 * int(PROBE_SECONDS), length=100)  # below the threshold: nothing would go
+
+    assert MIN_SAMPLES <= found.count("remote") <= MIN_SAMPLES + 2
+
+
+def test_prompts_of_one_length_on_a_side_borrow_the_others_slope() -> None:
+    """Local .3 s at 100 tokens by the fixed part alone; remote 1 ms a token: equal at 256 with .456 s, as it is."""
+    world = World(local=(0.2, 0.001), remote=(0.2, 0.001))
+    world.first_tokens([100] * MIN_SAMPLES, [300, 400] * MIN_SAMPLES)
+
     assert world.threshold() == START
 
 

@@ -15,7 +15,7 @@ from pdcluster_operator.api.load import parse_stored
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.cli.table import WIDTH, table
 from pdcluster_operator.plan.autoscale.bounds import bounds_of
-from pdcluster_operator.plan.autoscale.explain import Record
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision
 from pdcluster_operator.plan.autoscale.values import PoolKey
 from pdcluster_operator.plan.autoscaled import FIELD, recorded
 from pdcluster_operator.plan.previous import Previous
@@ -25,7 +25,7 @@ _COLUMNS = ("POOL", *_SHOWN, "BOUNDS", "LAST CHANGE")
 _BELOW = (words.DISCOVERY_READY, *words.ROLE_READY.values())
 
 
-def present_lines(body: Mapping[str, Any], records: Sequence[Record], now: datetime) -> list[str]:
+def present_lines(body: Mapping[str, Any], records: Sequence[RecordedDecision], now: datetime) -> list[str]:
     """A table of the pools, then what stands in the way; empty where the status says nothing.  now: for schedules"""
     rows = list(_rows(body, records, now))
     lines = table(_COLUMNS, rows, right=range(1, 1 + len(_SHOWN))) if rows else []
@@ -53,7 +53,7 @@ def _condition(condition: Mapping[str, Any]) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
-def _rows(body: Mapping[str, Any], records: Sequence[Record], now: datetime) -> Iterator[tuple[str, ...]]:
+def _rows(body: Mapping[str, Any], records: Sequence[RecordedDecision], now: datetime) -> Iterator[tuple[str, ...]]:
     status, spec = _section(body, "status"), _spec(body)
     decided = recorded(status, str(_section(status, FIELD).get("mode"))) or {}
     for role in _entries(status.get("roles")):
@@ -74,7 +74,7 @@ def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
     return f"{low} to {high}" + (f" ({source})" if source.startswith("schedule ") else "")
 
 
-def _last_change(key: PoolKey, records: Sequence[Record]) -> str:
+def _last_change(key: PoolKey, records: Sequence[RecordedDecision]) -> str:
     """The newest decision, of those that are remembered, that gave a pool another size.  records: the newest first"""
     for number, record in enumerate(records, start=1):
         steps = [step for step in record.decision.steps if step.subject == "/".join(key)]

@@ -12,7 +12,7 @@ from pdcluster_operator.cli.live import Place, read_object
 from pdcluster_operator.cli.present import present_lines
 from pdcluster_operator.cli.source import read_text
 from pdcluster_operator.cli.table import table
-from pdcluster_operator.plan.autoscale.explain import COLUMNS, Record, explained, read_record, summary
+from pdcluster_operator.plan.autoscale.explain import COLUMNS, RecordedDecision, explained, read_record, summary
 
 Body = Mapping[str, Any]
 
@@ -71,7 +71,7 @@ def render_why(body: Body, last: int, now: datetime) -> str:
     return "\n\n".join([*(["\n".join([f"{name}, autoscale.mode {mode}", *present])] if present else []), *blocks, *hint])
 
 
-def _told(written: Body) -> Iterator[tuple[Record, object]]:
+def _told(written: Body) -> Iterator[tuple[RecordedDecision, object]]:
     """Decisions with the mode that they were taken in, the newest first; None = not known."""
     entries = written.get("lastDecisions")
     for number, entry in enumerate(entries if isinstance(entries, list) else []):
@@ -95,7 +95,7 @@ def _nothing(name: str, mode: object) -> str:
     return f"{name} has no decision: spec.autoscale.mode is {mode}; set it to Advise (only shown) or On (carried out)"
 
 
-def record_lines(name: str, mode: object, record: Record) -> Iterator[str]:
+def record_lines(name: str, mode: object, record: RecordedDecision) -> Iterator[str]:
     """One decision: a line with its time and what changed, and the table.  mode: that it was taken in, None = not known"""
     manner = {"On": "carried out", "Advise": "advice only"}.get(str(mode), "")
     changed = summary(record.decision) or "no pool changes"

@@ -14,7 +14,7 @@ from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.plan.conditions import Condition
 from pdcluster_operator.plan.pools import RoleView
 from pdcluster_operator.plan.previous import Previous
-from pdcluster_operator.plan.state import Device, PodState, Registry
+from pdcluster_operator.plan.state import Device, PodState, WorkerRecords
 
 _TYPE = words.ACCELERATORS_IN_USE
 CPU = "cpu"
@@ -26,7 +26,7 @@ class _Pool:
     """A declared pool with an accelerator.
 
     asked:    engine.device of its role
-    resource: what each of its pods reserves; None = nothing besides cpu and memory
+    resource: reserved by each of its pods; None = nothing but cpu and memory
     wanted:   workers that it should have
     pods:     of the declared revision and of the one that serves, but for those that end
     """
@@ -39,13 +39,13 @@ class _Pool:
     pods: tuple[PodState, ...]
 
     def refusal(self) -> str | None:
-        """Why the first of its workers that has not its device has it not."""
+        """Reason why the first of its workers without its device lacks it."""
         problems = [pod.problem for pod in self.pods if pod.problem is not None]
         found = sorted(said for reason, said in problems if reason == words.ACCELERATOR_UNUSABLE)
         return f"{self.name} ({self.gpu}): {found[0]}" if found else None
 
     def said(self, devices: Mapping[str, Device]) -> dict[str, Device]:
-        """What its ready workers say that they compute on, by pod."""
+        """Devices of its ready workers, by pod."""
         ready = [pod.name for pod in self.pods if pod.ready]
         return {pod: devices[pod] for pod in ready if pod in devices}
 
@@ -69,7 +69,7 @@ class _Pool:
 def accelerators_in_use(
     cluster: PDCluster,
     views: Sequence[RoleView],
-    registry: Registry | None,
+    worker_records: WorkerRecords | None,
     previous: Previous,
 ) -> Condition | None:
     """The condition; None = no declared pool has an accelerator.
@@ -81,18 +81,18 @@ def accelerators_in_use(
         return None
     if refusals := [why for pool in pools if (why := pool.refusal())]:
         return _false(words.ACCELERATOR_UNUSABLE, refusals)
-    if registry is None or registry.error is not None:
+    if worker_records is None or worker_records.error is not None:
         nothing = "etcd, where workers say what they compute on, has not answered yet"
         return _as_it_was(previous) or _unknown(nothing)
-    if idle := [why for pool in pools if (why := pool.idle(registry.devices))]:
+    if idle := [why for pool in pools if (why := pool.idle(worker_records.devices))]:
         return _false(words.ACCELERATORS_IDLE, idle)
-    spoken = {pool.name: pool.said(registry.devices) for pool in pools}
-    told = {name: said for name, said in spoken.items() if said}
-    silent = [pool.name for pool in pools if pool.wanted and pool.name not in told]
-    if silent or not told:
+    spoken = {pool.name: pool.said(worker_records.devices) for pool in pools}
+    speaking = {name: said for name, said in spoken.items() if said}
+    silent = [pool.name for pool in pools if pool.wanted and pool.name not in speaking]
+    if silent or not speaking:
         whose = f" of {', '.join(silent)}" if silent else ""
         return _unknown(f"no ready worker{whose} has said what it computes on")
-    listed = ", ".join(f"{name} on {_names(said)}" for name, said in told.items())
+    listed = ", ".join(f"{name} on {_names(said)}" for name, said in speaking.items())
     message = f"workers compute on what their pools have: {listed}"
     return Condition(_TYPE, is_true=True, reason=words.AS_DECLARED, message=message)
 
@@ -132,7 +132,7 @@ def _unknown(message: str) -> Condition:
 
 
 def _as_it_was(previous: Previous) -> Condition | None:
-    """What workers had said; a refusal is no such thing, and its pod is looked at each time."""
+    """Devices of earlier records; a refusal is none, and its pod is checked each time."""
     before = previous.condition(_TYPE)
     reason, message, status = (before.get(field) for field in ("reason", "message", "status"))
     if not isinstance(reason, str) or not isinstance(message, str):

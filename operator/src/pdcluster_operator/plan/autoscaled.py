@@ -1,4 +1,5 @@
-"""The autoscaler's record in the status: what it decides sizes the pools, and a decision is written before anything follows it.
+"""The autoscaler's record in the status: its decision sizes the pools, and is written before it is
+followed.
 
 Pure.  With mode On the replicas in `status.autoscaling` count, and nothing else:
 scalers follow them.  An operator that restarts goes on from them.  With Advise
@@ -38,13 +39,13 @@ def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
 
 
 def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
-    """Whether the decision of this pass says something else than the record."""
-    decided = observed.decided
+    """Return whether the decision of this reconcile differs from the record."""
+    decided = observed.decision
     return decided is not None and spec.mode != OFF and dict(decided.decision.replicas) != recorded(observed.status, spec.mode)
 
 
 def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
-    """Whether a pass with this decision would write another status than there is."""
+    """Return whether a reconcile with this decision would write another status."""
     found = {condition.type: shortened(condition.message) for condition in autoscale_conditions(spec, observed)}
     before = Previous(observed.status)
     return is_new(spec, observed) or found != {
@@ -53,12 +54,14 @@ def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
 
 
 def autoscaled(spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observed) -> tuple[PoolSize, ...]:
-    """The size of every pool: of this pass's decision, else of the record; as it was where neither knows the pool."""
+    """Size of every pool: by this decision, else by the record; as it was if neither has the
+    pool.
+    """
     if spec.mode != ON:
         return tuple(sizes)
     known = recorded(observed.status, ON) or {}
-    if observed.decided is not None:
-        known = dict(observed.decided.decision.replicas)
+    if observed.decision is not None:
+        known = dict(observed.decision.decision.replicas)
     scalers = _by_pool(observed.scalers)
     return together([size if size.key not in known else _following(size, known[size.key], scalers.get(size.key)) for size in sizes])
 
@@ -69,11 +72,13 @@ def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> Poo
 
 
 def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any]:
-    """The field of the status: empty with mode Off; as it was without a decision that changes something."""
+    """The field of the status: empty with mode Off; unchanged without a decision that changes
+    something.
+    """
     before = observed.status.get(FIELD)
     if spec.mode == OFF:
         return {}
-    decided = observed.decided
+    decided = observed.decision
     if decided is None or not is_new(spec, observed):
         return {FIELD: before} if before else {}
     entries = before.get("lastDecisions") if isinstance(before, Mapping) else None
@@ -83,10 +88,12 @@ def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any
 
 
 def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Condition]:
-    """What stands in the autoscaler's way, as long as it does; without a decision in this pass, what stood there before."""
+    """Obstacles of the autoscaler, while they last; without a decision, those of the last
+    status.
+    """
     if spec.mode == OFF:
         return
-    previous, decided = Previous(observed.status), observed.decided
+    previous, decided = Previous(observed.status), observed.decision
     for kind in words.AUTOSCALING:
         if decided is None:
             messages = [str(previous.condition(kind).get("message", ""))] if previous.is_true(kind) else []
@@ -115,10 +122,10 @@ def _newest(status: Mapping[str, Any]) -> Any:
 
 
 def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed) -> Iterator[Event]:
-    """An event for each scale that somebody else asked for, and that does not count."""
+    """Events for scales by others, which do not count."""
     known = recorded(observed.status, ON) if spec.mode == ON else None
     if known is None or is_new(spec, observed):
-        return  # the next pass, which follows the record, tells it
+        return  # left to the next reconcile, which follows the record
     scalers, there = _by_pool(observed.scalers), Workloads(observed)
     fix = "change its bounds or schedules, or set spec.autoscale.mode to Off"
     for size in sizes:
@@ -126,7 +133,7 @@ def overridden(spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observe
         if scaler is None or size.key not in known:
             continue
         state = there.of(*size.key, observed.service_revision)
-        is_behind = state is not None and state.desired == scaler.replicas  # nobody asked: both have yet to follow the record
+        is_behind = state is not None and state.desired == scaler.replicas  # no request: both have yet to follow the record
         if scaler.replicas != size.wanted and scaler.writer is not None and not is_behind:
             text = f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler alone decides, and keeps {size.wanted}"
             yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)

@@ -1,6 +1,7 @@
-"""The plan of one cluster: from its spec and what is observed to all that should be; for a spec that is refused, its status.
+"""The plan of one cluster: from spec and observed state to desired state; of an invalid spec, its
+status.
 
-Pure, and without memory besides the status that was last written.  Everything
+Pure, and without memory except the status that was last written.  Everything
 that is not in a plan is to be removed; planning again on what a plan led to
 gives the same plan.
 """
@@ -43,12 +44,12 @@ __all__ = ["asked_of", "plan_cluster", "plan_invalid", "sizes_of"]
 
 @dataclass(frozen=True)
 class _Scene:
-    """What one pass reads: the object, what is there, and the size of every declared pool.
+    """Inputs of one reconcile: the object, the observed state, and the size of every declared pool.
 
     target:  the declared revision
-    current: the revision that serves until this pass; None = none does
+    current: the revision that serves until this reconcile; None = none does
     is_target_ready: whether the declared revision can take over
-    rollout: that is under way to it; None = none is
+    rollout: the one that is under way to it; None = none is
     """
 
     cluster: PDCluster
@@ -62,26 +63,32 @@ class _Scene:
 
     @property
     def is_beside(self) -> bool:
-        """Whether another revision serves, if only by its name, until the declared one is whole."""
+        """Return whether another revision serves, if only by its name, until the declared one
+        is whole.
+        """
         return self.cluster.spec.rollout.strategy != "Recreate" and self.current not in (None, self.target)
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the declared revision has no workers, for it stalled beside one that answered."""
+        """Return whether the declared revision has no workers: it stalled beside one that
+        answered.
+        """
         return is_given_up(self.rollout, self.target, _deadline(self.cluster), is_beside=self.is_beside)
 
     def shown(self, size: PoolSize) -> WorkloadState | None:
-        """The workload that a pool's numbers are of: of the revision that serves, else of the declared one."""
+        """The workload of a pool's numbers: of the revision that serves, else of the declared
+        one.
+        """
         return self.there.of(*size.key, self.current) or self.there.of(*size.key, self.target)
 
 
 def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPlan:
-    """Everything that should be.  now: RFC 3339 in UTC, for conditions that change in this pass."""
+    """Plan everything.  now: RFC 3339 in UTC, for conditions that change in this reconcile."""
     scene = _scene(cluster, observed, now)
     step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=scene.is_target_ready)
     kept, leaving = tuple(_kept(scene, step)), _leaving(scene)
     drain = _drain(scene, (*_of_target(scene, step), *kept, *leaving))
-    registered = in_sync(observed.registry, observed.workloads, Previous(observed.status))
+    registered = in_sync(observed.worker_records, observed.workloads, Previous(observed.status))
     status = {**_status(scene, step, leaving, now, drain=drain, registered=registered), **kept_field([*kept, *leaving])}
     is_decision = cluster.spec.autoscale.mode == ON and is_new(cluster.spec.autoscale, observed)
     # While the Service cannot be written, clients reach the revision that it still selects.
@@ -109,7 +116,7 @@ def plan_cluster(cluster: PDCluster, observed: Observed, now: str) -> ClusterPla
         cut=drain.cut,
         budgets=plan_budgets(serving, observed.workloads, drain.commands, observed.budgets, patience),
         ghosts=registered.ghosts,
-        needs_registry=drain.needs_registry,
+        needs_worker_records=drain.needs_worker_records,
     )
 
 
@@ -119,9 +126,9 @@ def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
 
 
 def asked_of(cluster: PDCluster, observed: Observed) -> Asked:
-    """What is asked for now, and of which workloads.
+    """Replicas that are asked for now, by workload.
 
-    Growth is asked with it, after which the declared revision is not whole: it counts as one that cannot take over yet.
+    This includes growth, after which the declared revision is not whole: it cannot take over yet.
     """
     scene = _scene(cluster, observed)
     step = next_step(cluster.spec.rollout.strategy, scene.target, observed, is_target_ready=False)
@@ -147,7 +154,7 @@ def _deadline(cluster: PDCluster) -> int:
 
 
 def _seen(scene: _Scene, *, is_whole: bool) -> Seen:
-    """What the clock of a roll out goes by."""
+    """Inputs of a roll out's clock."""
     observed, views = scene.observed, tuple(_views(scene))
     left = left_of(scene.target, observed) if scene.cluster.spec.rollout.strategy == "Recreate" else None
     return Seen(
@@ -166,9 +173,11 @@ def _seen(scene: _Scene, *, is_whole: bool) -> Seen:
 
 
 def _before(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
-    """What seeds a scaler that was lost: the size that the last pass wanted, which a StatefulSet may not have yet while workers drain.
+    """Seed of a lost scaler: the size of the last plan, which a StatefulSet that drains may not
+    have yet.
 
-    A pool that the status does not know is new, and begins with its `replicas`.  Without a status what serves counts; of an
+    A pool that is not in the status is new, and begins with its `replicas`.  Without a status the
+    serving revision counts; of an
     earlier revision that no longer counts nothing is taken.
     """
     wanted = {key: desired for key, (_, desired) in Previous(observed.status).pools().items()}
@@ -184,7 +193,7 @@ def _before(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
 
 
 def _is_whole(sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
-    """Whether the declared revision has every worker that it should have.
+    """Return whether the declared revision has every worker that it should have.
 
     Where no worker is to answer requests, there is nothing to wait for.
     """
@@ -206,7 +215,7 @@ def _serving_role(scene: _Scene, step: Step) -> str:
 
 
 def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
-    """The declared revision's workloads; while an older one has to end first, only those that are there already."""
+    """Workloads of the declared revision; only the existing ones while an older one ends first."""
     for size in scene.sizes:
         if step.waits_for is None or scene.there.of(*size.key, scene.target):
             wanted = 0 if scene.is_given_up else size.wanted
@@ -214,10 +223,11 @@ def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
 
 
 def _kept(scene: _Scene, step: Step) -> Iterator[Workload]:
-    """The older workloads that stay, at their pool's size; at the size that they had where that is more.
+    """The older workloads that stay, at their pool's size; at their own size if that is more.
 
-    So their scaler counts as ever and edits by hand do not, while a lower `replicas` that came with a new revision takes
-    no worker from what serves.  One whose pool is no longer declared has the size that it had.
+    So their scaler counts as ever and edits by hand do not, while a lower `replicas` that came
+    with a new revision takes no worker from the serving one.  One whose pool is no longer
+    declared keeps its size.
     """
     wanted = {size.key: size.wanted for size in scene.sizes}
     for workload in step.kept:
@@ -226,16 +236,19 @@ def _kept(scene: _Scene, step: Step) -> Iterator[Workload]:
 
 
 def _size_before(scene: _Scene, workload: WorkloadId) -> int | None:
-    """The size of a workload that stays, as the last pass planned it; when it only begins to stay, as it is; None = nobody knows."""
+    """Size of a workload that stays, as last planned; as it is when it begins to stay; None =
+    unknown.
+    """
     state = scene.there.of(workload.role, workload.pool, workload.revision)
     return Previous(scene.observed.status).kept().get(workload.name, None if state is None else state.desired)
 
 
 def _leaving(scene: _Scene) -> tuple[Workload, ...]:
-    """Pools of the revision that serves that are no longer declared: they answer until the others of their role are ready.
+    """Pools of the serving revision that are no longer declared: they answer until their role is
+    ready.
 
     One that answers nothing goes: it would only keep others from what they wait for.
-    Not with Recreate, whose point is that the old goes first.
+    Not with Recreate, which removes the old pods first.
     """
     if scene.current != scene.target or scene.cluster.spec.rollout.strategy == "Recreate":
         return ()
@@ -246,11 +259,12 @@ def _leaving(scene: _Scene) -> tuple[Workload, ...]:
 
 
 def _drain(scene: _Scene, wanted: tuple[Workload, ...]) -> Drain:
-    """How far the workloads may shrink now; pools of what serves that are no longer declared shrink to nothing before they go.
+    """Replicas to which workloads may shrink now; undeclared pools that serve shrink to 0 before
+    they go.
 
-    Not with Recreate, and not what another revision has replaced: they go as a whole, and their pods drain as they end.
-    So do the workers of a revision that is given up, to which no Service leads: etcd, which may be
-    why, is not asked.
+    Not with Recreate, and not of a replaced revision: they go as a whole, and their pods drain as
+    they end.  So do the workers of a revision that is given up, which no Service selects: etcd,
+    which may be the cause, is not asked.
     """
     is_dropped = scene.is_given_up and scene.observed.service_revision != scene.target
     dropped = [each for each in wanted if is_dropped and each.id.revision == scene.target]
@@ -260,7 +274,7 @@ def _drain(scene: _Scene, wanted: tuple[Workload, ...]) -> Drain:
     states = [state for state in scene.there.of_revision(scene.target) if not state.gone and state.id not in planned]
     timeout = scene.cluster.spec.rollout.drain_timeout_seconds
     leaving = states if is_drained_first else ()
-    drain = plan_drain(drained, leaving, scene.observed.workloads, scene.observed.registry, timeout)
+    drain = plan_drain(drained, leaving, scene.observed.workloads, scene.observed.worker_records, timeout)
     return replace(drain, workloads=(*dropped, *drain.workloads))
 
 
@@ -289,7 +303,7 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
     )
     autoscale = scene.cluster.spec.autoscale
     together = _disaggregating(scene, step)
-    in_use = accelerators_in_use(scene.cluster, views, observed.registry, previous)
+    in_use = accelerators_in_use(scene.cluster, views, observed.worker_records, previous)
     others = (registered.condition, in_use, together.condition)
     beside = [each for each in others if each is not None]
     found = (*condition_tree(facts), *beside, *autoscale_conditions(autoscale, observed))
@@ -305,12 +319,17 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
 
 
 def _disaggregating(scene: _Scene, step: Step) -> Found:
+<<<<<<< HEAD
     """How prefill and decode workers of the revision that serves work together; nothing to say of mixed ones."""
     if _serving_role(scene, step) == "mixed" or PREFILL not in scene.cluster.spec.roles.present():
+=======
+    """Disaggregation of the serving revision's workers; None for mixed ones."""
+    if _serving_role(scene, step) != "decode" or PREFILL not in scene.cluster.spec.roles.present():
+>>>>>>> main
         return Found()
-    registry, threshold = scene.observed.registry, scene.cluster.spec.prefill_length_threshold
-    is_known = registry is not None and registry.error is None
-    said = said_by(registry, scene.there.of_revision(step.serving)) if registry is not None and is_known else None
+    worker_records, threshold = scene.observed.worker_records, scene.cluster.spec.prefill_length_threshold
+    is_known = worker_records is not None and worker_records.error is None
+    said = said_by(worker_records, scene.there.of_revision(step.serving)) if worker_records is not None and is_known else None
     return disaggregating(said, Previous(scene.observed.status), threshold)
 
 

@@ -1,8 +1,9 @@
-"""Whether prefill and decode work together: the condition Disaggregating and `status.disaggregation`, from what workers' records say.
+"""The condition Disaggregating and `status.disaggregation`, from the worker records.
 
-Pure.  Ready does not follow from it: a decode worker that may not use a prefill worker prefills by itself, which is slower
-and not wrong.  False says which pair is refused and why, or that long prompts find no way to a prefill worker; Unknown, that
-nothing was long enough yet.  Figures are taken over from the last status while they are about the same, so that a cluster
+Pure.  Ready does not follow from it: a decode worker that may not use a prefill worker prefills
+by itself, which is slower and not wrong.  False names the pair that is refused and why, or that
+long prompts reach no prefill worker; Unknown, that no prompt was long enough yet.  Figures are
+kept from the last status while they are about the same, so that a cluster
 under a steady load has an unchanged status.
 """
 
@@ -15,14 +16,16 @@ from pdcluster_operator.api import conditions as words
 from pdcluster_operator.plan.conditions import Condition
 from pdcluster_operator.plan.pools import PREFILL
 from pdcluster_operator.plan.previous import Previous
-from pdcluster_operator.plan.state import Disaggregation, Registry, WorkloadState
+from pdcluster_operator.plan.state import Disaggregation, WorkerRecords, WorkloadState
 
 FIELD = "disaggregation"
 MAX_PAIRS = 8
 """Refused pairs that the status names; the number of all is beside them."""
 
 FEW_PROMPTS = 5
-"""Fewer long prompts than these that were all prefilled by decode workers say nothing: workers may just have met."""
+"""Fewer long prompts than these that were all prefilled by decode workers say nothing: workers
+may just have met.
+"""
 
 _STEP_PERCENT = 5
 _SAME = 0.25
@@ -32,7 +35,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True)
 class Said:
-    """What the workers of one revision say, by pod.  num_prefill_ready: prefill workers that are ready."""
+    """Records of the workers of one revision, by pod.  num_prefill_ready: ready prefill workers."""
 
     decode: Mapping[str, Disaggregation]
     prefill: Mapping[str, Disaggregation]
@@ -42,7 +45,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Found:
-    """condition: None = there is nothing to say, as of mixed workers; status: what `status.disaggregation` holds"""
+    """condition: None = as of mixed workers; status: content of `status.disaggregation`"""
 
     condition: Condition | None = None
     status: Status = field(default_factory=dict)
@@ -60,11 +63,11 @@ class _Pair:
     reason: str
 
 
-def said_by(registry: Registry, workloads: Iterable[WorkloadState]) -> Said:
-    """What the records of one revision's pods say; those of pods that end say nothing any more."""
+def said_by(worker_records: WorkerRecords, workloads: Iterable[WorkloadState]) -> Said:
+    """Records of one revision's pods, without those of terminating pods."""
     pods = [pod for state in workloads if not state.gone for pod in state.pods if not pod.terminating]
     prefill = [pod for pod in pods if pod.workload.role == PREFILL]
-    said = registry.disaggregation
+    said = worker_records.disaggregation
     return Said(
         decode={pod.name: said[pod.name] for pod in pods if pod.workload.role != PREFILL and pod.name in said},
         prefill={pod.name: said[pod.name] for pod in prefill if pod.name in said},
@@ -89,7 +92,7 @@ def disaggregating(said: Said | None, previous: Previous, threshold: int) -> Fou
 
 
 def digest(said: Mapping[str, Disaggregation]) -> object:
-    """What would make another condition or other figures, roughly: while it stays the same no pass is worth it."""
+    """Rough key of condition and figures: while it stays the same no reconcile is needed."""
     refused = tuple((pod, each.refused, each.num_refused) for pod, each in sorted(said.items()))
     num_long, num_remote = _counts(said.values())
     share = None if not num_long else round(100 * num_remote / num_long / _STEP_PERCENT)
@@ -100,7 +103,7 @@ def digest(said: Mapping[str, Disaggregation]) -> object:
 
 
 def readable_rate(bytes_per_second: float) -> str:
-    """A rate for a person.
+    """A rate as text.
 
     >>> readable_rate(1_200_000_000), readable_rate(850_000), readable_rate(40)
     ('1.2 GB/s', '850 kB/s', '40 B/s')
@@ -160,12 +163,14 @@ def _refused(said: Said) -> tuple[list[_Pair], int]:
 
 def _counts(said: Iterable[Disaggregation]) -> tuple[int, float]:
     """(long prompts, those that a prefill worker computed)."""
-    told = [(each.long_prompts, each.remote_ratio or 0.0) for each in said]
-    return sum(number for number, _ in told), sum(number * ratio for number, ratio in told)
+    reported = [(each.long_prompts, each.remote_ratio or 0.0) for each in said]
+    return sum(number for number, _ in reported), sum(number * ratio for number, ratio in reported)
 
 
 def _share(said: Said, before: Status) -> str | None:
-    """The share of remote prefills in steps, 0 and 100 only where it is none and all; as it was while it is about that."""
+    """Share of remote prefills in steps, 0 and 100 only for none and all; kept while it is
+    about that.
+    """
     num_long, num_remote = _counts(said.decode.values())
     if not num_long:
         return None
@@ -192,7 +197,7 @@ def _status(said: Said, pairs: Sequence[_Pair], num_refused: int, share: str | N
 
 
 def _rate(said: Said, before: Status) -> int | None:
-    """Of the middle one of the prefill workers; as it was while it is about that."""
+    """The median over the prefill workers; kept while it is about that."""
     rates = [each.bytes_per_second for each in said.prefill.values() if each.bytes_per_second > 0]
     if not rates:
         return None

@@ -1,11 +1,11 @@
 """Workers of what serves that a drain of nodes has to leave ready: all that there are but one.
 
 Pure.  It is a number of pods and no share of the wanted ones: workers that are
-still to come, be it for a roll out, for a scale up or since no node takes them,
+still to come (a roll out, a scale up, pods that no node takes)
 are none that an eviction could take.  One that was evicted counts until its
-successor is ready, so that the next one waits.  But not for ever: one that
+successor is ready, so that the next one waits, but not indefinitely: one that
 does not end, or does not become ready, is given some minutes (`Patience`) and
-is lost after them.  So no drain of nodes waits for ever, and none takes all
+is lost after them.  So no drain of nodes waits without end, and none takes all
 workers before the cluster's autoscaler could bring a node for the first.
 The memory of how many there were is the budget itself.
 """
@@ -23,13 +23,19 @@ _PASSING = frozenset({conditions.STARTING, conditions.DOWNLOADING_MODEL})
 """Problems of a worker that will be ready when they have passed."""
 
 ENDING_SECONDS = 60.0
-"""Beyond its grace period a pod ends within seconds, for it is killed then; that of a lost node never does."""
+"""Time beyond its grace period in which a pod ends, as it is killed then; that of a lost node
+never does.
+"""
 
 PROBLEM_SECONDS = 300.0
-"""An autoscaler of nodes brings one in a few minutes, and an image or a first crash may pass in them."""
+"""An autoscaler of nodes brings one in a few minutes, and an image or a first crash may pass in
+them.
+"""
 
 UNREADY_SECONDS = 600.0
-"""Most models are loaded in a few minutes, while a volume that cannot be mounted says nothing at all."""
+"""Most models are loaded in a few minutes, while a volume that cannot be mounted says nothing
+at all.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Patience:
     deadline: int
 
     def seconds_left(self, pod: PodState) -> float | None:
-        """Seconds until a pod is lost, 0 or less = it is; None = it is ready, or nobody can say."""
+        """Seconds until a pod is lost, 0 or less = it is; None = it is ready, or unknown."""
         if pod.since is None or _is_at_work(pod):
             return None
         age = datetime.fromisoformat(self.now) - datetime.fromisoformat(pod.since)
@@ -67,8 +73,8 @@ def plan_budgets(
     """Numbers of workers that have to stay ready, of each workload that serves.
 
     workloads: with the sizes that they should have now
-    commands:  pods that are told to drain
-    before:    what each budget says now, by its name
+    commands:  pods with a drain command
+    before:    present budgets, by name
     """
     states = {state.id: state for state in there}
     lefts = {pod.name: patience.seconds_left(pod) for state in states.values() for pod in state.pods}
@@ -77,7 +83,9 @@ def plan_budgets(
 
 
 def next_loss(workloads: Iterable[Workload], there: Iterable[WorkloadState], patience: Patience) -> float | None:
-    """Seconds until time alone changes a budget, for another worker is lost then; None = it does not."""
+    """Seconds until a budget changes by time alone, as another worker is lost; None = it does
+    not.
+    """
     states = {state.id: state for state in there}
     pods = (pod for each in workloads if each.id in states for pod in _counted(each.replicas, states[each.id]))
     return min((left for pod in pods if (left := patience.seconds_left(pod)) is not None and left > 0), default=None)
@@ -86,7 +94,8 @@ def next_loss(workloads: Iterable[Workload], there: Iterable[WorkloadState], pat
 def min_available(size: int, state: WorkloadState | None, lost: Collection[str], before: int | None) -> int:
     """Number of workers that have to stay ready, of one workload.
 
-    lost: pods whose successors, or that themselves, may never be ready: they drain, or have had their time
+    lost: pods whose successors, or that themselves, may never be ready: they drain, or had their
+          time
 
     >>> from pdcluster_operator.api.workload import WorkloadId
     >>> chat = WorkloadId("chat", "decode", "cpu", "0a1b2c3d")

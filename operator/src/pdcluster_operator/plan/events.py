@@ -1,7 +1,7 @@
-"""What changed between two statuses, for events: only changes, each told once.
+"""Events for the changes between two statuses: each change once.
 
-Pure: from the status before and after alone, so that whoever plans again on the
-written status tells nothing.
+Pure: from the status before and after alone, so that planning again on the
+written status gives none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ from pdcluster_operator.plan.progress import FIELD
 from pdcluster_operator.plan.state import Event
 
 _TOLD_ELSEWHERE = frozenset({words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED})
-"""Reasons that an event of their own has told."""
+"""Reasons that have an event of their own."""
 
 _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
-"""Reasons that are news only when a cluster was ready before, and then no cause for alarm."""
+"""Reasons that are an event only when a cluster was ready before, and then a Normal one."""
 
 
 def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, ...]:
@@ -34,7 +34,7 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, 
 
 
 def cut_short(pods: Sequence[str]) -> tuple[Event, ...]:
-    """Of workers that have gone though they had not drained."""
+    """Events of workers that were removed before they had drained."""
     said = "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or within rollout.gracePeriodSeconds"
     return tuple(Event(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
 
@@ -93,7 +93,7 @@ def _serving(old: Previous, new: Previous) -> Iterator[Event]:
 
 
 def _accelerators(old: Previous, new: Previous) -> Iterator[Event]:
-    """Accelerators are reserved and idle; not when Ready has the same reason and so tells it."""
+    """Idle accelerators that are reserved; not when Ready has the same reason."""
     condition = new.condition(words.ACCELERATORS_IN_USE)
     if condition.get("reason") != new.reason(words.READY) and _turned_false(old, condition):
         yield Event(condition["reason"], condition["message"], warning=True)

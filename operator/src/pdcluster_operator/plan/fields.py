@@ -10,14 +10,14 @@ Differing = tuple[str, Any, Any]
 
 
 def changed_fields(old: PDCluster, new: PDCluster) -> list[Differing]:
-    """Every field whose value differs, in the order of the sections; a pool is known by its name, not by its place."""
+    """Every field whose value differs, in the order of the sections; pools are matched by name."""
     before, after = dict(_leaves("", _document(old))), dict(_leaves("", _document(new)))
     paths = list(dict.fromkeys([*before, *after]))
     return [(path, before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)]
 
 
 def _document(cluster: PDCluster) -> dict[str, Any]:
-    """With every default, except in a role's engine, where a value that is given goes over that of `spec.engine`."""
+    """Fill in every default, except in a role's engine, whose values override `spec.engine`."""
     document = cluster.model_dump(mode="json", by_alias=True)
     for name, role in cluster.spec.roles.present().items():
         document["spec"]["roles"][name]["engine"] = role.engine.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -36,5 +36,5 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether it is a list of entries that are known by their names, as pools are; not of a pod template, whose lists are whole."""
+    """Return whether it is a list of entries with names, as pools; not of a pod template."""
     return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) and "name" in entry for entry in value)

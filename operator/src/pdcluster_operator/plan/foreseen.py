@@ -1,4 +1,4 @@
-"""What the autoscaler would make of an object at once, whatever the load is: bounds, schedules, budget and ratio.
+"""Preview the autoscaler's first decision, whatever the load is: bounds, schedules, budget, ratio.
 
 For previews.  Nothing is known of the load, so every role keeps the size that it
 has as far as these allow; what pods hold and whether nodes have room is left out.
@@ -13,7 +13,7 @@ from pdcluster_operator.api.autoscale import ScheduleSpec
 from pdcluster_operator.api.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_operator.plan.autoscale.bounds import bounds_of, conflict, is_on
 from pdcluster_operator.plan.autoscale.decide import decide
-from pdcluster_operator.plan.autoscale.explain import Record
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision
 from pdcluster_operator.plan.autoscale.values import Clock, Memory, PoolFacts, Problem
 from pdcluster_operator.plan.autoscaled import OFF, ON
 from pdcluster_operator.plan.cluster import sizes_of
@@ -22,23 +22,29 @@ from pdcluster_operator.plan.state import Observed
 
 
 def foreseen(cluster: PDCluster, observed: Observed, now: str) -> Observed:
-    """The observation with the decision that it leads to; as it is unless the mode is On.  now: RFC 3339"""
+    """The observation with the decision that it leads to; as it is unless the mode is On.
+
+    now: RFC 3339
+    """
     if cluster.spec.autoscale.mode != ON:
         return observed
     wall = datetime.fromisoformat(now)
     facts = [_settled(size) for size in sizes_of(cluster, observed)]
     outcome = decide(cluster.spec, facts, {}, Memory(), Clock(0.0, wall))
-    return replace(observed, decided=Record(wall, outcome.decision, outcome.problems))
+    return replace(observed, decision=RecordedDecision(wall, outcome.decision, outcome.problems))
 
 
 def _settled(size: PoolSize) -> PoolFacts:
-    """A pool as great as it is asked for, of whose workers none says anything."""
+    """Facts of a pool at the size that is asked for, without numbers of its workers."""
     role, pool = size.key
     return PoolFacts(role, pool, size.pool.gpu, replicas=size.wanted, current=size.wanted, ready=0)
 
 
 def coming_conflicts(spec: PDClusterSpec, now: str) -> Iterator[Problem]:
-    """Bounds that will exclude each other when a schedule begins, within the next week; each schedule's first.  now: RFC 3339"""
+    """Bounds that conflict when a schedule begins, within a week; each schedule's first.
+
+    now: RFC 3339
+    """
     if spec.autoscale.mode == OFF:
         return
     wall, roles = datetime.fromisoformat(now), spec.roles.present()
@@ -61,8 +67,8 @@ def _beginnings(schedule: ScheduleSpec, wall: datetime) -> Iterator[datetime]:
             yield begin
 
 
-def why_resized(record: Record | None, size: PoolSize) -> str | None:
-    """Why the autoscaler gives a pool another size than it had; None = it does not."""
+def why_resized(record: RecordedDecision | None, size: PoolSize) -> str | None:
+    """Reason why the autoscaler gives a pool another size than it had; None = it does not."""
     steps = () if record is None else record.decision.steps
     subject = "/".join(size.key)
     mine = [step for step in steps if step.subject == subject and step.before != step.after]

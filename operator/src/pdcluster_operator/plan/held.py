@@ -1,4 +1,4 @@
-"""Names that a roll out waits for: somebody else's object has one that workers need.
+"""Names that a roll out waits for: another owner's object has one that workers need.
 
 Pure.  Only what a worker uses, or what leads clients to it, counts: without a
 dashboard, an alert, a scaler or a budget workers start and serve all the same.

@@ -11,7 +11,7 @@ from typing import Any
 from pdcluster_operator.api.pdcluster import PDCluster
 
 _NO_PODS = "there are no pods here"
-_ETCD = "an etcd that is run here is one process, whose data goes with the run"
+_ETCD = "an etcd that is run here is one process, whose data is lost with the run"
 _MODEL = {
     "model.pvc": "there are no volumes here",
     "model.huggingFace": "nothing is downloaded here",
@@ -34,7 +34,7 @@ _IDLE = {
     "service.apiKeySecret": "there are no Secrets here: no key is asked for, and only this machine reaches the API",
     "placement": "all workers are on this machine",
     "rollout": "there is one revision, and workers have a minute to finish their streams",
-    "monitoring": "every worker serves /metrics, and who scrapes them is yours to say",
+    "monitoring": "every worker serves /metrics, and the scraper is yours to set up",
     "networkPolicy": "workers listen on 127.0.0.1 alone",
     "podTemplate": _NO_PODS,
 }
@@ -42,7 +42,9 @@ _IDLE = {
 
 
 def idle_remarks(cluster: PDCluster) -> list[str]:
-    """A line for each reason, with the sections that are not as by default and have no effect here."""
+    """A line for each reason, with the sections that are not as by default and have no effect
+    here.
+    """
     given = cluster.spec.model_dump(by_alias=True, exclude_defaults=True)
     paths: dict[str, list[str]] = {}
     for path, reason in {**_MODEL, **_IDLE}.items():

@@ -1,4 +1,4 @@
-"""What the API server refuses to change in an object that exists: the same rules as the CRD's, told before they are met."""
+"""Changes that the API server refuses in an object that exists: the CRD's rules, checked early."""
 
 from collections.abc import Iterator
 
@@ -47,7 +47,7 @@ def _accelerators(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
 
 
 def identity_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:
-    """Why two files are not of one object."""
+    """Reason why two files are not of one object."""
     found = []
     for field in ("name", "namespace"):
         before, after = getattr(old.metadata, field), getattr(new.metadata, field)

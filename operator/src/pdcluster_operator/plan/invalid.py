@@ -1,4 +1,4 @@
-"""The status of an object that is refused: what runs goes on, and its conditions go on saying how it is.
+"""The status of an object that is refused: what runs goes on, and so do its conditions.
 
 Pure.  The spec cannot be read, so what there should be is what was declared
 when it last could.
@@ -18,24 +18,26 @@ from pdcluster_operator.plan.rollout import current_revision
 from pdcluster_operator.plan.state import Event, Observed
 from pdcluster_operator.plan.status import Status, dated, number_fields
 
-NOTHING_IS_PUT_BACK = "what runs goes on, and nothing that is edited or deleted is put back until this is corrected"
+NOTHING_IS_REVERTED = "what runs goes on, and drift of edited or deleted objects is not reverted until this is corrected"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The whole status of a PDCluster whose spec is refused, and what changed against the one before."""
+    """The whole status of a PDCluster with a refused spec, and its changes against the one
+    before.
+    """
 
     status: Status
     events: tuple[Event, ...]
 
 
 def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refusal:
-    """What there was before, with numbers and conditions as they are now and Ready saying every fault.
+    """The status before, with present numbers and conditions, and every fault in Ready.
 
     now: RFC 3339 in UTC
     """
     previous = Previous(observed.status)
-    message = "; ".join([*(str(fault) for fault in faults), NOTHING_IS_PUT_BACK])
+    message = "; ".join([*(str(fault) for fault in faults), NOTHING_IS_REVERTED])
     ready = Condition(words.READY, is_true=False, reason=words.INVALID_SPEC, message=message)
     there = Workloads(observed)
     views = tuple(_views(previous, there, current_revision(observed)))
@@ -52,7 +54,8 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refus
 def _still_true(previous: Previous, observed: Observed, there: Workloads, views: tuple[RoleView, ...]) -> Iterator[Condition]:
     """The conditions below Ready that were there before, as they are now.
 
-    Neither etcd nor the Secret of API keys is looked at, for nobody can say which it is: what was wrong with them still is.
+    Neither etcd nor the Secret of API keys is read, since which ones is unknown: their problems
+                                                                                  stay.
     """
     facts = Facts(
         roles=views,
@@ -74,7 +77,7 @@ def _still_true(previous: Previous, observed: Observed, there: Workloads, views:
 
 
 def _key_fault(previous: Previous) -> tuple[str, str] | None:
-    """What was wrong with the Secret of API keys: the only fault of the ingress that needs a person."""
+    """Problem of the Secret of API keys: the only one of the ingress that needs a user."""
     ingress = previous.condition(words.INGRESS_READY)
     reason = str(ingress.get("reason", ""))
     return (reason, str(ingress.get("message", ""))) if reason in words.NEEDS_A_PERSON else None

@@ -1,4 +1,4 @@
-"""Why a container ended, from what it left: the end of its log, of which one line says it.
+"""Find why a container ended, in the end of its log: the line that names the error.
 
 Pure.  Times are left out, so that a container that ends again and again for
 one reason leaves the same words each time.
@@ -16,7 +16,7 @@ _TIME = re.compile(r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d+)?Z? ")
 
 
 def last_words(left: str) -> str:
-    """The last line that tells of an error, without its mark; else the last line; empty if there is none."""
+    """The last line with an error, without its mark; else the last line; empty if there is none."""
     lines = [line.strip() for line in left.splitlines() if line.strip()]
     return next(_errors(reversed(lines)), None) or _plain(lines[-1] if lines else "")
 

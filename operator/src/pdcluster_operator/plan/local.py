@@ -14,7 +14,7 @@ from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.sections import ROUTER, PoolSpec
 
-MAX_PROCESSES = 64  # each loads the model anew; more is a slip of the pen rather than a machine
+MAX_PROCESSES = 64  # each loads the model again; more is a slip of the pen rather than a machine
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is wrong with a pod, in words that a person can act on.
+"""Problems of a pod, in words that a user can act on.
 
 Pure: a pod's body as the API server has it -> PodState.  Counters and back-off
 times that Kubernetes puts into its messages are left out, so that a pod that
@@ -21,7 +21,7 @@ Problem = tuple[str, str]
 
 WORKER = "worker"
 FETCH = "fetch-model"
-WRONG_SETTING = 2  # exit status of a worker, and of its download, whose settings are wrong
+WRONG_SETTING = 2  # exit status of a worker, and of its download, with wrong settings
 NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
 MAX_DETAIL = 400  # characters of a foreign message; more hides the point
 
@@ -34,7 +34,7 @@ _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 
 @dataclass(frozen=True)
 class Advice:
-    """What a person can do about pods of one kind, as messages end.
+    """Fixes for pods of one kind, as messages end.
 
     name:   the field that names their image
     pull:   what to check when the image is not pulled
@@ -80,7 +80,9 @@ def pod_state(body: Body) -> PodState:
 
 
 def _since(body: Body) -> str | None:
-    """`PodState.since`; a pod that no kubelet has seen has no Ready condition, and counts from its creation."""
+    """`PodState.since`; without a Ready condition (no kubelet has seen the pod) from its
+    creation.
+    """
     metadata, ready = body["metadata"], _condition(body, "Ready")
     if metadata.get("deletionTimestamp"):
         return str(metadata["deletionTimestamp"])
@@ -91,7 +93,7 @@ def _since(body: Body) -> str | None:
 
 
 def pod_problem(body: Body, advice: Advice = FOR_WORKERS) -> Problem | None:
-    """Why a pod is not ready, as (reason, message); None = it is ready, ending, or just starting."""
+    """Problem of a pod that is not ready; None = it is ready, terminating, or just starting."""
     if body["metadata"].get("deletionTimestamp") or _condition(body, "Ready").get("status") == "True":
         return None
     found = _not_placed(body, advice) or _put_out(body) or _first_problem(body, advice)
@@ -105,7 +107,7 @@ def _not_placed(body: Body, advice: Advice) -> Problem | None:
     if placed.get("reason") == "SchedulingGated":
         return (
             conditions.UNSCHEDULABLE,
-            "a scheduling gate holds it back; whoever set the gate (a queue, an admission webhook) must lift it",
+            "a scheduling gate holds it back; its owner (a queue, an admission webhook) must lift it",
         )
     said = _short(placed.get("message", "")) or "the scheduler found no node"
     return conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}"
@@ -120,7 +122,7 @@ def _put_out(body: Body) -> Problem | None:
 
 
 def _first_problem(body: Body, advice: Advice) -> Problem | None:
-    """Of the first container that has one, in the order in which they start."""
+    """Problem of the first container that has one, in the order in which they start."""
     status = body.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
     images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
@@ -159,13 +161,15 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
 
 
 def _is_refusal(container: str, ended: Body) -> bool:
-    """Whether it ended on purpose, and will each time."""
+    """Return whether it ended on purpose, and will each time."""
     code = ended.get("exitCode")
     return code == WRONG_SETTING or (code == NO_DEVICE and container == WORKER)
 
 
 def _keeps_crashing(entry: Body, waiting_reason: str) -> bool:
-    """One crash may be chance, and the container is being started again; from the second on it is told, also while it runs."""
+    """Problem of crashes: one may be chance; from the second on it is reported, also while it
+    runs.
+    """
     return waiting_reason == "CrashLoopBackOff" or entry.get("restartCount", 0) >= 2
 
 

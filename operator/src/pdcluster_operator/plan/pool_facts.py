@@ -26,11 +26,11 @@ Place = tuple[PoolKey, str]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for now.
+    """Replicas that are asked for now.
 
     sizes:     of the declared pools
     revision:  the declared one
-    workloads: all that a pass makes or keeps, with their sizes; those of declared pools follow the sizes of these
+    workloads: all that a reconcile makes or keeps, with sizes; declared pools follow theirs
     is_given_up: but for the declared revision's, which are to have no workers
     """
 
@@ -42,9 +42,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Seen:
-    """What only the process remembers.
+    """State that only the process has.
 
-    scraped: pods that were asked for their metrics in the last round; a pod that became ready since says nothing yet
+    scraped: pods that were scraped in the last round; a pod that became ready since has no numbers
+             yet
     waits:   seconds for which each pod has been unschedulable, by name
     """
 
@@ -53,14 +54,14 @@ class Seen:
 
 
 def is_unschedulable(pod: PodState) -> bool:
-    """Whether no node takes a pod."""
+    """Return whether no node takes a pod."""
     return pod.problem is not None and pod.problem[0] == conditions.UNSCHEDULABLE and not pod.terminating
 
 
 def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
     """Facts of every declared pool, then of those that are no longer declared and still have pods.
 
-    The workloads of the declared revision are looked at where none of the revision that serves is there.
+    Workloads of the declared revision count for pools without any of the serving revision.
     """
     there, kept, holdings = Workloads(observed), Previous(observed.status).kept(), _holdings(asked, observed)
     found = []
@@ -73,7 +74,9 @@ def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
 
 
 def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ...]]:
-    """What each StatefulSet holds, by pool and type: that of what it was made for, which need not be the declared one."""
+    """Pods of each StatefulSet, by pool and the type that it was made for, which may be an
+    older one.
+    """
     planned = {workload.id: workload.replicas for workload in asked.workloads}
     states = {state.id: state for state in observed.workloads}
     declared = {size.key: size.pool.gpu for size in asked.sizes}
@@ -125,7 +128,7 @@ def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: 
 
 
 def _num_top(ordinals: Collection[int], replicas: int) -> int:
-    """How many of the highest ordinals are among these, without a gap."""
+    """Number of the highest ordinals that are among these, without a gap."""
     return next((number for number in range(replicas) if replicas - 1 - number not in ordinals), replicas)
 
 
@@ -135,7 +138,7 @@ def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
 
 
 def _undeclared(holdings: Mapping[Place, Sequence[Holding]]) -> Iterable[PoolFacts]:
-    """What holds accelerators beside the declared pools, and beside the types that these are declared with."""
+    """Holders of accelerators beside the declared pools, and of other types than these declare."""
     for ((role, pool), gpu), each in sorted(holdings.items()):
         number = sum(holding.held(0) for holding in each)
         if number:

@@ -28,7 +28,7 @@ def ingress_of(roles: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class DeclaredPool:
-    """What there should be.  wanted: workers; note: what a person should know about that number, None = nothing."""
+    """Desired size.  wanted: workers; note: remark on that number for a user, None = none."""
 
     name: str
     gpu: str
@@ -38,7 +38,10 @@ class DeclaredPool:
 
 @dataclass(frozen=True)
 class PoolView:
-    """One pool.  current: its pods, of all revisions; ending: those of the declared revision that end, of an earlier StatefulSet too."""
+    """One pool.
+
+    current: pods of all revisions; ending: terminating pods of the declared revision.
+    """
 
     declared: DeclaredPool
     current: int
@@ -63,12 +66,16 @@ class PoolView:
 
     @property
     def num_target_ready(self) -> int:
-        """Ready workers of the declared revision that count: a surplus of one pool never hides a lack of another."""
+        """Ready workers of the declared revision that count: a surplus of one pool hides no
+        lack of another.
+        """
         return 0 if self.target is None else min(self.target.ready, self.wanted)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the declared revision has all its workers; those that are too many are no fault, they are on their way out."""
+        """Return whether the declared revision has all its workers; surplus ones that drain are
+        no fault.
+        """
         return self.num_target_ready == self.wanted
 
 
@@ -101,18 +108,18 @@ class RoleView:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every pool is."""
+        """Return whether every pool is ready."""
         return all(pool.is_ready for pool in self.pools)
 
 
 class Workloads:
-    """What is observed of the workloads, found by role, pool and revision."""
+    """Observed workloads, by role, pool and revision."""
 
     def __init__(self, observed: Observed) -> None:
         self._by_place = {(state.id.role, state.id.pool, state.id.revision): state for state in observed.workloads}
 
     def of(self, role: str, pool: str, revision: str | None) -> WorkloadState | None:
-        """The workload of one pool and revision; None = there is none, or only what is left of it."""
+        """The workload of one pool and revision; None = there is none, or only terminating pods."""
         state = None if revision is None else self._by_place.get((role, pool, revision))
         return None if state is None or state.gone else state
 
@@ -131,7 +138,7 @@ class Workloads:
         return sum(state.ready for state in states if state.id.role == self.ingress_role(revision)) if is_decoding else 0
 
     def has_prefill(self, revision: str | None) -> bool:
-        """Whether a prefill worker of a revision is ready."""
+        """Return whether a prefill worker of a revision is ready."""
         return any(state.ready for state in self.of_revision(revision) if state.id.role == PREFILL and not state.gone)
 
     def ingress_role(self, revision: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What applying an object would do, before it is applied: fields, revision, accelerators, pools, and what would be refused.
+"""Preview of applying an object: fields, revision, accelerators, pools, and refusals.
 
 Pure, and made of the planner itself: the plan for the new object on what is
 there, beside what is there.  Values that are the default do not differ from
@@ -16,7 +16,7 @@ from pdcluster_operator.api.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.sections import PoolSpec
 from pdcluster_operator.api.workload import Workload, WorkloadId
-from pdcluster_operator.plan.autoscale.explain import Record
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision
 from pdcluster_operator.plan.cluster import plan_cluster, sizes_of
 from pdcluster_operator.plan.fields import changed_fields
 from pdcluster_operator.plan.foreseen import coming_conflicts, foreseen, why_resized
@@ -33,7 +33,7 @@ class Effect(Enum):
     REVISION = "new workers: a new revision"
     NONE = "nothing: no worker gets another value"
     POLICY = "policy: in a minute or two, without a restart"
-    MODE = "who decides the sizes of pools: at once"
+    MODE = "the owner of pool sizes: at once"
     AUTOSCALER = "the next decision of the autoscaler"
     ASLEEP = "nothing while autoscale.mode is Off"
     POOLS = "the size of a pool, see below"
@@ -66,7 +66,7 @@ _EFFECTS = (
     ("spec.discovery.etcd.tlsSecret", Effect.REVISION),
     ("spec.discovery.etcd.", Effect.ETCD),
 )
-"""The first whose beginning fits; what is in no line is part of the revision."""
+"""The first whose beginning fits; fields in no line are part of the revision."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ class Change:
 
 @dataclass(frozen=True)
 class PoolChange:
-    """Workers of a pool before and after; None = there is no such pool.  note: what a person should know about the size."""
+    """Workers of a pool before and after; None = there is no such pool.
+
+    note: remark on the size.
+    """
 
     key: PoolKey
     gpu: str
@@ -92,7 +95,7 @@ class PoolChange:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Of one type: held now, at most on the way, and afterwards."""
+    """Accelerators of one type: held now, at most on the way, and afterwards."""
 
     gpu: str
     now: int
@@ -101,7 +104,7 @@ class Accelerators:
 
     @property
     def extra(self) -> int:
-        """What must be free besides what is held now."""
+        """Accelerators that must be free on top of those held now."""
         return max(0, self.meanwhile - self.now)
 
 
@@ -127,12 +130,12 @@ class Preview:
 
     @property
     def is_rollout(self) -> bool:
-        """Whether workers that run are replaced."""
+        """Return whether workers that run are replaced."""
         return self.before is not None and self.before != self.after
 
 
 def settled(cluster: PDCluster) -> Observed:
-    """A cluster that is as its object says: every worker ready, every scaler at the pool's `replicas`."""
+    """State of a cluster that is as declared: all workers ready, all scalers at `replicas`."""
     revision, pools = revision_of(cluster.spec), _declared(cluster.spec)
     states = [
         WorkloadState(WorkloadId(cluster.metadata.name, *key, revision), size, size, size, size)
@@ -151,7 +154,7 @@ def settled(cluster: PDCluster) -> Observed:
 
 
 def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, now: str) -> Preview:
-    """What applying `new` would do.
+    """Preview applying `new`.
 
     old:      the object as it is; None = there is none, or it cannot be read
     observed: what runs; None = nothing does
@@ -169,9 +172,9 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         strategy=new.spec.rollout.strategy,
         mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
         changes=() if old is None else tuple(_changes(old, new, is_rollout=before != after)),
-        pools=tuple(_pools(new.spec, sizes, running, known, there.decided)),
+        pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
         accelerators=tuple(_accelerators(plan_cluster(new, there, now).workloads, there, sizes, known)),
-        problems=tuple(_problems(new.spec, there.decided, now)),
+        problems=tuple(_problems(new.spec, there.decision, now)),
         refused=() if old is None else immutable_faults(old, new),
     )
 
@@ -192,7 +195,7 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
 
 
 def effect_of(path: str) -> Effect:
-    """What a change of the field at a path leads to."""
+    """Effect of a change of the field at a path."""
     if path.startswith("spec.roles.") and ".pools[" in path:
         return Effect.BOUNDS if path.endswith(("minReplicas", "maxReplicas")) else Effect.POOLS
     return next((effect for start, effect in _EFFECTS if path.startswith(start)), Effect.REVISION)
@@ -215,7 +218,7 @@ def _pools(
     sizes: Iterable[PoolSize],
     running: Mapping[PoolKey, int],
     known: Mapping[PoolKey, PoolSpec],
-    decided: Record | None,
+    decided: RecordedDecision | None,
 ) -> Iterator[PoolChange]:
     found = set()
     for size in sizes:
@@ -227,13 +230,13 @@ def _pools(
             yield PoolChange(key, known[key].gpu if key in known else _UNKNOWN, workers, None)
 
 
-def _problems(spec: PDClusterSpec, decided: Record | None, now: str) -> Iterator[tuple[str, str]]:
+def _problems(spec: PDClusterSpec, decided: RecordedDecision | None, now: str) -> Iterator[tuple[str, str]]:
     for each in (*(() if decided is None else decided.problems), *coming_conflicts(spec, now)):
         yield each.reason, each.message
 
 
 def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:
-    """Why the `replicas` of a file do not count; None = they do."""
+    """Reason why the `replicas` of a file do not count; None = they do."""
     if size.wanted == size.pool.replicas:
         return None
     if spec.autoscale.mode == "On":
@@ -244,7 +247,9 @@ def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:
 def _accelerators(
     planned: Iterable[Workload], observed: Observed, sizes: Iterable[PoolSize], known: Mapping[PoolKey, PoolSpec]
 ) -> Iterator[Accelerators]:
-    """By type: what runs, what stands beside it after the next pass (what leaves holds its own until it has ended), and what remains."""
+    """Accelerators by type: now, after the next reconcile (terminating pods keep theirs), and
+    in the end.
+    """
     there = {state.id: state.current if state.gone else max(state.current, state.desired) for state in observed.workloads}
     wanted = {workload.id: workload.replicas for workload in planned}
     beside = {each: max(there.get(each, 0), wanted.get(each, 0)) for each in {**there, **wanted}}

@@ -1,11 +1,11 @@
-"""The status as it was last written, read with care: whoever may write it may have written anything."""
+"""The status as it was last written, read with care: any writer may have changed it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class Previous:
-    """What the last status says; a field that is missing or of another type counts as never written."""
+    """Fields of the last status; one that is missing or of another type counts as never written."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status
@@ -28,7 +28,7 @@ class Previous:
         return self.condition(kind).get("reason")
 
     def is_true(self, kind: str) -> bool:
-        """Whether a condition was there and true."""
+        """Return whether a condition was there and true."""
         return self.condition(kind).get("status") == "True"
 
     def pools(self) -> Mapping[tuple[str, str], tuple[str, int]]:

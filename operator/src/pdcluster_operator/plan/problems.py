@@ -1,7 +1,7 @@
-"""Which problem of a role is told first: the worst of its pods, and how many share it.
+"""Choose the problem of a role to report: the worst of its pods, with their number.
 
 Pure and deterministic: what is worst follows from the kind of the problem, then
-from names, so that the same pods always tell the same.
+from names, so that the same pods always give the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,11 +31,11 @@ _WORST_FIRST = (
     words.STARTING,
     words.NOT_ANSWERING,
 )
-"""What a person must mend, then what passes with help from outside, then what is on its way; NotAnswering only follows from others."""
+"""Needs a user first, then help from outside, then time; NotAnswering only follows from others."""
 
 
 def rank(reason: str) -> int:
-    """Place of a reason, the worst at 0; one that is not known is among those that a person must look at."""
+    """Place of a reason, the worst at 0; an unknown one is among those that need a user."""
     return _WORST_FIRST.index(reason if reason in _WORST_FIRST else words.APPLY_FAILED)
 
 
@@ -45,7 +45,7 @@ def worst_of(problems: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
 
 
 def worst_problem(view: RoleView) -> tuple[str, str] | None:
-    """(reason, message) of the worst problem of pools that are not ready; None = they are only on their way."""
+    """The worst problem of pools that are not ready; None = they are only on their way."""
     found = sorted(
         (rank(reason), name, reason, message, num_workers)
         for pool in view.pools
@@ -60,13 +60,13 @@ def worst_problem(view: RoleView) -> tuple[str, str] | None:
 
 
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
-    """(whose, reason, message, how many workers) of one pool."""
+    """(object, reason, message, number of workers) of one pool."""
     if pool.target is None:
         return
     if pool.target.fault is not None and pool.target.current < pool.wanted:
         reason, message = pool.target.fault
         yield pool.target.id.name, reason, f"pool {pool.declared.name}: {message}", pool.wanted - pool.target.current
     for pod in pool.target.pods:
-        is_leaving = pod.terminating or ordinal_of(pod) >= pool.wanted  # who drains is not ready, and nothing is wrong with that
+        is_leaving = pod.terminating or ordinal_of(pod) >= pool.wanted  # a draining pod is not ready, which is no problem
         if pod.problem is not None and not pod.ready and not is_leaving:
             yield pod.name, *pod.problem, 1

@@ -4,7 +4,7 @@ Pure; the status is its memory, so that it goes on through restarts of the
 operator.  A roll out comes forward when more workers of the new revision are
 ready than at any time before in it, or, with Recreate, when fewer pods of the
 old one are left.  A worker that is ready for a moment, again and again, does
-not count.  With another revision or another deadline it begins anew.
+count.  With another revision or another deadline it begins again.
 
 What has stalled beside a revision that answers requests is given up: it holds
 no accelerators, and nothing but a change brings it back.  That is decided once,
@@ -28,7 +28,7 @@ class Rollout:
     deadline: spec.rollout.progressDeadlineSeconds when it began
     ready:    most workers of it that were ready at a time
     left:     fewest pods of the old one that were left, where these have to end first
-    since:    RFC 3339, when it last came forward; None = the clock stands, for it cannot even begin
+    since:    RFC 3339, when it last came forward; None = the clock stands: it cannot even begin
     stalled:  why it does not come forward, as it was found at the deadline; None = it does
     given_up: another one answered requests then, so this one is to have no workers
     """
@@ -44,15 +44,15 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Seen:
-    """The roll out to the declared revision, as a pass sees it.
+    """The roll out to the declared revision, in one reconcile.
 
     is_under_way: the revision is new, or another one still serves or ends
     is_beside:    another one is selected, and goes on until this one is whole
     is_answered:  by ready workers of that other one, so that there is something to go back to
     is_done:      it takes over, or has
     is_whole:     it has all its workers, and waits for something else
-    is_held:      what it needs has the name of somebody else's object, so nothing of it is made
-    lacks:        what the workers lack, for a person
+    is_held:      another owner's object has a name that it needs, so nothing of it is made
+    lacks:        missing parts of the workers, as text
     """
 
     revision: str
@@ -115,7 +115,7 @@ def is_given_up(rollout: Rollout | None, revision: str, deadline: int, *, is_bes
 
 
 def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None:
-    """The roll out after a pass; None = none is under way.  now: RFC 3339"""
+    """The roll out after a reconcile; None = none is under way.  now: RFC 3339"""
     is_same = before is not None and (before.revision, before.deadline) == (
         seen.revision,
         seen.deadline,

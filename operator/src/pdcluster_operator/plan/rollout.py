@@ -1,4 +1,4 @@
-"""Which revision serves, and which of the old workloads stay: the steps of a roll out.
+"""Choose the revision that serves, and the old workloads that stay: the steps of a roll out.
 
 Pure, and without memory: a step follows from the revision that the Service
 selects and from what is there.  Sizes and readiness are decided by the caller.
@@ -8,7 +8,7 @@ stays -> the Service is seen to select B: A goes.  A goes only then, so that a
 Service that could not be written never leads to workers that are gone.
 Recreate: A goes -> nothing is left of A: B is made and the Service switches.
 A's StatefulSets are to be seen while they have pods: the pods alone would not
-do, for the watch that tells of them may be late.
+do, since the watch may deliver them late.
 A third revision replaces an unfinished target; back to A drops the target.
 A selector that was turned to B by hand before B was ready is turned back.
 """
@@ -25,7 +25,10 @@ Strategy = Literal["BlueGreen", "Recreate"]
 
 @dataclass(frozen=True)
 class Left:
-    """What is left of older revisions.  num_pods: pods; first: one of them, the same each time; None = none is seen yet."""
+    """Rest of older revisions.
+
+    num_pods: pods; first: one of them, always the same; None = none yet.
+    """
 
     num_pods: int
     first: PodState | None = None
@@ -33,7 +36,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Step:
-    """What a pass does about revisions.
+    """Step of one reconcile about revisions.
 
     serving:   the revision that the Service should select
     kept:      workloads of an older revision that stay for now
@@ -46,9 +49,11 @@ class Step:
 
 
 def current_revision(observed: Observed, target: str | None = None, *, is_target_ready: bool = True) -> str | None:
-    """The revision that serves until this pass: the Service says, else the last status; None = nothing of either is there.
+    """The revision that serves until this reconcile, by the Service, else by the last status; or
+    None.
 
-    target: the declared revision, None = it is not known; is_target_ready: its workers can take over
+    target: the declared revision, None = it is not known; is_target_ready: its workers can take
+            over
     """
     said, decided = observed.service_revision, Previous(observed.status).text("servingRevision")
     order = (decided, said) if _was_edited(observed, said, decided, target, is_target_ready=is_target_ready) else (said, decided)
@@ -57,9 +62,11 @@ def current_revision(observed: Observed, target: str | None = None, *, is_target
 
 
 def _was_edited(observed: Observed, said: str | None, decided: str | None, target: str | None, *, is_target_ready: bool) -> bool:
-    """Whether the Service selects what no pass has decided, while what serves by the last status is still there.
+    """Return whether the Service was edited by hand while the serving revision of the status is
+    there.
 
-    Two differences are our own: a switch to a target that is ready, of which the status could not be written, and one
+    Two differences are our own: a switch to a target that is ready, of which the status could not
+                                 be written, and one
     that could not be written itself, so that what served before goes on.
     """
     living = [state for state in observed.workloads if not state.gone]
@@ -98,7 +105,7 @@ def _recreate(target: str, observed: Observed) -> Step:
 
 
 def left_of(target: str, observed: Observed) -> Left | None:
-    """What is left of other revisions; None = nothing."""
+    """Rest of other revisions; None = nothing."""
     states = [state for state in observed.workloads if state.id.revision != target]
     pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
     return Left(sum(state.num_pods for state in states), next(iter(pods), None)) if states else None

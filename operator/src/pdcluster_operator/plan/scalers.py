@@ -1,4 +1,4 @@
-"""Who decides the size of a pool: its scaler, and a change of the pool's `replicas`.
+"""Size of a pool: by its scaler, or by a change of the pool's `replicas`.
 
 Pure.  One owner per fact: a scaler's spec is the size that is asked for.  The
 pool's `replicas` seeds it; later only another value than the one that was last
@@ -44,7 +44,7 @@ class PoolSize:
 
     @property
     def note(self) -> str | None:
-        """What a person should know who asked for another size; None = they got it."""
+        """Note for a user that asked for another size; None = they got it."""
         if self.wanted == self.asked:
             return None
         return f"pool {self.pool.name}: {self.asked} workers are asked for, {self._limit}"
@@ -71,7 +71,7 @@ def pool_sizes(spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapp
 
 
 def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
-    """The sizes with no more workers in all than one object may have: the greatest pools are cut to one level.
+    """Sizes within the workers of one object: the greatest pools are cut to one level.
 
     Not below minReplicas, which the spec keeps to that number itself.
     """
@@ -92,7 +92,7 @@ def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | N
         return PoolSize(role, pool, wanted=seed, asked=seed, request=seed)
     if scaler.seen == pool.replicas:
         return PoolSize(role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None)
-    # Without its mark nobody can tell whether `replicas` changed: the scale stays, and the mark is written anew.
+    # Without its mark a change of `replicas` cannot be known: the scale stays, and the mark is written again.
     asked = scaler.replicas if scaler.seen is None else pool.replicas
     return PoolSize(role, pool, wanted=clamp(asked, pool), asked=asked, request=min(asked, MAX_REPLICAS))
 
@@ -104,13 +104,18 @@ def clamp(replicas: int, pool: PoolSpec) -> int:
 
 
 def plan_scaler(cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str) -> ScalerPlan:
-    """The scaler of a pool.  shown: the workload that its status speaks of, else it will be that of the revision `serving`."""
+    """The scaler of a pool.
+
+    shown: the workload of its status, else that of the revision `serving`.
+    """
     revision = serving if shown is None else shown.id.revision
     status: dict[str, Any] = {"replicas": 0 if shown is None else shown.current, "selector": _selector(cluster, size, revision)}
     return ScalerPlan(role=size.role, pool=size.pool.name, seen=size.pool.replicas, request=size.request, status=status)
 
 
 def _selector(cluster: str, size: PoolSize, revision: str) -> str:
-    """A label selector in text form, as HPA reads it; of one revision, so that a roll out does not count workers twice."""
+    """A label selector as text, for HPA; of one revision, so that a roll out counts no worker
+    twice.
+    """
     wanted = {labels.CLUSTER: cluster, labels.ROLE: size.role, labels.POOL: size.pool.name, labels.REVISION: revision}
     return ",".join(f"{key}={value}" for key, value in wanted.items())

@@ -1,4 +1,4 @@
-"""What the planner reads and what it decides: plain values, made by `cluster` and carried out by it.
+"""Inputs and results of the planner: plain values, made by `cluster` and carried out by it.
 
 Observed is one look at the API server (through the watch cache) and at etcd.
 ClusterPlan is whole: whatever of a cluster is not in it is to be removed.
@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_operator.api.workload import Workload, WorkloadId
-from pdcluster_operator.plan.autoscale.explain import Record
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision
 
 
 @dataclass(frozen=True)
 class PodState:
     """One worker pod.
 
-    problem: why it is not ready, as (reason of api.conditions, message); None while it is ready or just starting
+    problem: why it is not ready; None while it is ready or just starting
     node:    that it is bound to; empty = none yet
-    started: its worker runs and has been ready since it began: one that drains is not ready any more, and still serves
-    gpu:     type of accelerator that it was made for; empty = nobody says
-    since:   RFC 3339; of one that is asked to end: when it has to be gone, its grace period included;
-             of another: since when it is not ready; None = it is ready, or nobody says
+    started: its worker runs and has been ready since it began: one that drains is not ready any
+             more, and still serves
+    gpu:     type of accelerator that it was made for; empty = unknown
+    since:   RFC 3339; of a terminating one: when it has to be gone, its grace period included;
+             of another: since when it is not ready; None = it is ready, or unknown
     """
 
     name: str
@@ -42,10 +43,12 @@ class PodState:
 class WorkloadState:
     """One StatefulSet as it is.
 
-    desired: spec.replicas; current: pods that exist; ready: pods that are ready; updated: pods of its newest template
-    fault:   why pods cannot be created (a quota, an admission webhook), as (reason, message)
+    desired: spec.replicas; current: pods that exist; ready: pods that are ready; updated: pods of
+             its newest template
+    fault:   problem that keeps its pods from being created (a quota, an admission webhook)
     gone:    the StatefulSet is deleted or being deleted, and only its pods are left to end
-    gpu:     type of accelerator, as the workload's record or else its pods have it; empty = nobody says
+    gpu:     type of accelerator, as the workload's snapshot or else its pods have it; empty =
+             unknown
     """
 
     id: WorkloadId
@@ -60,7 +63,7 @@ class WorkloadState:
 
     @property
     def num_pods(self) -> int:
-        """Pods that there are: its own count may run ahead of the pods that are known, or behind."""
+        """Number of pods: its own count may be ahead of the pods that are known, or behind."""
         return max(self.current, len(self.pods))
 
 
@@ -68,8 +71,9 @@ class WorkloadState:
 class ScalerState:
     """One PDPoolScaler as it is.
 
-    seen:   the pool's `replicas` that was last taken over (annotation SEEN_REPLICAS); None = unreadable
-    writer: who else wrote its replicas last; None = we did, or nobody knows
+    seen:   the pool's `replicas` that was last taken over (annotation SEEN_REPLICAS); None =
+            unreadable
+    writer: the other manager that wrote its replicas last; None = we did, or unknown
     """
 
     role: str
@@ -85,7 +89,7 @@ class DiscoveryState:
 
     managed: run by us, with `ready` of `wanted` members
     error:   why it cannot be used; None = it answers
-    problem: why a member that we run is not ready, as (reason of api.conditions, message); None = it is just starting
+    problem: why a member that we run is not ready; None = it is just starting
     """
 
     managed: bool
@@ -97,7 +101,7 @@ class DiscoveryState:
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker says that it computes on.
+    """Device of one worker, by its record.
 
     kind: cpu or cuda
     name: of the processor or the accelerator
@@ -111,11 +115,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Disaggregation:
-    """What one worker says of how prefill and decode work together.
+    """Disaggregation of one worker, by its record.
 
     transport:        that moves KV blocks
-    refused:          prefill workers that it may not use, as (pod, reason), the first few; num_refused: all of them
-    long_prompts:     about how many prompts lately were worth a remote prefill; remote_ratio: the share that got one
+    refused:          prefill workers that it may not use, as (pod, reason), the first few;
+                      num_refused: all of them
+    long_prompts:     about how many prompts lately were worth a remote prefill; remote_ratio:
+                      the share that got one
     bytes_per_second: about what its last KV transfer reached; 0 = it has sent none
     """
 
@@ -128,15 +134,16 @@ class Disaggregation:
 
 
 @dataclass(frozen=True)
-class Registry:
-    """What etcd says of a cluster's workers.
+class WorkerRecords:
+    """Worker records and drain commands of a cluster, from etcd.
 
     states:   starting, ready, draining or drained, of every registered worker, by pod
-    devices:  what workers compute on, of those that say it, by pod
-    commands: pods that are told to drain
+    devices:  devices of the workers that report one, by pod
+    commands: pods with a drain command
     asked:    seconds since it was first wanted that a pod drains, by pod
-    odd:      seconds since etcd first said that a record has no pod, or a pod that is ready or has started no record, by pod
-    disaggregation: of those that speak of it, by pod
+    odd:      seconds since a record first had no pod, or a pod that is ready or has started no
+              record, by pod
+    disaggregation: of those that report it, by pod
     error:    why etcd cannot be asked now, and nothing is known but `asked`; None = it answers
     again_seconds: with an error: after which it is asked again
     """
@@ -153,7 +160,7 @@ class Registry:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that the API server refused, while the last plan was carried out.  reason: of api.conditions."""
+    """A request that the API server refused in the last reconcile.  reason: of api.conditions."""
 
     object: str
     reason: str
@@ -166,13 +173,14 @@ class Observed:
 
     generation:       of the PDCluster
     status:           its status as last written; empty at first
-    service_revision: the revision whose pods the ingress Service selects; None = there is no such Service yet
-    records:          workloads that have a record (a ControllerRevision), from which a lost StatefulSet can be made again
-    failures:         what the API server refused when the last plan was carried out
-    key_fault:        why no client can have an API key, where keys are asked for, or nobody can say, as (reason, message);
-                      None = some can, or none is asked for
-    decided:          what the autoscaler decided in this pass; None = it has no new numbers, or is off
-    registry:         of its workers; None = nobody has looked yet
+    service_revision: the revision whose pods the ingress Service selects; None = no such Service
+                      yet
+    records:          workloads with a snapshot (a ControllerRevision), from which a lost
+                      StatefulSet can be made again
+    failures:         writes that the API server refused in the last reconcile
+    key_fault:        problem of the API keys' Secret; None = there is a key, or no Secret is named
+    decision:         decision of the autoscaler in this reconcile; None = no new numbers, or off
+    worker_records:         worker records; None = not read yet
     budgets:          pods that each disruption budget leaves ready, by its name
     """
 
@@ -185,8 +193,8 @@ class Observed:
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
     key_fault: tuple[str, str] | None = None
-    registry: Registry | None = None
-    decided: Record | None = None
+    worker_records: WorkerRecords | None = None
+    decision: RecordedDecision | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -194,7 +202,7 @@ class Observed:
 class ScalerPlan:
     """One scaler as it should be.
 
-    request: replicas to write together with `seen`; None = leave its spec alone, for it is the user's
+    request: replicas to write together with `seen`; None = leave its spec alone, it is the user's
     status:  what /scale and HPA read
     """
 
@@ -216,21 +224,24 @@ class Event:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What should be.
+    """Desired state.
 
     serving:    the revision that the ingress Service selects
     serving_role: the role whose workers answer HTTP in that revision: decode or mixed
-    workloads:  every StatefulSet that should exist, of all revisions, at the size that it may have now
-    ends_first: others are made when those that go now are gone with their pods, so that each is to be seen until it has none
-    commands:   pods that are to be told to drain before StatefulSets are written; those of all others are withdrawn
-    cut:        pods that go though they have not drained, for their time is over
-    budgets:    of each workload that serves, how many of its workers a drain of nodes has to leave ready
+    workloads:  every StatefulSet that should exist, of all revisions, at the size that it may have
+    ends_first: Recreate: delete the old StatefulSets in the foreground; create new ones once they
+                are gone
+    commands:   pods that get a drain command before StatefulSets are written; others lose theirs
+    cut:        pods that go though they have not drained: their time is over
+    budgets:    per serving workload, the number of its workers that a node drain leaves ready
     ghosts:     pods that do not exist and whose records may be removed
-    needs_registry: it would be another plan if more were known of the workers
+    needs_worker_records: the plan depends on a fresh read of the worker records
     status:     the whole status of the PDCluster, conditions with their transition times included
-    events: what changed against the status before
-    requeue_after_seconds: when something is expected to change without an event; None = no sooner than the resync
-    is_decision: the status holds a new decision of the autoscaler, and has to be written before anything follows it
+    events:     changes against the status before
+    requeue_after_seconds: until a change is expected without an event; None = no sooner than the
+                resync
+    is_decision: the status holds a new decision of the autoscaler, which must be written before it
+                is followed
     """
 
     serving: str
@@ -246,4 +257,4 @@ class ClusterPlan:
     cut: tuple[str, ...] = ()
     budgets: Mapping[WorkloadId, int] = field(default_factory=dict)
     ghosts: tuple[str, ...] = ()
-    needs_registry: bool = False
+    needs_worker_records: bool = False

@@ -18,7 +18,7 @@ MAX_MESSAGE = 1024  # characters; the schema holds more, a reader does not
 
 
 def identity_fields(cluster: PDCluster, *, revision: str, serving: str) -> Status:
-    """What the status says of the object as a whole."""
+    """The status of the object as a whole."""
     metadata = cluster.metadata
     return {
         "model": cluster.spec.model.name,
@@ -29,19 +29,26 @@ def identity_fields(cluster: PDCluster, *, revision: str, serving: str) -> Statu
 
 
 def number_fields(views: Sequence[RoleView]) -> Status:
+<<<<<<< HEAD
     """Workers by role and pool, and the columns of `kubectl get`; mixed workers stand in the one of decode."""
     columns = {("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.wanted}" for view in views}
+=======
+    """Workers by role and pool, and the two columns of `kubectl get`; mixed workers stand in
+    the one of decode.
+    """
+    columns = {("prefill" if view.name == "prefill" else "decode"): f"{view.ready}/{view.wanted}" for view in views}
+>>>>>>> main
     return {**columns, "roles": [_role(view) for view in views]}
 
 
 def kept_field(kept: Iterable[Workload]) -> Status:
-    """Workloads that stay until others take their place, with their sizes, which nothing else says; no field when there are none."""
+    """Workloads that stay until others take their place, with their sizes; no field without any."""
     entries = [{"name": workload.id.name, "replicas": workload.replicas} for workload in kept]
     return {"kept": entries} if entries else {}
 
 
 def dated(found: Iterable[Condition], previous: Previous, *, generation: int, now: str) -> list[Status]:
-    """Conditions as the API wants them.  now: RFC 3339, the time of those whose status changes."""
+    """Conditions of the API.  now: RFC 3339, the time of those whose status changes."""
     return [
         {
             "type": condition.type,

@@ -26,7 +26,7 @@ from pdcluster_operator.cluster.kinds import PDCLUSTER
 from pdcluster_operator.cluster.observe import Live, ready_workers
 from pdcluster_operator.manifests.objects import HTTP_PORT
 from pdcluster_operator.plan.autoscale.decide import decide
-from pdcluster_operator.plan.autoscale.explain import Record
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision
 from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_operator.plan.autoscaled import has_changed
 from pdcluster_operator.plan.cluster import asked_of
@@ -106,7 +106,7 @@ class Autoscaling:
             self._rounds.forget(key)
             self._metrics.forget(key)
 
-    def decide(self, key: Key, cluster: PDCluster, observed: Observed) -> Record | None:
+    def decide(self, key: Key, cluster: PDCluster, observed: Observed) -> RecordedDecision | None:
         """Decide on the numbers of the newest round; None = none since the last decision."""
         followed = self._followed.get(key)
         if followed is None:
@@ -118,14 +118,14 @@ class Autoscaling:
         self._keep(key, followed, outcome)
         return record
 
-    def _outcome(self, key: Key, followed: _Followed, cluster: PDCluster, observed: Observed) -> tuple[Outcome, Record]:
+    def _outcome(self, key: Key, followed: _Followed, cluster: PDCluster, observed: Observed) -> tuple[Outcome, RecordedDecision]:
         clock = Clock(self._clock(), self._now())
         seen = Seen(frozenset(followed.scraped or ()), self._waits(followed, observed, clock.now))
         facts = pool_facts(asked_of(cluster, observed), observed, seen)
         followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
         self._rounds.leave(key, followed.leaving)
         outcome = decide(cluster.spec, facts, self._rounds.windows(key), followed.memory, clock)
-        return outcome, Record(clock.wall, outcome.decision, outcome.problems)
+        return outcome, RecordedDecision(clock.wall, outcome.decision, outcome.problems)
 
     def _keep(self, key: Key, followed: _Followed, outcome: Outcome) -> None:
         followed.scraped, followed.memory = None, outcome.memory
@@ -143,7 +143,7 @@ class Autoscaling:
         cluster, observed = followed.last
         observed = replace(observed, status=body.get("status", {}))  # as that reconcile has left it
         outcome, record = self._outcome(key, followed, cluster, observed)
-        if has_changed(cluster.spec.autoscale, replace(observed, decided=record)):
+        if has_changed(cluster.spec.autoscale, replace(observed, decision=record)):
             return True
         self._keep(key, followed, outcome)
         return False

@@ -24,8 +24,8 @@ from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.progress import Progress
 from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
 from pdcluster_operator.reconcile.reconciler import Reconciler
-from pdcluster_operator.reconcile.registry import Registrations
 from pdcluster_operator.reconcile.resync import GRACE_SECONDS, Resync
+from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ class Loop:
         self._autoscaling = Autoscaling(self.cache, self.add, registry, port=settings.worker_port)
         asking = Asking(client)
         self._discovery = Discovery(asking.ask, self.add)
-        self._registrations = Registrations(asking, self.add)
+        self._worker_records = WorkerRecordsPoller(asking, self.add)
         self._reconciler = Reconciler(
             client=client,
             cache=self.cache,
             site=settings.site,
             asking=asking,
             discovery=self._discovery,
-            registrations=self._registrations,
+            worker_records=self._worker_records,
             pod_faults=PodFaults(client),
             key_secret=KeySecret(client),
             events=Events(client, settings.identity),
@@ -93,7 +93,7 @@ class Loop:
             "workers": self._runner.run(),
             "resync": self._resync.run(),
             "questions to etcd": self._discovery.run(),
-            "records of workers": self._registrations.run(),
+            "records of workers": self._worker_records.run(),
             "scrapes of workers": self._autoscaling.run(),
         }
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]

@@ -43,8 +43,8 @@ from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, Key
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.queue_runner import Done
 from pdcluster_operator.reconcile.records import Records
-from pdcluster_operator.reconcile.registry import Registrations, workers_question
 from pdcluster_operator.reconcile.tls import tls_step
+from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller, workers_question
 
 logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"
@@ -86,7 +86,7 @@ class Reconciler:
     site: Site
     asking: Asking
     discovery: Discovery
-    registrations: Registrations
+    worker_records: WorkerRecordsPoller
     pod_faults: PodFaults
     key_secret: KeySecret
     events: Events
@@ -134,11 +134,11 @@ class Reconciler:
 
         self.autoscaling.follow(live.key, cluster.spec.autoscale)
         seen: Observed = observe(live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault)
-        seen = replace(seen, decided=self.autoscaling.decide(live.key, cluster, seen))
+        seen = replace(seen, decision=self.autoscaling.decide(live.key, cluster, seen))
         question = workers_question(cluster)
         is_up = discovery_answers(discovery)
-        self.registrations.follow(live.key, question, is_wanted=cluster.spec.roles.prefill is not None)
-        seen = replace(seen, registry=self.registrations.last(live.key, question, seen.workloads, is_up=is_up))
+        self.worker_records.follow(live.key, question, is_wanted=cluster.spec.roles.prefill is not None)
+        seen = replace(seen, worker_records=self.worker_records.last(live.key, question, seen.workloads, is_up=is_up))
 
         def plan_with(failures: tuple[Failure, ...]) -> ClusterPlan:
             return plan_cluster(cluster, replace(seen, failures=failures), self._stamp())
@@ -147,12 +147,12 @@ class Reconciler:
         if plan.is_decision:  # recorded before anything follows it, so that the next reconcile knows it
             await self._report(live, plan.status, plan.events)
             return Done(requeue_after_seconds=0.0, wrote=True)
-        if plan.needs_registry:
-            seen = replace(seen, registry=await self.registrations.fresh(live.key, question, seen.workloads))
+        if plan.needs_worker_records:
+            seen = replace(seen, worker_records=await self.worker_records.fresh(live.key, question, seen.workloads))
             plan = plan_with(before)
-        await self.registrations.command(live.key, question, plan.commands)
+        await self.worker_records.command(live.key, question, plan.commands)
         made = await self._carry_out(live, cluster, plan)
-        await self.registrations.remove(live.key, question, plan.ghosts)
+        await self.worker_records.remove(live.key, question, plan.ghosts)
         cut = gone(plan.cut, made.failures)
         self.on_cut(live.key, len(cut))
         if made.failures != before:
@@ -284,7 +284,7 @@ class Reconciler:
         self._learnt.discard(key)
         self.contested.forget(key)
         self.discovery.forget(key)
-        self.registrations.forget(key)
+        self.worker_records.forget(key)
         self.pod_faults.forget(key)
         self.autoscaling.forget(key)
         self.on_ready(key, None)

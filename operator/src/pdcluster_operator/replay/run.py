@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pdcluster_operator.api.errors import Fault, InvalidObjectError, InvalidTraceError
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.plan.autoscale.decide import decide
-from pdcluster_operator.plan.autoscale.explain import Record
+from pdcluster_operator.plan.autoscale.explain import RecordedDecision
 from pdcluster_operator.plan.autoscale.rules import GRACE_ROUNDS
 from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome, PoolKey, Sample
 from pdcluster_operator.replay.pools import SimulatedPool, carry_out
@@ -64,7 +64,7 @@ class Moment:
     ttft_seconds: float | None
     tpot_seconds: float | None
     over: frozenset[str]
-    record: Record | None
+    record: RecordedDecision | None
     problems: tuple[str, ...]
     num_cut: float
 
@@ -138,7 +138,7 @@ def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
             for each in outcome.decision.inputs
             if each.value is not None and each.limit is not None and each.value > each.limit
         ),
-        record=Record(at, outcome.decision, outcome.problems) if outcome.changed else None,
+        record=RecordedDecision(at, outcome.decision, outcome.problems) if outcome.changed else None,
         problems=tuple(sorted({problem.reason for problem in outcome.problems})),
         num_cut=cut,
     )

@@ -210,8 +210,12 @@ class Node:
     def set_policy(self, policy: PolicyConfig) -> None:
         """Put another policy in force."""
         self.worker.policy = policy
+        self._set_credit_policy()
+
+    def _set_credit_policy(self) -> None:
+        policy = self.worker.policy.prefill_queue
         self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
-        self._service.desk.push(self._ledger.set_policy(policy.prefill_queue, self._batch_tokens()))
+        self._service.desk.push(self._ledger.set_policy(policy, self._batch_tokens()))
 
     def _batch_tokens(self) -> int:
         """Of one step of all engines."""
@@ -261,7 +265,7 @@ class Node:
 
     def _on_engines(self) -> None:
         """State in etcd which engines serve, and promise as much as they take."""
-        self._service.desk.push(self._ledger.set_limit(self._credit_limit()))
+        self._set_credit_policy()
         self._promise(self.worker.takes_new)
         self._record = msgspec.structs.replace(self._record, engines=self.worker.engines.records())
         self._discovery.update(self._record)

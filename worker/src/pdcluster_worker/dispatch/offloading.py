@@ -32,10 +32,11 @@ class Offloading:
 
         num_decoding: requests of this worker past their first token.
         """
-        policy, threshold = self._worker.policy.offload, self.threshold()
+        policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
         able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
         facts = self._facts(place, num_tokens, hashes, able, num_decoding)
+        threshold = self.threshold(facts.uncached_tokens)
         tier = tier_of(spec.priority)
         if offloads_at_once(self._worker.policy, tier, facts.uncached_tokens):
             verdict = Verdict(is_remote=True, reason="high_priority")
@@ -60,13 +61,13 @@ class Offloading:
             self._worker.count_long_prompt(is_remote=False)
         return is_remote
 
-    def threshold(self) -> int:
-        """The length threshold in force, in uncached tokens."""
+    def threshold(self, uncached_tokens: int) -> int:
+        """The length threshold for a prompt with so many uncached tokens."""
         policy, now = self._worker.policy.offload, asyncio.get_running_loop().time()
         configured = length_threshold(policy, self._worker.gpu)
         if policy.policy != "sloFeedback":
             return configured
-        return self._feedback.threshold(policy.slo_feedback, configured, now)
+        return self._feedback.threshold_for(uncached_tokens, policy.slo_feedback, configured, now)
 
     def pace(self, num_tokens: int) -> "Pace":
         """Begin to measure a request; num_tokens: that are to be prefilled."""

@@ -51,8 +51,8 @@ class _Wait:
     num_tokens: int
     timeout: asyncio.Timeout
     given_up: Refusal | None = None
-
     alarm: asyncio.TimerHandle | None = None
+    is_over: bool = False
 
     def cancel(self) -> None:
         """It is over: nothing looks at it again."""
@@ -60,7 +60,10 @@ class _Wait:
             self.alarm.cancel()
 
     def end(self) -> None:
-        """Wake the request up."""
+        """Wake the request up, once."""
+        if self.is_over:
+            return
+        self.is_over = True
         self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
@@ -185,7 +188,7 @@ class Quality:
         if len(self._waits) == 1:
             self._watch(wait)
             return
-        if wait.tier == "low":
+        if wait.tier == "low" and not wait.is_over:
             milliseconds = self._worker.policy.low_priority.threshold_milliseconds or 0.0
             message = f"low priority: no first token in {milliseconds:g} ms (qos.lowPriority.thresholdMilliseconds): retry later"
             wait.given_up = Refusal("waited_too_long", message, verdict.retry_after(self._seconds_of(self.waiting_tokens)))
@@ -197,7 +200,7 @@ class Quality:
         reason = full(admission, self.num_waiting, waiting_tokens, num_tokens)
         if reason is None:
             return
-        low = [wait for wait in self._waits if wait.tier == "low" and wait.given_up is None]
+        low = [wait for wait in self._waits if wait.tier == "low" and not wait.is_over]
         if tier == "high" and low and self._worker.policy.early_rejection.enabled:
             message = "low priority: the queue is full, and a request of high priority takes this place: retry later"
             low[-1].given_up = Refusal("displaced", message, verdict.retry_after(self._seconds_of(waiting_tokens)))

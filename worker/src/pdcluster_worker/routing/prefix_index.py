@@ -12,14 +12,14 @@ given to another worker.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice, repeat
-from operator import and_
+from itertools import islice, repeat
 
 MAX_BLOCKS = 2_000_000
 """Distinct blocks that an index holds unless told otherwise: 0.25 GB (docs/bench/LOG.md)."""
 
 _CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
 _EVICTED_AT_ONCE = 4096
+_LOOKED_UP_AT_ONCE = 32
 
 
 class PrefixIndex:
@@ -89,15 +89,18 @@ class PrefixIndex:
 
     def match_all(self, hashes: Sequence[bytes]) -> dict[str, int]:
         """How many leading blocks of `hashes` each worker has; workers with none are left out."""
-        matching = sum(self._bits.values())
+        matching, get = sum(self._bits.values()), self._table.get
         ended: list[tuple[int, int]] = []  # (bits of workers, leading blocks that they have)
-        masks = map(self._table.get, hashes, repeat(0))  # the walk is in C: this is on the way of every request
-        for num_blocks, mask in enumerate(accumulate(masks, and_, initial=matching)):
-            if mask != matching:
-                ended.append((matching & ~mask, num_blocks - 1))
-                matching = mask
-                if not mask:
-                    break
+        for start in range(0, len(hashes), _LOOKED_UP_AT_ONCE):
+            masks = list(map(get, hashes[start : start + _LOOKED_UP_AT_ONCE], repeat(0)))
+            if masks.count(masks[0]) == len(masks):
+                del masks[1:]  # all alike, as most are: the walk is in C, for this is on the way of every request
+            for offset, mask in enumerate(masks):
+                if mask & matching != matching:
+                    ended.append((matching & ~mask, start + offset))
+                    matching &= mask
+            if not matching:
+                break
         ended.append((matching, len(hashes)))
         bits_of = self._bits.items()
         return {worker: num_blocks for bits, num_blocks in ended if bits and num_blocks for worker, bit in bits_of if bits & bit}

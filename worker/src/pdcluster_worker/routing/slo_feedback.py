@@ -6,8 +6,8 @@ where the lines cross: down while a prompt of just its length is better off
 elsewhere, up while it is better off here, one step at a time, within its
 bounds, and not at all while both are about equal (hysteresis).  Decodes that
 miss their pace lower it too, for it is the prefills here that hold them up.
-A side that has not been seen for a while is forgotten, and the threshold
-drifts back to the configured one, so that both sides are measured again.
+A side that has not been seen for a while gets one prompt as a probe, whatever
+its length: so a side that has become better is found out, at little cost.
 Pure: time is passed in.
 """
 
@@ -27,11 +27,14 @@ ADJUST_SECONDS = 1.0
 MIN_SAMPLES = 4
 """Of a side, before its line says anything."""
 
-STALE_SECONDS = 30.0
-"""Without a sample for so long a side is forgotten."""
+PROBE_SECONDS = 30.0
+"""Without a sample for so long a side gets a probe; sooner while it has too few samples."""
 
 _KEPT = 0.9
 """Weight of all older samples at each new one: about the last ten count."""
+
+_KEPT_OF_OLD = 0.25
+"""And of those before a gap of PROBE_SECONDS, beside that."""
 
 _FLAT = 1e-4
 """Of the squared mean length: with less variance than that no slope is read from it."""
@@ -45,26 +48,31 @@ class _Line:
         self.seen_at = -inf
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        return self.num_samples >= MIN_SAMPLES
+
     def add(self, tokens: float, seconds: float, now: float) -> None:
+        kept = _KEPT * _KEPT_OF_OLD ** ((now - self.seen_at) / PROBE_SECONDS) if self.num_samples else 0.0
         self.num_samples += 1
         self.seen_at = now
-        kept = _KEPT
         self._weight = kept * self._weight + 1
         self._x = kept * self._x + tokens
         self._y = kept * self._y + seconds
         self._xx = kept * self._xx + tokens * tokens
         self._xy = kept * self._xy + tokens * seconds
 
-    def is_known(self, now: float) -> bool:
-        return self.num_samples >= MIN_SAMPLES and now - self.seen_at <= STALE_SECONDS
-
-    def at(self, tokens: float) -> float:
-        """Seconds of a prompt of that length; never below 0."""
+    def slope(self) -> float | None:
+        """Seconds a token; None where all prompts were of one length."""
         x, y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - x * x
         if variance <= _FLAT * max(1.0, x * x):
-            return y * tokens / max(1.0, x)  # prompts of one length: in proportion to it
-        slope = max(0.0, (self._xy / self._weight - x * y) / variance)
+            return None
+        return max(0.0, (self._xy / self._weight - x * y) / variance)
+
+    def at(self, tokens: float, slope: float) -> float:
+        """Seconds of a prompt of that length; never below 0."""
+        x, y = self._x / self._weight, self._y / self._weight
         return max(0.0, y + slope * (tokens - x))
 
 
@@ -77,44 +85,60 @@ class SloFeedback:
         self._tpot_at = -inf
         self._threshold: float | None = None
         self._moved_at = -inf
+        self._probed_at: dict[Side, float] = {}
 
     def first_token(self, side: Side, uncached_tokens: int, seconds: float, now: float) -> None:
         """A prompt was computed there; seconds: from its arrival here to its first token."""
-        if now - self._lines[side].seen_at > STALE_SECONDS:
-            self._lines[side] = _Line()
         self._lines[side].add(uncached_tokens, seconds, now)
 
     def finished(self, seconds_per_token: float, now: float) -> None:
         """A request of this worker ended; seconds_per_token: after its first."""
-        is_first = now - self._tpot_at > STALE_SECONDS
+        is_first = now - self._tpot_at > PROBE_SECONDS
         self._tpot = seconds_per_token if is_first else _KEPT * self._tpot + (1 - _KEPT) * seconds_per_token
         self._tpot_at = now
 
     def threshold(self, policy: SloFeedbackPolicy, configured: int, now: float) -> int:
-        """The threshold in force now, in uncached tokens.  configured: where it starts and drifts back to."""
+        """The threshold in force now, in uncached tokens.  configured: where it starts."""
         low, high = policy.min_threshold, policy.max_threshold
-        start = min(max(configured, low), high)
-        current = start if self._threshold is None else min(max(self._threshold, low), high)
+        current = min(max(self._threshold or configured, low), high)
         if now - self._moved_at >= ADJUST_SECONDS:
-            moved = current * self._direction(policy, current, start, now)
-            if (current - start) * (moved - start) < 0 and not self._is_measured(now):
-                moved = start  # a drift ends there
-            current, self._moved_at = min(max(moved, low), high), now
+            current, self._moved_at = min(max(current * self._direction(policy, current, now), low), high), now
         self._threshold = current
         return round(current)
 
-    def _is_measured(self, now: float) -> bool:
-        return all(line.is_known(now) for line in self._lines.values())
+    def threshold_for(self, uncached_tokens: int, policy: SloFeedbackPolicy, configured: int, now: float) -> int:
+        """The threshold for a prompt of that length: the one in force, or one that makes it a probe."""
+        threshold = self.threshold(policy, configured, now)
+        side: Side = "remote" if uncached_tokens < threshold else "local"
+        if uncached_tokens < policy.min_threshold or not self._wants_probe(side, now):
+            return threshold
+        self._probed_at[side] = now
+        return uncached_tokens if side == "remote" else uncached_tokens + 1
 
-    def _direction(self, policy: SloFeedbackPolicy, current: float, start: float, now: float) -> float:
+    def _wants_probe(self, side: Side, now: float) -> bool:
+        line = self._lines[side]
+        since = max(line.seen_at, self._probed_at.setdefault(side, now))
+        return now - since >= (PROBE_SECONDS if line.is_known else PROBE_SECONDS / MIN_SAMPLES)
+
+    def _direction(self, policy: SloFeedbackPolicy, current: float, now: float) -> float:
         """What the threshold is multiplied by."""
-        if not self._is_measured(now):
-            return 1.0 if current == start else STEP if current < start else 1 / STEP
-        local, remote = self._lines["local"].at(current), self._lines["remote"].at(current)
+        if not all(line.is_known for line in self._lines.values()):
+            return 1.0
+        local, remote = self._at(current)
         margin = 1 + policy.margin
-        is_slow = now - self._tpot_at <= STALE_SECONDS and 1000 * self._tpot > margin * policy.tpot_slo_milliseconds
+        is_slow = now - self._tpot_at <= PROBE_SECONDS and 1000 * self._tpot > margin * policy.tpot_slo_milliseconds
         if is_slow and 1000 * remote <= max(policy.ttft_slo_milliseconds, 1000 * local):
             return 1 / STEP
         if margin * remote < local:
             return 1 / STEP
         return STEP if margin * local < remote else 1.0
+
+    def _at(self, tokens: float) -> tuple[float, float]:
+        """Seconds of a prompt of that length here and elsewhere; of one length alone, with the other's slope."""
+        local, remote = self._lines["local"], self._lines["remote"]
+        here, there = local.slope(), remote.slope()
+        return local.at(tokens, _first(here, there)), remote.at(tokens, _first(there, here))
+
+
+def _first(*slopes: float | None) -> float:
+    return next((slope for slope in slopes if slope is not None), 0.0)

@@ -22,7 +22,7 @@ COLUMNS = ("ROLE", "RULE", "FROM", "TO", "WHY")
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordedDecision:
     """A decision with its time and with what stood in its way."""
 
     at: datetime
@@ -76,14 +76,14 @@ def summary(decision: Decision) -> str:
     return ", ".join(f"{pool} {first[pool]} to {last[pool]}" for pool in first if first[pool] != last[pool])
 
 
-def remembered(entries: object, record: Record) -> list[dict[str, Any]]:
+def remembered(entries: object, record: RecordedDecision) -> list[dict[str, Any]]:
     """The entries of a status with one more, the newest first; unreadable ones are dropped."""
     old = entries if isinstance(entries, list | tuple) else []
     kept = [entry for entry in old if read_record(entry) is not None]
     return [write_record(record), *kept[: MAX_DECISIONS - 1]]
 
 
-def write_record(record: Record) -> dict[str, Any]:
+def write_record(record: RecordedDecision) -> dict[str, Any]:
     """As one entry of the status.  The time is kept in whole seconds of UTC."""
     decision = record.decision
     return {
@@ -107,7 +107,7 @@ def _short(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
-def read_record(entry: object) -> Record | None:
+def read_record(entry: object) -> RecordedDecision | None:
     """Read what `write_record` wrote; None = another program wrote it."""
     try:
         return _read(entry)  # type: ignore[arg-type]
@@ -115,14 +115,14 @@ def read_record(entry: object) -> Record | None:
         return None
 
 
-def _read(entry: Mapping[str, Any]) -> Record:
+def _read(entry: Mapping[str, Any]) -> RecordedDecision:
     at = datetime.fromisoformat(entry["at"])
     decision = Decision(
         {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in entry["replicas"]},
         tuple(Input(each["subject"], each["name"], _float(each, "value"), _float(each, "limit")) for each in entry["inputs"]),
         tuple(Step(each["rule"], each["subject"], int(each["before"]), int(each["after"]), each["why"]) for each in entry["steps"]),
     )
-    return Record(at.astimezone(UTC), decision, tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]))
+    return RecordedDecision(at.astimezone(UTC), decision, tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]))
 
 
 def _float(each: Mapping[str, Any], name: str) -> float | None:

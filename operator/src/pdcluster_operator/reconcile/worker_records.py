@@ -26,7 +26,7 @@ from pdcluster_operator.discovery.commands import Registered, StoredRecord
 from pdcluster_operator.manifests.engine_config import etcd_endpoints
 from pdcluster_operator.plan.disaggregating import digest
 from pdcluster_operator.plan.insync import odd_ones
-from pdcluster_operator.plan.state import Device, Disaggregation, Registry, WorkloadState
+from pdcluster_operator.plan.state import Device, Disaggregation, WorkerRecords, WorkloadState
 from pdcluster_operator.reconcile.discovery import Question
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class _Known:
 
 
 @dataclass
-class Registrations:
+class WorkerRecordsPoller:
     """Worker records and drain commands of all clusters.
 
     enqueue: adds a key to the work queue
@@ -141,7 +141,7 @@ class Registrations:
         """
         self._of(key, question).is_followed = is_wanted
 
-    def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> Registry | None:
+    def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> WorkerRecords | None:
         """Last known records; starts a due read, which enqueues the key when it brings a change.
 
         is_up: False = etcd is known not to answer, and a change of that enqueues the key
@@ -155,7 +155,7 @@ class Registrations:
         self._look_if_due(key, known, known.pause if known.error else ACTIVE_POLL_SECONDS if is_odd else IDLE_POLL_SECONDS)
         return self._registry(known, workloads)
 
-    async def fresh(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> Registry | None:
+    async def fresh(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
         """Read now.
 
         An etcd that did not answer is waited for once; its answer enqueues the key.
@@ -290,11 +290,11 @@ class Registrations:
         known.error, known.at, known.is_away = error, self.clock(), True
         known.pause = min(MAX_RETRY_SECONDS, max(ACTIVE_POLL_SECONDS, 2 * known.pause))
 
-    def _registry(self, known: _Known, workloads: Iterable[WorkloadState]) -> Registry | None:
+    def _registry(self, known: _Known, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
         now = self.clock()
         asked = {pod: now - since for pod, since in known.asked.items()}
         if known.error is not None:
-            return Registry(asked=asked, error=known.error, again_seconds=known.pause)
+            return WorkerRecords(asked=asked, error=known.error, again_seconds=known.pause)
         if known.last is None:
             return None
         states = _states(known.last)
@@ -303,7 +303,7 @@ class Registrations:
         known.odd = {pod: known.odd.get(pod, now) for pod in odd if is_new or pod in known.odd}
         since_odd = {pod: now - since for pod, since in known.odd.items()}
         last = known.last
-        return Registry(
+        return WorkerRecords(
             states,
             frozenset(last.commands),
             asked,
