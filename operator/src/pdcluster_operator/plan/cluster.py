@@ -319,13 +319,8 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
 
 
 def _disaggregating(scene: _Scene, step: Step) -> Found:
-<<<<<<< HEAD
-    """How prefill and decode workers of the revision that serves work together; nothing to say of mixed ones."""
-    if _serving_role(scene, step) == "mixed" or PREFILL not in scene.cluster.spec.roles.present():
-=======
     """Disaggregation of the serving revision's workers; None for mixed ones."""
-    if _serving_role(scene, step) != "decode" or PREFILL not in scene.cluster.spec.roles.present():
->>>>>>> main
+    if _serving_role(scene, step) == "mixed" or PREFILL not in scene.cluster.spec.roles.present():
         return Found()
     worker_records, threshold = scene.observed.worker_records, scene.cluster.spec.prefill_length_threshold
     is_known = worker_records is not None and worker_records.error is None
