@@ -52,7 +52,7 @@ class Metadata(Section):
 
 
 class PDClusterSpec(Section):
-    """What to serve and how.  accelerators: types by name, besides and over those of accelerators.yaml."""
+    """The model and its servers.  accelerators: types by name, on top of and over those of accelerators.yaml."""
 
     model: ModelSpec
     roles: RolesSpec
@@ -243,7 +243,7 @@ class PDClusterSpec(Section):
         return self.engine.overridden_by(self.roles.present()[role].engine)
 
     def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
-        """What the pool's gpu asks of a node: the object's own definition, or that of accelerators.yaml."""
+        """Demand of the pool's gpu on a node: the object's own definition, or that of accelerators.yaml."""
         if pool.gpu in self.accelerators:
             return self.accelerators[pool.gpu]
         known = accelerators()[pool.gpu]

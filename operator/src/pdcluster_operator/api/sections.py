@@ -58,7 +58,7 @@ class HuggingFaceSpec(Section):
 
 
 class ModelSpec(Section):
-    """Which model, and where its Hugging Face folder comes from: a path (in the image or on a volume) or the hub.
+    """The model, and its Hugging Face folder: a path (in the image or on a volume) or the hub.
 
     name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
     path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
@@ -104,7 +104,7 @@ class ResourcesSpec(Section):
 class AcceleratorSpec(Section):
     """A type of accelerator that accelerators.yaml does not have.
 
-    resource:    what a pod asks for, as in nvidia.com/gpu; None = nothing besides cpu and memory
+    resource:    what a pod asks for, as in nvidia.com/gpu; None = nothing but cpu and memory
     node_labels: labels of the nodes that carry it
     """
 
@@ -216,7 +216,7 @@ class EtcdSpec(Section):
     tls_secret: a Secret with ca.crt, and tls.crt and tls.key if the etcd asks for a client certificate; with endpoints only
     replicas:   members of the one that is run
     image:      of the one that is run; None = the operator's setting
-    storage:    None = kept in memory and made anew from the workers' own registrations after a restart
+    storage:    None = kept in memory and written again by the workers after a restart
     """
 
     endpoints: Annotated[tuple[Endpoint, ...], Many, Field(max_length=MAX_ENDPOINTS)] = ()
@@ -237,7 +237,7 @@ class EtcdSpec(Section):
 
 
 class DiscoverySpec(Section):
-    """How the workers of a cluster find each other."""
+    """Discovery of the workers of a cluster by each other."""
 
     etcd: EtcdSpec = EtcdSpec()
 
@@ -266,7 +266,7 @@ class PlacementSpec(Section):
 
 
 class RolloutSpec(Section):
-    """How a new revision replaces the old one.
+    """Replacement of the old revision by a new one.
 
     strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where accelerators are short
     grace_period_seconds: what a stopped worker has to finish its streams before it is killed
