@@ -6,10 +6,11 @@ server, and `tests/contract` holds the two together.
 """
 
 from collections import Counter
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pdcluster_operator.api.accelerators import NO_ACCELERATOR
 from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule, spelled
@@ -29,6 +30,7 @@ from pdcluster_operator.api.values import (
 )
 
 MAX_POOLS = 16
+ROUTER: Final = "router"  # the one role without an engine
 MAX_ENDPOINTS = 16
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317
@@ -155,15 +157,19 @@ class RoleSpec(Section):
 
 
 class RolesSpec(Section):
-    """Either prefill and decode, or mixed (both phases in one worker: the baseline)."""
+    """Either prefill and decode, or mixed (both phases in one worker: the baseline); before either, routers.
+
+    router: workers without an engine that take the requests of clients; None = decode or mixed workers take them
+    """
 
     prefill: RoleSpec | None = None
     decode: RoleSpec | None = None
     mixed: RoleSpec | None = None
+    router: RoleSpec | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        found = set(self.present())
+        found = set(self.computing())
         if found not in ({"prefill", "decode"}, {"mixed"}):
             listed = ", ".join(sorted(found)) or "nothing"
             raise rule(f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}", "add the missing role or remove the others")
@@ -173,8 +179,24 @@ class RolesSpec(Section):
             raise rule(reason, "lower some, or make another PDCluster")
         return self
 
+    @model_validator(mode="after")
+    def _router_computes_nothing(self) -> Self:
+        if self.router is None:
+            return self
+        if "engine" in self.router.model_fields_set:
+            raise rule("is not for routers, which have no engine", "remove it", at="router.engine")
+        for index, pool in enumerate(self.router.pools):
+            if pool.gpu != NO_ACCELERATOR:
+                raise rule(f"is {pool.gpu}, and a router computes nothing", "leave gpu out", at=f"router.pools[{index}].gpu")
+        return self
+
     def present(self) -> dict[str, RoleSpec]:
         """The roles that are given, by name, in a fixed order."""
+        routers = {} if self.router is None else {ROUTER: self.router}
+        return {**self.computing(), **routers}
+
+    def computing(self) -> dict[str, RoleSpec]:
+        """Those of them whose workers have an engine."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
 

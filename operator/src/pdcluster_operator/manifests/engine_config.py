@@ -23,10 +23,11 @@ def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
 
 
 def asks_for_keys(cluster: PDCluster, role: str) -> bool:
-    """Return whether workers of a role check API keys: those with HTTP, if a Secret with keys
-    is named.
+    """Return whether workers of a role check API keys: those that can answer a client, if a
+    Secret with keys is named.
     """
-    return cluster.spec.service.api_key_secret is not None and role == cluster.spec.ingress_role
+    answering = (cluster.spec.ingress_role, cluster.spec.decode_role)
+    return cluster.spec.service.api_key_secret is not None and role in answering
 
 
 def engine_config(cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool) -> Manifest:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_operator.api import conditions as words
+from pdcluster_operator.api.sections import ROUTER
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.pools import RoleView
 from pdcluster_operator.plan.previous import Previous
@@ -191,9 +192,9 @@ def _ingress(facts: Facts) -> Condition:
     if facts.num_answering:
         return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=f"the Service leads to {_workers(facts)}")
     if selected == facts.target and not _num_declared(facts):
-        message = f"the Service is there; no {facts.ingress_role} worker is declared"
+        message = f"the Service is there; no {_decoding(facts)} worker is declared"
         return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message)
-    message = f"the Service leads to no ready {facts.ingress_role} worker"
+    message = f"the Service leads to no ready {facts.ingress_role} worker{_or_none_behind(facts)}"
     return Condition(words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message)
 
 
@@ -202,18 +203,28 @@ def _workers(facts: Facts) -> str:
 
 
 def _num_declared(facts: Facts) -> int:
-    return sum(view.wanted for view in facts.roles if view.name == facts.ingress_role)
+    return sum(view.wanted for view in facts.roles if view.name == _decoding(facts))
+
+
+def _decoding(facts: Facts) -> str:
+    """The role without which nothing is answered: that of the ingress, or the one behind routers."""
+    behind = next((view.name for view in facts.roles if view.name in ("decode", "mixed")), facts.ingress_role)
+    return behind if facts.ingress_role == ROUTER else facts.ingress_role
+
+
+def _or_none_behind(facts: Facts) -> str:
+    return f", or no {_decoding(facts)} worker behind routers is ready" if facts.ingress_role == ROUTER else ""
 
 
 def _serving(facts: Facts) -> Condition:
     if not facts.num_answering:
-        message = f"no {facts.ingress_role} worker behind the Service is ready: requests are not answered"
+        message = f"no {facts.ingress_role} worker behind the Service is ready{_or_none_behind(facts)}: requests are not answered"
         return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
     key_fault = facts.observed.key_fault
     # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read may hold some.
     if key_fault is not None and key_fault[0] == words.CONFIGURATION_REFUSED and facts.observed.service_revision == facts.target:
         return Condition(words.SERVING, is_true=False, reason=key_fault[0], message=key_fault[1])
-    alone = "" if facts.has_prefill or facts.ingress_role == "mixed" else "; no prefill worker is ready, so they prefill themselves"
+    alone = "" if facts.has_prefill or _decoding(facts) == "mixed" else "; no prefill worker is ready, so they prefill themselves"
     message = f"requests are answered by {_workers(facts)} of revision {facts.observed.service_revision}{alone}"
     return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)
 
