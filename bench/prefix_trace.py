@@ -13,7 +13,8 @@ VOCABULARY = 40_000
 class PrefixTrace:
     """Sizes in tokens.
 
-    contexts are documents, tool lists or chats so far: the n-th is asked for in proportion to 1/n.
+    contexts are documents, tool lists or chats so far.
+    skew: the n-th context is asked for in proportion to n ** -skew; 0 = each as often.
     """
 
     num_requests: int = 128
@@ -22,13 +23,14 @@ class PrefixTrace:
     context_tokens: int = 960
     question_tokens: tuple[int, int] = (16, 64)
     output_tokens: int = 8
+    skew: float = 0.0
 
     def asks(self, seed: str) -> list[Ask]:
         """The requests in their order."""
         draw = random.Random(f"prefix trace {seed}")
         system = _tokens(draw, self.system_tokens)
         contexts = [_tokens(draw, self.context_tokens) for _ in range(self.num_contexts)]
-        weights = list(accumulate(1 / (n + 1) for n in range(self.num_contexts)))
+        weights = list(accumulate((n + 1) ** -self.skew for n in range(self.num_contexts)))
         chosen = draw.choices(contexts, cum_weights=weights, k=self.num_requests)
         return [Ask([*system, *context, *_tokens(draw, draw.randint(*self.question_tokens))], self.output_tokens) for context in chosen]
 
@@ -37,7 +39,7 @@ class PrefixTrace:
         low, high = self.question_tokens
         return (
             f"{self.num_requests} requests: {self.system_tokens} tokens of system prompt, one of {self.num_contexts} contexts of "
-            f"{self.context_tokens} by 1/n, {low} to {high} of their own, {self.output_tokens} out"
+            f"{self.context_tokens} (skew {self.skew:g}), {low} to {high} of their own, {self.output_tokens} out"
         )
 
 

@@ -18,15 +18,7 @@ from pathlib import Path
 
 from sources import python_files
 
-FOLDERS = (
-    "operator/src/pdcluster_operator/certificates",
-    "operator/src/pdcluster_operator/cluster",
-    "operator/src/pdcluster_operator/discovery",
-    "operator/src/pdcluster_operator/handlers",
-    "operator/src/pdcluster_operator/plan/autoscale",
-    "operator/src/pdcluster_operator/reconcile",
-    "operator/src/pdcluster_operator/scrape",
-)
+FOLDERS = ("operator/src",)
 
 OPENINGS = ("What", "Whether", "How", "Who", "Whose", "Why", "Which", "Of")
 """First words that name neither an action nor a thing."""

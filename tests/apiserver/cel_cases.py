@@ -99,6 +99,18 @@ def pool_rules(role: str) -> list[Rule]:
     ]
 
 
+def router_rules() -> list[Rule]:
+    """What is said of routers alone."""
+    own, there = "spec.roles.router", at("spec.roles.router", {"pools": [CPU]})
+    name = "metadata.name and the name of each router pool may have at most 35 characters together: shorten one of them"
+    long = at(own, {"pools": [{"name": "r" * 20, "replicas": 1}]})
+    return [
+        Rule(f"{own}.engine", "routers have no engine: remove it", there, both(there, at(f"{own}.engine", {"blockSize": 16}))),
+        Rule(f"{own}.pools", "a router computes nothing: leave gpu out", there, at(own, {"pools": [BIG]})),
+        Rule("metadata.name", name, both(long, at("metadata.name", "c" * 15)), both(long, at("metadata.name", "c" * 16))),
+    ]
+
+
 def role_rules(role: str) -> list[Rule]:
     own, room = f"spec.roles.{role}", {"prefill": 34, "decode": 35, "mixed": 36}[role]
     other = {"prefill": "decode", "decode": "prefill"}.get(role)
@@ -416,6 +428,7 @@ def many(role: str, replicas: int) -> Change:
 RULES = [
     Rule("metadata.name", LABEL, at("metadata.name", "a-1"), at("metadata.name", "a.1")),
     *(rule for role in ROLES for rule in role_rules(role)),
+    *router_rules(),
     *MODEL_RULES,
     *ETCD_RULES,
     *AUTOSCALE_RULES,

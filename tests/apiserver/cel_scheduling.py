@@ -78,4 +78,10 @@ OBJECT_CASES: list[Case] = [
         both(at("spec.service.apiKeySecret", "keys"), at("spec.qos.tenants", {"alice": {"priority": "low"}})),
         at("spec.qos.tenants", {"alice": {"priority": "low"}}),
     ),
+    (
+        "spec.qos.estimation.rejectUnmeetable",
+        "needs an estimate of the completion, and estimator ema has none: set estimator to rwt or loadAware, or leave it out",
+        at("spec.qos.estimation", {"estimator": "rwt", "rejectUnmeetable": True}),
+        at("spec.qos.estimation", {"estimator": "ema", "rejectUnmeetable": True}),
+    ),
 ]

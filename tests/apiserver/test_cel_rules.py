@@ -42,7 +42,10 @@ def says(rule: Rule, field: str, message: str) -> bool:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {(rule.field, rule.message) for rule in RULES} == set(rules_below(SCHEMA))
+    found = set(rules_below(SCHEMA))
+    # One schema, an alias in the YAML, is that of every role: what it says of a pool is shown on the others.
+    shared = {(field, said) for field, said in found if (field.replace(".router.", ".decode."), said) in found and ".router." in field}
+    assert {(rule.field, rule.message) for rule in RULES} == found - shared
 
 
 @pytest.mark.parametrize("rule", STANDING, ids=name_of)

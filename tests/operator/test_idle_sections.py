@@ -32,7 +32,7 @@ IDLE = {
     "etcd": (
         at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi"}}),
         "spec.discovery.etcd.replicas, spec.discovery.etcd.storage have no effect here:"
-        " an etcd that is run here is one process, whose data goes with the run",
+        " an etcd that is run here is one process, whose data is lost with the run",
     ),
     "service": (
         at("spec.service", {"type": "LoadBalancer", "annotations": {"a": "b"}}),
@@ -50,7 +50,7 @@ IDLE = {
     ),
     "monitoring": (
         at("spec.monitoring", {"podMonitor": False}),
-        "spec.monitoring has no effect here: every worker serves /metrics, and who scrapes them is yours to say",
+        "spec.monitoring has no effect here: every worker serves /metrics, and the scraper is yours to set up",
     ),
     "network policy": (at("spec.networkPolicy.enabled", False), "spec.networkPolicy has no effect here: workers listen on 127.0.0.1 alone"),
     "autoscaler": (

@@ -87,6 +87,16 @@ BAD = [
         "spec.image.pullPolicy",
     ),
     Wrong(
+        at("spec.roles.router", {"pools": [CPU], "engine": {"blockSize": 16}}),
+        "spec.roles.router.engine: is not for routers, which have no engine; remove it",
+        "spec.roles.router.engine",
+    ),
+    Wrong(
+        at("spec.roles.router", {"pools": [{**CPU, "gpu": "H100"}]}),
+        "spec.roles.router.pools[0].gpu: is H100, and a router computes nothing; leave gpu out",
+        "spec.roles.router.pools",
+    ),
+    Wrong(
         without("spec.roles.decode"),
         "spec.roles: must be exactly {prefill, decode} or {mixed}, not {prefill}; add the missing role or remove the others",
         "spec.roles",

@@ -82,7 +82,7 @@ def test_pools_that_come_and_go_are_marked(plan: Callable[..., Any]):
             "Off",
             "autoscale.mode is On: THEN is what the autoscaler begins with, whatever the load is; from there it decides by metrics.",
         ),
-        ("Off", "On", "autoscale.mode was On and is Off: pools keep their sizes until somebody scales them or their replicas change"),
+        ("Off", "On", "autoscale.mode was On and is Off: pools keep their sizes until a scale request or their replicas change"),
         ("Advise", "Off", "autoscale.mode is Advise: status.autoscaling shows what would be done, and nothing is."),
         ("Off", "Off", None),
     ],

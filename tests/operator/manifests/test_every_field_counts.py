@@ -265,7 +265,7 @@ def rendered(*changes: Change) -> str:
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
     """Paths of all fields as YAML names them; the roles are one, and so are entries of lists and maps, and the autoscaler."""
     for name, field in model.model_fields.items():
-        at_field = path if name in ("prefill", "decode", "mixed") else f"{path}.{field.alias}".lstrip(".")
+        at_field = path if name in ("prefill", "decode", "mixed", "router") else f"{path}.{field.alias}".lstrip(".")
         below = next(_models(field.annotation), None)
         if below in (None, AutoscaleSpec) or (below is EngineSpec and model is RoleSpec):
             yield at_field

@@ -1,4 +1,5 @@
-"""The section `autoscale` of a PDCluster spec: what each role is judged by, and how far and how fast it may move.
+"""The section `autoscale` of a PDCluster spec: what each role is judged by, and how far and how
+fast it may move.
 
 Frozen models as in `sections`.  Defaults of thresholds are those of [O4].
 Policy: a change takes effect at once and makes no new revision.
@@ -15,11 +16,14 @@ from pdcluster_operator.api.values import Name, Natural, Positive, Ratio, Replic
 
 
 class PrefillScalingSpec(Section):
-    """When prefill grows and shrinks: up when any of its signals is over its threshold, down when all are under theirs.
+    """When prefill grows and shrinks: up when any of its signals is over its threshold, down when
+    all are under theirs.
 
     queue_up, queue_down:             requests of the whole prefill queue
-    backlog_up_seconds:               seconds that the queue's tokens take at the measured prefill rate; None = not looked at
-    utilization_up, utilization_down: share of time in an engine step, or of the GPU where there is one
+    backlog_up_seconds:               seconds that the queue's tokens take at the measured prefill
+                                      rate; None = not looked at
+    utilization_up, utilization_down: share of time in an engine step, or of the GPU where there is
+                                      one
     ttft_seconds:                     target for the mean time to first token; None = no target
     headroom:                         share of workers kept above the measured need
     """
@@ -53,7 +57,7 @@ Window = Annotated[int, Field(ge=0, le=3600)]
 
 
 class ScaleUpSpec(Section):
-    """How fast a role grows.
+    """Speed at which a role grows.
 
     window_seconds: how long every decision must have agreed
     max_step:       most workers of a role in one decision; 0 = no limit.  4, as the HPA's own
@@ -65,21 +69,26 @@ class ScaleUpSpec(Section):
 
 
 class ScaleDownSpec(Section):
-    """How fast a role shrinks; as in ScaleUpSpec."""
+    """Speed at which a role shrinks; as in ScaleUpSpec."""
 
     window_seconds: Window = 300
     max_step: Natural = 1
 
 
 class RatioSpec(Section):
-    """Bounds of prefill capacity over decode capacity, each weighted by its accelerators; None = no bound."""
+    """Bounds of prefill capacity over decode capacity, each weighted by its accelerators; None
+    = no bound.
+    """
 
     min: Annotated[float, Field(gt=0.0)] | None = None
     max: Annotated[float, Field(gt=0.0)] | None = None
 
 
 class BudgetSpec(Section):
-    """Most accelerators of all pools together, pods that still end included.  per_gpu: by type, as in pools[].gpu."""
+    """Most accelerators of all pools together, pods that still end included.
+
+    per_gpu: by type, as in pools[].gpu.
+    """
 
     total: Positive | None = None
     per_gpu: dict[str, Positive] = Field(default_factory=dict)
@@ -124,13 +133,15 @@ class ScheduleSpec(Section):
 
 
 class AutoscaleSpec(Section):
-    """Who decides how many workers there are, and from what.
+    """Mode and rules of scaling by metrics.
 
-    mode:                  Off = `kubectl scale`; Advise = as Off, and decisions are shown; On = the autoscaler alone
+    mode:                  Off = `kubectl scale`; Advise = as Off, and decisions are shown; On = the
+                           autoscaler alone
     interval_seconds:      between two scrapes, and two decisions
     stale_after:           scrapes in a row that a worker may miss
     tolerance:             differences within this share of a threshold do nothing
-    cost:                  relative price of one accelerator by type; of equal ones the pool that stands first is the cheaper
+    cost:                  relative price of one accelerator by type; of equal ones the pool that
+                           stands first is the cheaper
     capacity_seconds:      how long a pod may be unschedulable before its request is given back
     backoff_seconds:       how long a GPU type without room is left alone
     """

@@ -16,6 +16,7 @@ DISCOVERY_READY: Final = "DiscoveryReady"
 PREFILL_READY: Final = "PrefillReady"
 DECODE_READY: Final = "DecodeReady"
 MIXED_READY: Final = "MixedReady"
+ROUTER_READY: Final = "RouterReady"
 INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
 ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
@@ -23,7 +24,7 @@ DISAGGREGATING: Final = "Disaggregating"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
-ROLE_READY = {"prefill": PREFILL_READY, "decode": DECODE_READY, "mixed": MIXED_READY}
+ROLE_READY = {"prefill": PREFILL_READY, "decode": DECODE_READY, "mixed": MIXED_READY, "router": ROUTER_READY}
 
 # All is well.
 AS_DECLARED: Final = "AsDeclared"

@@ -14,7 +14,7 @@ MAX_ENGINES = 8
 
 
 class PrefillDelayerSpec(Section):
-    """How long new prompts are held back so that they are prefilled together.
+    """Time for which new prompts are held back so that they are prefilled together.
 
     max_delay_passes:          steps of the engine for which a prompt is held back, less one
     token_usage_low_watermark: below that share of used KV blocks none is held back; None = off

@@ -33,7 +33,7 @@ APPLIED = f"{GROUP}/applied"
 
 
 def cluster_labels(cluster: str, component: str) -> dict[str, str]:
-    """Labels of every object of a cluster.  component: prefill, decode, mixed, etcd, or ingress for what all share."""
+    """Labels of every object of a cluster.  component: prefill, decode, mixed, router, etcd, or ingress for what all share."""
     return {
         CLUSTER: cluster,
         MANAGED_BY: FIELD_MANAGER,

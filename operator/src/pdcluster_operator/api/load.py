@@ -61,7 +61,10 @@ def parse(document: dict[str, Any]) -> PDCluster:
 
 
 def parse_applied(document: dict[str, Any]) -> PDCluster:
-    """Validate an object that Kubernetes is to run, where fewer model paths mean something.  Raises InvalidObjectError with every fault."""
+    """Validate an object that Kubernetes is to run, where fewer model paths mean something.
+
+    Raises InvalidObjectError with every fault.
+    """
     cluster = parse(document)
     model = cluster.spec.model
     if model.path is not None and model.pvc is None and not model.path.startswith("/"):
@@ -72,7 +75,8 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
 
 
 def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
-    """Validate an object as the API server stores it; returns also the paths of the fields passed over.
+    """Validate an object as the API server stores it; returns also the paths of the fields passed
+    over.
 
     The API server has judged each field by its CRD, which may be older or newer than this
     operator: it fills in defaults of fields that are unknown here.  They make no object invalid.
@@ -108,7 +112,7 @@ def _without(value: Any, locations: Iterable[Location]) -> Any:
 def _find(text: str) -> dict[str, Any]:
     try:
         documents = [document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None]
-    except Exception as e:  # besides YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
+    except Exception as e:  # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
         raise InvalidObjectError([_yaml_fault(e)]) from e
     clusters = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     if len(clusters) != 1:

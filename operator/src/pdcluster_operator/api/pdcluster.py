@@ -22,6 +22,7 @@ from pdcluster_operator.api.scheduling import scheduling_fault
 from pdcluster_operator.api.section import Section
 from pdcluster_operator.api.sections import (
     MAX_ACCELERATORS,
+    ROUTER,
     AcceleratorSpec,
     DiscoverySpec,
     ImageSpec,
@@ -51,7 +52,7 @@ class Metadata(Section):
 
 
 class PDClusterSpec(Section):
-    """What to serve and how.  accelerators: types by name, besides and over those of accelerators.yaml."""
+    """The model and its servers.  accelerators: types by name, on top of and over those of accelerators.yaml."""
 
     model: ModelSpec
     roles: RolesSpec
@@ -88,7 +89,7 @@ class PDClusterSpec(Section):
                 if gpu not in known:
                     fix = f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
                     raise rule(f"{gpu!r} is not a known accelerator", fix, at=f"autoscale.{path}.{gpu}")
-        roles = self.roles.present()
+        roles = self.roles.computing()
         for index, schedule in enumerate(self.autoscale.schedules):
             names = [pool.name for pool in roles[schedule.role].pools] if schedule.role in roles else []
             if schedule.pool not in names:
@@ -106,7 +107,7 @@ class PDClusterSpec(Section):
         """A gauge that is stuck must not ask for machines without end."""
         if self.autoscale.mode != "On" or self.autoscale.budget.total is not None:
             return self
-        for role, declared in self.roles.present().items():
+        for role, declared in self.roles.computing().items():
             for pool in declared.pools:
                 if pool.max_replicas is None:
                     reason = f"On needs a ceiling, and pool {pool.name} of role {role} has no maxReplicas"
@@ -131,7 +132,7 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _kv_compatible(self) -> Self:
-        sizes = {name: self.engine_of(name).block_size for name in self.roles.present()}
+        sizes = {name: self.engine_of(name).block_size for name in self.roles.computing()}
         if len(set(sizes.values())) > 1:
             found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
             raise rule(
@@ -141,14 +142,14 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _invariant_everywhere(self) -> Self:
-        if len({self.engine_of(name).batch_invariant for name in self.roles.present()}) > 1:
+        if len({self.engine_of(name).batch_invariant for name in self.roles.computing()}) > 1:
             reason = "a remote prefill must give the same bits as a local one, but one role is batch-invariant and one is not"
             raise rule(reason, "give both roles the same", at="roles.decode.engine.batchInvariant")
         return self
 
     @model_validator(mode="after")
     def _invariant_on_cpus(self) -> Self:
-        for name, role in self.roles.present().items():
+        for name, role in self.roles.computing().items():
             engine = self.engine_of(name)
             if not engine.batch_invariant or engine.device == "cpu" or all(pool.gpu == NO_ACCELERATOR for pool in role.pools):
                 continue
@@ -158,7 +159,7 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _step_has_room_for_every_sequence(self) -> Self:
-        for name in self.roles.present():
+        for name in self.roles.computing():
             engine = self.engine_of(name)
             if engine.max_batched_tokens < engine.max_sequences:
                 raise rule(
@@ -170,14 +171,14 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _schedules_as_it_can(self) -> Self:
-        for name in self.roles.present():
+        for name in self.roles.computing():
             if (fault := scheduling_fault(self.engine_of(name))) is not None:
                 raise rule(fault.reason, fault.fix, at=f"roles.{name}.engine.{fault.field}")
         return self
 
     @model_validator(mode="after")
     def _priorities_count(self) -> Self:
-        policies = {self.engine_of(name).scheduling_policy for name in self.roles.present()}
+        policies = {self.engine_of(name).scheduling_policy for name in self.roles.computing()}
         if self.qos.allow_client_priority and policies == {"fcfs"}:
             reason = "no engine goes by priorities, for schedulingPolicy is fcfs"
             fix = "leave it out, or set engine.schedulingPolicy: priority"
@@ -193,7 +194,7 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _engines_can_be_many(self) -> Self:
-        for name in self.roles.present():
+        for name in self.roles.computing():
             engine, path = self.engine_of(name), f"roles.{name}.engine"
             if engine.num_blocks is not None and engine.num_blocks < engine.data_parallel_size:
                 reason = (
@@ -211,7 +212,7 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _cuda_has_an_accelerator(self) -> Self:
-        for name, role in self.roles.present().items():
+        for name, role in self.roles.computing().items():
             for index, pool in enumerate(role.pools):
                 if self.engine_of(name).device == "cuda" and pool.gpu == NO_ACCELERATOR:
                     raise rule(
@@ -223,23 +224,26 @@ class PDClusterSpec(Section):
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
-        sizes = {name: self.engine_of(name).tensor_parallel_size for name in self.roles.present()}
+        sizes = {name: self.engine_of(name).tensor_parallel_size for name in self.roles.computing()}
         if max(sizes.values()) % min(sizes.values()):
             found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
             reason = f"KV heads move between roles in whole slices, but tensorParallelSize is {found}"
             raise rule(reason, "let one divide the other", at="roles.decode.engine.tensorParallelSize")
-        for name, role in self.roles.present().items():
+        for name, role in self.roles.computing().items():
             if (problem := misfit(self.engine_of(name), role.pools)) is not None:
                 field, reason, fix = problem
                 raise rule(reason, fix, at=f"roles.{name}.{field}")
         return self
 
     def engine_of(self, role: str) -> EngineSpec:
-        """The engine of one role: its own values over `spec.engine`."""
+        """The engine of one role: its own values over `spec.engine`; of routers, which have none, what they must know of the others'."""
+        if role == ROUTER:
+            decode = self.engine_of(self.decode_role)
+            return EngineSpec().model_copy(update={"block_size": decode.block_size, "max_model_len": decode.max_model_len})
         return self.engine.overridden_by(self.roles.present()[role].engine)
 
     def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
-        """What the pool's gpu asks of a node: the object's own definition, or that of accelerators.yaml."""
+        """Demand of the pool's gpu on a node: the object's own definition, or that of accelerators.yaml."""
         if pool.gpu in self.accelerators:
             return self.accelerators[pool.gpu]
         known = accelerators()[pool.gpu]
@@ -260,8 +264,13 @@ class PDClusterSpec(Section):
         return min(self.length_thresholds().values(), default=DEFAULT_LENGTH_THRESHOLD)
 
     @property
-    def ingress_role(self) -> Literal["decode", "mixed"]:
-        """The role whose workers answer HTTP."""
+    def ingress_role(self) -> Literal["decode", "mixed", "router"]:
+        """The role whose workers answer clients."""
+        return self.decode_role if self.roles.router is None else "router"
+
+    @property
+    def decode_role(self) -> Literal["decode", "mixed"]:
+        """The role whose workers make the tokens of an answer."""
         return "mixed" if self.roles.mixed is not None else "decode"
 
 

@@ -37,7 +37,7 @@ class SloSpec(Section):
 
 
 class EarlyRejectionSpec(Section):
-    """What becomes of a request of low priority whose estimated TTFT or TPOT is over its SLO [O6].
+    """Fate of a request of low priority whose estimated TTFT or TPOT is over its SLO [O6].
 
     enabled:                 estimate before any work
     reject_on_slo_violation: refuse it (429); otherwise it is taken, and degraded
@@ -54,7 +54,7 @@ class HighPrioritySpec(Section):
 
 
 class LowPrioritySpec(Section):
-    """Which waits and which workers are for requests of low priority.
+    """Queues and workers for requests of low priority.
 
     threshold_milliseconds: of waiting for the first token beside other requests; None = any wait
     past_threshold:         Shed = a low request that waited longer is refused; Demote = a normal one becomes low
@@ -74,7 +74,7 @@ class SmallerModelSpec(Section):
 
 
 class DegradationSpec(Section):
-    """What requests of low priority lose under load, before they are refused [O7].
+    """Losses of requests of low priority under load, before they are refused [O7].
 
     at_pressure:       the share of its SLO at which an estimate counts as load
     max_tokens:        most output tokens; None = as many as asked for
@@ -88,7 +88,7 @@ class DegradationSpec(Section):
 
 
 class EstimationSpec(Section):
-    """How the time until a request is complete is estimated, and what deadlines of clients do.
+    """Estimate of the time until a request is complete, and the effect of deadlines.
 
     estimator:               ema = the averages of earlyRejection alone; rwt, loadAware: docs/waiting-time.md
     allow_client_deadline:   the `pdcluster.deadline_ms` of a request counts; else it is refused
@@ -117,7 +117,7 @@ class EstimationSpec(Section):
 
 
 class TenantSpec(Section):
-    """What the requests with one API key may use of one ingress worker; None = no limit.
+    """Limits of the requests with one API key at one ingress worker; None = no limit.
 
     priority:                the highest that they may have, and what they have when they ask for none
     requests_per_second:     on average; a second's may come at once, and one at least

@@ -16,7 +16,7 @@ def num_ranks(engine: EngineSpec) -> int:
 
 
 def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str] | None:
-    """What does not fit, as (field below the role, reason, fix); None where all does."""
+    """Misfit as (field below the role, reason, fix); None where all fits."""
     ranks = num_ranks(engine)
     sizes = f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize ({engine.pipeline_parallel_size})"
     if ranks > MAX_RANKS:

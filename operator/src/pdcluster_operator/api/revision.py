@@ -4,7 +4,7 @@ Workers of one revision may talk; those of another live under another etcd
 prefix and never meet.  Policy, the Service's port, replicas, and which pools
 there are do not count: a pool can come and go, and keeps its gpu for its life.
 Nor do definitions of accelerators, which come and go with pools, and which
-nobody changes (the CRD holds both).  Values that are the default do not count
+no edit changes (the CRD holds both).  Values that are the default do not count
 either, so that an operator that knows one more field gives every object the
 revision it had.
 """

@@ -75,7 +75,7 @@ class SloFeedbackSpec(Section):
 
 
 class OffloadSpec(Section):
-    """Which prompts go to a prefill worker.
+    """Choice of the prompts that go to a prefill worker.
 
     policy: rule [O1], score [O3], islBounding [Y5], prefillLoad [Y6], islOrLoad (either), sloFeedback (rule with a moving threshold)
     prefill_length_threshold: uncached tokens; None = break-even of the decode workers' accelerator, or 256
@@ -115,7 +115,7 @@ class LatencyClassSpec(Section):
 
 
 class PrefillQueueSpec(Section):
-    """Which prompts a prefill worker lets in together, and how long it waits for them.
+    """Batching of prompts at a prefill worker, and the time it waits for them.
 
     mode: immediate = each as soon as there is room; latencyFirst = after a window that grows with the load;
           throughputFirst = minPrompts together, or after maxWindowMilliseconds
@@ -155,7 +155,7 @@ def _ascends(values: Sequence[int]) -> bool:
 
 
 class CreditsSpec(Section):
-    """How far ahead of its engine a prefill worker accepts work: batchesAhead * maxBatchedTokens tokens."""
+    """Work that a prefill worker accepts ahead of its engine: batchesAhead * maxBatchedTokens tokens."""
 
     batches_ahead: Batches = 2.0
 

@@ -1,4 +1,4 @@
-"""How an engine schedules: its section of chunk sizes, and which of its fields fit together.
+"""Scheduling of an engine: its section of chunk sizes, and the fields that fit together.
 
 The CRD's rules say the same to the API server, and the worker once more when it
 has loaded the model, for only then the length of its context is known.

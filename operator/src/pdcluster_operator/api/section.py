@@ -1,4 +1,6 @@
-"""What every section of a PDCluster spec is: a frozen model, camelCase in YAML, strict types, no unknown field."""
+"""Base of every section of a PDCluster spec: frozen, camelCase in YAML, strict types, no
+unknown field.
+"""
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel

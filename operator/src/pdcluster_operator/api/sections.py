@@ -6,10 +6,11 @@ server, and `tests/contract` holds the two together.
 """
 
 from collections import Counter
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pdcluster_operator.api.accelerators import NO_ACCELERATOR
 from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule, spelled
@@ -29,6 +30,7 @@ from pdcluster_operator.api.values import (
 )
 
 MAX_POOLS = 16
+ROUTER: Final = "router"  # the one role without an engine
 MAX_ENDPOINTS = 16
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317
@@ -56,7 +58,7 @@ class HuggingFaceSpec(Section):
 
 
 class ModelSpec(Section):
-    """Which model, and where its Hugging Face folder comes from: a path (in the image or on a volume) or the hub.
+    """The model, and its Hugging Face folder: a path (in the image or on a volume) or the hub.
 
     name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
     path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
@@ -102,7 +104,7 @@ class ResourcesSpec(Section):
 class AcceleratorSpec(Section):
     """A type of accelerator that accelerators.yaml does not have.
 
-    resource:    what a pod asks for, as in nvidia.com/gpu; None = nothing besides cpu and memory
+    resource:    what a pod asks for, as in nvidia.com/gpu; None = nothing but cpu and memory
     node_labels: labels of the nodes that carry it
     """
 
@@ -155,15 +157,19 @@ class RoleSpec(Section):
 
 
 class RolesSpec(Section):
-    """Either prefill and decode, or mixed (both phases in one worker: the baseline)."""
+    """Either prefill and decode, or mixed (both phases in one worker: the baseline); before either, routers.
+
+    router: workers without an engine that take the requests of clients; None = decode or mixed workers take them
+    """
 
     prefill: RoleSpec | None = None
     decode: RoleSpec | None = None
     mixed: RoleSpec | None = None
+    router: RoleSpec | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        found = set(self.present())
+        found = set(self.computing())
         if found not in ({"prefill", "decode"}, {"mixed"}):
             listed = ", ".join(sorted(found)) or "nothing"
             raise rule(f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}", "add the missing role or remove the others")
@@ -173,8 +179,24 @@ class RolesSpec(Section):
             raise rule(reason, "lower some, or make another PDCluster")
         return self
 
+    @model_validator(mode="after")
+    def _router_computes_nothing(self) -> Self:
+        if self.router is None:
+            return self
+        if "engine" in self.router.model_fields_set:
+            raise rule("is not for routers, which have no engine", "remove it", at="router.engine")
+        for index, pool in enumerate(self.router.pools):
+            if pool.gpu != NO_ACCELERATOR:
+                raise rule(f"is {pool.gpu}, and a router computes nothing", "leave gpu out", at=f"router.pools[{index}].gpu")
+        return self
+
     def present(self) -> dict[str, RoleSpec]:
         """The roles that are given, by name, in a fixed order."""
+        routers = {} if self.router is None else {ROUTER: self.router}
+        return {**self.computing(), **routers}
+
+    def computing(self) -> dict[str, RoleSpec]:
+        """Those of them whose workers have an engine."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
 
@@ -194,7 +216,7 @@ class EtcdSpec(Section):
     tls_secret: a Secret with ca.crt, and tls.crt and tls.key if the etcd asks for a client certificate; with endpoints only
     replicas:   members of the one that is run
     image:      of the one that is run; None = the operator's setting
-    storage:    None = kept in memory and made anew from the workers' own registrations after a restart
+    storage:    None = kept in memory and written again by the workers after a restart
     """
 
     endpoints: Annotated[tuple[Endpoint, ...], Many, Field(max_length=MAX_ENDPOINTS)] = ()
@@ -215,7 +237,7 @@ class EtcdSpec(Section):
 
 
 class DiscoverySpec(Section):
-    """How the workers of a cluster find each other."""
+    """Discovery of the workers of a cluster by each other."""
 
     etcd: EtcdSpec = EtcdSpec()
 
@@ -244,7 +266,7 @@ class PlacementSpec(Section):
 
 
 class RolloutSpec(Section):
-    """How a new revision replaces the old one.
+    """Replacement of the old revision by a new one.
 
     strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where accelerators are short
     grace_period_seconds: what a stopped worker has to finish its streams before it is killed

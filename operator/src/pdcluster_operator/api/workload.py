@@ -1,4 +1,6 @@
-"""One workload: the workers of one role, pool and revision, which Kubernetes runs as a StatefulSet."""
+"""One workload: the workers of one role, pool and revision, which Kubernetes runs as a
+StatefulSet.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +9,9 @@ from pdcluster_operator.api.names import workload_name
 
 @dataclass(frozen=True, order=True)
 class WorkloadId:
-    """Which workload; it names the StatefulSet, its record (a ControllerRevision) and its engine file (a ConfigMap)."""
+    """Name of a workload, its StatefulSet, its snapshot (a ControllerRevision) and its engine
+    file (a ConfigMap).
+    """
 
     cluster: str
     role: str

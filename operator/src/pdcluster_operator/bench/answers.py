@@ -1,4 +1,4 @@
-"""What a load generator records, and the figures that follow from it: pure functions over times.
+"""Records of a load generator, and figures of them: pure functions over times.
 
 Times are seconds of one monotonic clock, the load generator's.  A failed answer
 stays in every count that speaks of requests and is left out of the latencies
@@ -95,12 +95,14 @@ class Run:
 
     @property
     def failures(self) -> list[str]:
-        """Why each of the other answers failed."""
+        """Errors of the other answers."""
         return [answer.failure for answer in self.answers if answer.failure is not None]
 
     @property
     def latencies_seconds(self) -> dict[str, list[float]]:
-        """By name (ttft, tpot, itl, e2el, as in the module's text): all values of the complete answers."""
+        """By name (ttft, tpot, itl, e2el, as in the module's text): all values of the complete
+        answers.
+        """
         complete = self.complete
         return {
             "ttft": [answer.ttft_seconds for answer in complete],

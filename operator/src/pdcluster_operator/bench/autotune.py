@@ -29,12 +29,14 @@ FIELDS = {
 """Of `spec.engine`, all that are changed: as the object calls them, and as EngineSpec does."""
 
 TBT_SHARE = 0.8
-"""Of the ITL limit: sarathi's target for a step, for p99 at a client lies above what steps are held to."""
+"""Of the ITL limit: sarathi's target for a step, for p99 at a client lies above what steps are
+held to.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What is tuned, under which load."""
+    """Fields to tune, and the load."""
 
     local: Local
     limits: Limits
@@ -48,7 +50,10 @@ class Tuning:
 
 
 def start_sizes(cluster: PDCluster) -> Sizes:
-    """Those of `spec.engine`.  Raises InvalidObjectError where a role has its own, which go over them."""
+    """Those of `spec.engine`.
+
+    Raises InvalidObjectError where a role has its own, which go over them.
+    """
     faults = [
         Fault(
             f"spec.roles.{role}.engine.{field}",
@@ -77,7 +82,10 @@ def engine_values(sizes: Sizes, limits: Limits) -> dict[str, Any]:
 
 
 async def autotune(tuning: Tuning, start: Sizes, say: Callable[[str], None]) -> Found:
-    """Search until it ends.  say: a line for each trial.  Raises StartError when a cluster does not start."""
+    """Search until it ends.
+
+    say: a line for each trial.  Raises StartError when a cluster does not start.
+    """
     steps = search(start, tuning.rate, tuning.limits, tuning.max_trials)
     async with AsyncExitStack() as stack:
         target: Target | None = None
@@ -133,7 +141,7 @@ def seen_in(run: Run) -> Seen:
 
 
 def trial_line(number: int, trial: Trial, seen: Seen, limits: Limits) -> str:
-    """What was tried and what it showed."""
+    """Trials and their results."""
     sizes = trial.sizes
     verdict = "inside the limits" if seen.meets(limits) else "over"
     failed = f", {seen.num_failed} failed" if seen.num_failed else ""

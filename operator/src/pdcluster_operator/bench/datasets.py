@@ -21,7 +21,7 @@ FIRST_PLAIN_TOKEN = 256
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of random requests, in tokens.
+    """Lengths of random requests, in tokens.
 
     prefix_len:  of all prompts, the same tokens first; they come on top of input_len
     range_ratio: lengths are drawn from length x (1 - r) to length x (1 + r)
@@ -76,7 +76,8 @@ def _bounds(length: int, ratio: float) -> tuple[int, int]:
 def file_asks(path: Path, name: Name, count: int, output_len: int, sampling: Sampling) -> list[Ask]:
     """The first `count` prompts of a file, from its start again where it has fewer.
 
-    custom:   JSON lines, each `{"prompt": TEXT}` with `"output_tokens": N` where it differs from output_len
+    custom:   JSON lines, each `{"prompt": TEXT}` with `"output_tokens": N` where it differs from
+              output_len
     sharegpt: a JSON list of `{"conversations": [{"value": TEXT}, ...]}`, whose first text is sent
     Raises InvalidTraceError.
     """

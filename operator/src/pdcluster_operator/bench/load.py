@@ -70,7 +70,9 @@ class Target(Protocol):
 
 
 def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
-    """Seconds from the start to each request: exponential gaps, scaled so that the mean rate is exact."""
+    """Seconds from the start to each request: exponential gaps, scaled so that the mean rate is
+    exact.
+    """
     source = random.Random(f"arrivals {seed}")
     times = list(accumulate(source.expovariate(rate) for _ in range(count)))
     scale = count / rate / times[-1]
@@ -115,7 +117,7 @@ async def _ask(target: Target, ask: Ask, scheduled: float, limit_seconds: float)
 
 
 def _shortfall(ask: Ask, num_tokens: int, num_chunks: int) -> str | None:
-    """Why an answer that ended well is not what was asked for; None where it is."""
+    """Fault of an answer that ended well; None where it is as asked for."""
     is_complete = num_tokens == ask.num_output_tokens or (not ask.ignore_eos and num_tokens)
     if is_complete and num_chunks:
         return None

@@ -1,4 +1,5 @@
-"""The measurements of `pdctl bench`: of a server that is up, and of a cluster that is started for one.
+"""The measurements of `pdctl bench`: of a server that is up, and of a cluster that is started for
+one.
 
 Each is a load and what it showed; what is printed and written is `result`'s.
 """
@@ -36,7 +37,9 @@ class Local:
 
 
 Batch = Callable[[int], Sequence[Ask]]
-"""Requests of an iteration by its number: other prompts in each, so that no prefix cache answers."""
+"""Requests of an iteration by its number: other prompts in each, so that no prefix cache
+answers.
+"""
 
 
 @asynccontextmanager
@@ -72,7 +75,10 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
 
 
 async def warm_up(target: Target, asks: Sequence[Ask], limit_seconds: float = REQUEST_LIMIT_SECONDS) -> None:
-    """Send these, one at a time, each with this limit.  Raises StartError for the first failure: a load would only repeat it."""
+    """Send these, one at a time, each with this limit.
+
+    Raises StartError for the first failure: a load would only repeat it.
+    """
     run = await run_load(target, asks, Pace(max_concurrency=1, limit_seconds=limit_seconds))
     if run.failures:
         raise StartError(f"the first request failed: {run.failures[0]}", exit_code=1)
@@ -100,7 +106,7 @@ def checked(run: Run) -> Run:
 
 
 def vocab_size(model: Path) -> int:
-    """Of a model's folder.  Raises StartError where its config does not say it."""
+    """Read from a model's folder.  Raises StartError where its config does not have it."""
     path = model / "config.json"
     try:
         return int(json.loads(path.read_text())["vocab_size"])

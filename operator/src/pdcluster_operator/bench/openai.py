@@ -1,4 +1,5 @@
-"""A server with OpenAI's API as a target of load: streamed completions and chat completions over HTTP.
+"""A server with OpenAI's API as a target of load: streamed completions and chat completions over
+HTTP.
 
 Every answer is checked: 200, `[DONE]`, and usage with the number of tokens.  It
 sends what each server takes; `ignore_eos` is a field that vLLM, SGLang and
@@ -22,7 +23,10 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 @asynccontextmanager
 async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session without limits of its own: the load generator has them.  Sends OPENAI_API_KEY where it is set."""
+    """A session without limits of its own: the load generator has them.
+
+    Sends OPENAI_API_KEY where it is set.
+    """
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None)
@@ -87,7 +91,10 @@ class OpenAIServer:
 
 
 def _event(data: bytes) -> dict[str, Any]:
-    """An event with `choices`.  Raises IncompleteAnswerError for an error event, or what is no event of this API."""
+    """An event with `choices`.
+
+    Raises IncompleteAnswerError for an error event, or what is no event of this API.
+    """
     try:
         event: dict[str, Any] = json.loads(data)
     except ValueError as e:
@@ -100,7 +107,9 @@ def _event(data: bytes) -> dict[str, Any]:
 
 
 def _shows_output(choice: dict[str, Any]) -> bool:
-    """Of a completion, each chunk; of a chat, one with text: its first chunk says only the role."""
+    """Text of each chunk of a completion; of a chat, of one with text: its first chunk has only
+    the role.
+    """
     if "delta" not in choice:
         return True
     delta = choice["delta"]

@@ -22,7 +22,7 @@ LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """What a result of `serve` says.
+    """Result of `serve`.
 
     metrics:     of NAMES
     percentiles: of each, beside mean, median and standard deviation
@@ -117,7 +117,7 @@ def _line(title: str, value: float) -> str:
 
 
 def latency_result(seconds: Sequence[float]) -> dict[str, Any]:
-    """Of whole batches, an iteration each, as vLLM's `bench latency` writes it."""
+    """Result of whole batches, an iteration each, as vLLM's `bench latency` writes it."""
     return {
         "avg_latency": fmean(seconds),
         "latencies": list(seconds),

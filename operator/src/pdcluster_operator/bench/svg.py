@@ -1,4 +1,7 @@
-"""Curves as an SVG picture, by itself: panels below each other, each with its own axes.  Pure; needs no plot library."""
+"""Curves as an SVG picture, by itself: panels below each other, each with its own axes.
+
+Pure; needs no plot library.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ class Panel:
 
 
 def distribution(name: str, values: Sequence[float]) -> Curve:
-    """Which share of the values is at most so large.
+    """Cumulative share of values: which are at most so large.
 
     >>> distribution("TTFT", [3.0, 1.0]).points
     [(1.0, 0.5), (3.0, 1.0)]

@@ -1,4 +1,5 @@
-"""The search for engine sizes under latency limits: which trial comes next, and what was found.  Pure.
+"""The search for engine sizes under latency limits: which trial comes next, and what was found.
+Pure.
 
 It climbs: from the sizes that the file has, to another scheduler and then to a
 neighbour (budget or sequences doubled or halved) that holds a higher request
@@ -29,7 +30,7 @@ SCHEDULERS: tuple[SchedulerName, ...] = ("continuous", "sarathi", "simple-chunki
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is tuned."""
+    """Values that are tuned."""
 
     max_batched_tokens: int
     max_sequences: int
@@ -49,7 +50,9 @@ class Sizes:
         return [replace(self, scheduler=name) for name in SCHEDULERS if name != self.scheduler]
 
     def neighbours(self) -> list["Sizes"]:
-        """Those that a doubling or halving of one value gives; the larger budget first, it gains most often."""
+        """Those that a doubling or halving of one value gives; the larger budget first, it
+        gains most often.
+        """
         found = [
             replace(self, max_batched_tokens=self.max_batched_tokens * 2),
             replace(self, max_batched_tokens=self.max_batched_tokens // 2),
@@ -77,7 +80,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a trial showed.  num_failed: answers that were not complete"""
+    """Result of a trial.  num_failed: answers that were not complete"""
 
     ttft_p90_ms: float
     itl_p99_ms: float
@@ -118,7 +121,8 @@ Search = Generator[Trial, Seen, Found]
 def search(start: Sizes, rate: float, limits: Limits, max_trials: int) -> Search:
     """Yield trials, be sent what each showed, return what was found.
 
-    rate: of the first trial, a second; a trial more often of the same sizes comes right after the one before
+    rate: of the first trial, a second; a trial more often of the same sizes comes right after the
+          one before
     """
     climb = _Climb(limits, max_trials)
     yield from climb.settle(start, rate)

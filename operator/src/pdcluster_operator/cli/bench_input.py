@@ -1,4 +1,4 @@
-"""What the commands of `pdctl bench` read from their options, checked: each error names the flag, the limit and the fix."""
+"""Check the options of `pdctl bench`: each error names the flag, the limit and the fix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -
 
 
 def slo_of(pairs: Sequence[str]) -> Slo | None:
-    """Of `ttft:2000`, several in one text too.  Raises StartError.
+    """Parse `ttft:2000`, several in one text too.  Raises StartError.
 
     >>> slo_of(["ttft:2000 tpot:100"])
     Slo(ttft_seconds=2.0, tpot_seconds=0.1, e2e_seconds=None)
@@ -94,7 +94,7 @@ def _seconds(text: str) -> float | None:
 
 
 def percentiles_of(text: str) -> list[float]:
-    """Of `50,90,99`.  Raises StartError."""
+    """Parse `50,90,99`.  Raises StartError."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -106,7 +106,7 @@ def percentiles_of(text: str) -> list[float]:
 
 
 def metrics_of(text: str) -> list[str]:
-    """Of `ttft,tpot`.  Raises StartError."""
+    """Parse `ttft,tpot`.  Raises StartError."""
     names = [name.strip() for name in text.split(",")]
     if wrong := [name for name in names if name not in NAMES]:
         message = f"--percentile-metrics: no {wrong[0]!r}; write names of {', '.join(NAMES)}"

@@ -1,4 +1,4 @@
-"""What the commands of `pdctl bench` share at their ends: errors, results as JSON, pictures."""
+"""Common ends of the commands of `pdctl bench`: errors, results as JSON, pictures."""
 
 import asyncio
 import json
@@ -33,7 +33,9 @@ def reported(source: Path | str) -> Iterator[None]:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run it to its end; Ctrl-C, SIGTERM or SIGHUP ends what it started, and the command with 130."""
+    """Run it to its end; Ctrl-C, SIGTERM or SIGHUP ends what it started, and the command with
+    130.
+    """
     try:
         return asyncio.run(_ended_by_signals(work))
     except (KeyboardInterrupt, asyncio.CancelledError) as e:

@@ -1,4 +1,6 @@
-"""`pdctl bench serve`: load for any server with OpenAI's API, with the flags of vLLM's command of this name."""
+"""`pdctl bench serve`: load for any server with OpenAI's API, with the flags of vLLM's command
+of this name.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -37,7 +39,7 @@ FileName = Annotated[str | None, typer.Option(help="of the JSON; else of date an
 
 @dataclass(frozen=True)
 class Requests:
-    """What is sent: so many of a dataset."""
+    """Requests to send: so many of a dataset."""
 
     dataset: Name
     path: Path | None

@@ -45,7 +45,9 @@ def why_command(
     api_key: Annotated[str | None, typer.Option(envvar="PDCLUSTER_API_KEY", metavar="KEY", help="for a worker that asks for one")] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="where runs of pdctl up keep state")] = None,
 ) -> None:
-    """Say why each pool has the workers that it has: metric values, rules, replicas; with --request, why a request went where it went."""
+    """Say why each pool has the workers that it has: metric values, rules, replicas; with
+    --request, why a request went where it went.
+    """
     if request is not None:
         asked = AskedRequest(request, name, url, api_key, state_dir or default_state_dir())
         try:
@@ -71,7 +73,9 @@ def plan_command(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Say what applying a file would do, before it is applied: revision, accelerators, pools, what would be refused."""
+    """Say what applying a file would do, before it is applied: revision, accelerators, pools,
+    what would be refused.
+    """
     try:
         new = load_applied(file)
     except InvalidObjectError as e:
@@ -90,7 +94,9 @@ def plan_command(
 
 
 def _beside_cluster(new: PDCluster, place: Place) -> tuple[PDCluster, Preview]:
-    """What runs in the namespace that the options give, or the file, or the context; the object as it would be there."""
+    """State in the namespace of the options, the file, or the context; and the object as it
+    would be.
+    """
     given = new.metadata.namespace if "namespace" in new.metadata.model_fields_set else None
     try:
         if given is not None and place.namespace not in (None, given):

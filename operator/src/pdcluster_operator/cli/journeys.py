@@ -30,7 +30,7 @@ Journey = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Found:
-    """What one worker said: the journeys that it keeps of the request, or why it said nothing."""
+    """Answer of one worker: its journeys of the request, or the error why it has none."""
 
     worker: str
     journeys: tuple[Journey, ...] = ()
@@ -64,7 +64,10 @@ async def _of_address(session: aiohttp.ClientSession, name: str, url: str, reque
 
 
 def of_cluster(place: Place, name: str, request_id: str) -> list[Found]:
-    """Ask the worker pods of a cluster through the API server.  Raises StartError when that cannot be asked."""
+    """Ask the worker pods of a cluster through the API server.
+
+    Raises StartError when that cannot be asked.
+    """
     namespace = place.in_namespace()
 
     async def ask_pods(client: ApiClient) -> list[Found]:
@@ -86,7 +89,10 @@ async def _of_pod(client: ApiClient, namespace: str, pod: str, request_id: str) 
 
 
 def known(found: Sequence[Found], request_id: str) -> list[tuple[str, Journey]]:
-    """(worker, journey) of those that know the request, where it came in first.  Raises StartError (exit code 1) when none does."""
+    """(worker, journey) of those that know the request, where it came in first.
+
+    Raises StartError (exit code 1) when none does.
+    """
     journeys = [(each.worker, journey) for each in found for journey in each.journeys]
     if journeys:
         return sorted(journeys, key=lambda pair: (_role(pair[1]) != "ingress", pair[1].get("began_unix", 0.0)))

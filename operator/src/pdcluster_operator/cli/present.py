@@ -1,4 +1,4 @@
-"""What a PDCluster says of itself now, beside the autoscaler's decisions: the size of each pool, its bounds, what stands in the way.
+"""Present state of a PDCluster, beside the autoscaler's decisions: sizes, bounds, obstacles.
 
 From the object as it is written, which may be old, half of it or by hand: what
 cannot be read is left out.
@@ -26,14 +26,19 @@ _BELOW = (words.DISCOVERY_READY, *words.ROLE_READY.values())
 
 
 def present_lines(body: Mapping[str, Any], records: Sequence[RecordedDecision], now: datetime) -> list[str]:
-    """A table of the pools, then what stands in the way; empty where the status says nothing.  now: for schedules"""
+    """A table of the pools, then what stands in the way; empty where the status says nothing.
+
+    now: for schedules
+    """
     rows = list(_rows(body, records, now))
     lines = table(_COLUMNS, rows, right=range(1, 1 + len(_SHOWN))) if rows else []
     return [*lines, *_in_the_way(body)]
 
 
 def _in_the_way(body: Mapping[str, Any]) -> list[str]:
-    """What holds the autoscaler, what the workers that are desired wait for, and who drains: the conditions' own words."""
+    """Obstacles of the autoscaler, desired workers and draining pods, by the conditions'
+    messages.
+    """
     conditions = Previous(_section(body, "status")).conditions()
     told = [each for each in conditions if each.get("type") in words.AUTOSCALING and _is_true(each)]
     below = [each for each in conditions if each.get("type") in _BELOW and not (_is_true(each) and each.get("reason") != words.SCALING)]
@@ -75,7 +80,10 @@ def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
 
 
 def _last_change(key: PoolKey, records: Sequence[RecordedDecision]) -> str:
-    """The newest decision, of those that are remembered, that gave a pool another size.  records: the newest first"""
+    """The newest decision, of those that are remembered, that gave a pool another size.
+
+    records: the newest first
+    """
     for number, record in enumerate(records, start=1):
         steps = [step for step in record.decision.steps if step.subject == "/".join(key)]
         if steps and steps[0].before != steps[-1].after:

@@ -90,14 +90,14 @@ def _pools(found: Preview) -> str:
 
 
 def _scaling(found: Preview) -> str:
-    """Who decides the sizes from then on, and what would stand in the autoscaler's way; empty = as it was, without an autoscaler."""
+    """The owner of sizes from then on, and obstacles of the autoscaler; empty = unchanged,
+    without one.
+    """
     before, after = found.mode
     if after == "On":
         text = "autoscale.mode is On: THEN is what the autoscaler begins with, whatever the load is; from there it decides by metrics."
     elif before == "On":
-        text = (
-            f"autoscale.mode was On and is {after}: pools keep their sizes until somebody scales them or their replicas change in the file."
-        )
+        text = f"autoscale.mode was On and is {after}: pools keep their sizes until a scale request or their replicas change in the file."
     elif after == "Advise":
         text = "autoscale.mode is Advise: status.autoscaling shows what would be done, and nothing is."
     else:

@@ -1,4 +1,6 @@
-"""`pdctl autoscale replay`: a trace through the autoscaler, figures to the screen, a table and a picture to a folder."""
+"""`pdctl autoscale replay`: a trace through the autoscaler, figures to the screen, a table and
+a picture to a folder.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from pdcluster_operator.replay.trace import read_trace
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """What to replay.  out: a folder for the files; None = figures only"""
+    """Inputs of a replay.  out: a folder for the files; None = figures only"""
 
     trace: Path
     cluster: PDCluster
@@ -26,7 +28,10 @@ class ReplayRequest:
 
 
 def run_replay(request: ReplayRequest) -> list[str]:
-    """Replay, write the files, and return what to print.  Raises InvalidTraceError, InvalidObjectError, StartError."""
+    """Replay, write the files, and return what to print.
+
+    Raises InvalidTraceError, InvalidObjectError, StartError.
+    """
     if request.out is not None and request.with_plot:
         require_matplotlib()
     spec = request.cluster.spec

@@ -1,4 +1,6 @@
-"""Which workers `pdctl why --request` asks: one address, a cluster on this machine, or one in Kubernetes."""
+"""Choose the workers for `pdctl why --request`: one address, a local cluster, or one in
+Kubernetes.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ class AskedRequest:
 
 
 def render_request(asked: AskedRequest, place: Place) -> str:
-    """What each worker that knows the request noted of it.  Raises StartError when none does."""
+    """Journeys of the request, by worker.  Raises StartError when no worker knows it."""
     journeys = known(_found(asked, place), asked.request_id)
     return "\n\n".join("\n".join(journey_lines(worker, journey)) for worker, journey in journeys)
 

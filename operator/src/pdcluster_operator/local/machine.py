@@ -1,4 +1,4 @@
-"""What this machine gives us: CPU cores by affinity and cgroup limit, and which ports are free."""
+"""Resources of this machine: CPU cores by affinity and cgroup limit, and free ports."""
 
 import errno
 import os
@@ -16,7 +16,10 @@ def available_cores(cgroup: Path = _CGROUP) -> int:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now; 0 = any.  Raises OSError for ports that are not ours to use."""
+    """Return whether a server could listen on this loopback port now; 0 = any.
+
+    Raises OSError for ports that are not ours to use.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection's remains are no obstacle
         try:
@@ -29,7 +32,7 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,6 @@
-"""Find the folder of a PDCluster's model on this machine, wherever Kubernetes would take it from."""
+"""Find the folder of a PDCluster's model on this machine, wherever Kubernetes would take it
+from.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -23,12 +25,15 @@ def default_cache_dir() -> Path:
 
 
 def cached_model(model: ModelSpec) -> Path:
-    """The cache's folder for a model's name, whether it is there or not; `/` in a name becomes `--`."""
+    """The cache's folder for a model's name, whether it is there or not; `/` in a name becomes
+    `--`.
+    """
     return default_cache_dir() / model.name.replace("/", "--")
 
 
 def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundModel:
-    """The model's folder: the one that is given, else the object's own path, else the cache's by the model's name.
+    """The model's folder: the one that is given, else the object's own path, else the cache's by
+    the model's name.
 
     source: the PDCluster's file, from whose folder a relative path is taken; `~` is the home folder
     Raises StartError for a given folder that is not there, InvalidObjectError where none is found.
@@ -48,7 +53,7 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
 
 
 def _own_path(model: ModelSpec, source: Path) -> Path | None:
-    """What the object says, where that can be a path of this machine; one below a volume cannot."""
+    """The object's path, where that can be on this machine; one below a volume cannot."""
     if model.path is None or model.pvc is not None:
         return None
     return source.absolute().parent / Path(model.path).expanduser()

@@ -1,7 +1,7 @@
 """Policy edits while a cluster runs: the PDCluster file is looked at once a second.
 
-A valid edit of the policy part (routing, qos, service.sharedPrefixCache) reaches the workers through the
-policy file.  An edit of what has no effect here is passed over.  Any other edit, and
+A valid edit of the policy part (routing, qos, service.sharedPrefixCache) reaches the workers
+through the policy file.  An edit of what has no effect here is passed over.  Any other edit, and
 any invalid one, is refused with the reason and the last good policy stays.
 """
 
@@ -34,7 +34,7 @@ class PolicyWatcher:
         self._seen: _Stamp | None = None  # so that the first look finds an edit made since the cluster was loaded
 
     async def run(self) -> None:
-        """Look once a second, for ever."""
+        """Look once a second, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             self.look()

@@ -1,4 +1,5 @@
-"""Child processes: each in its own session, logging to its own file, ended with everything that it started.
+"""Child processes: each in its own session, logging to its own file, ended with everything that it
+started.
 
 A session is named by its leader's pid, and that number is not reused while any
 member lives, so ending a session can never hit a stranger.
@@ -21,7 +22,7 @@ _TAIL_BYTES = 8192
 
 @dataclass(frozen=True)
 class Launch:
-    """What to run: an absolute program and its arguments, environment over ours, and the file that takes its output."""
+    """Command to run: program and arguments, environment over ours, and the file for its output."""
 
     name: str
     command: tuple[str, ...]
@@ -30,7 +31,10 @@ class Launch:
 
 
 async def spawn(launch: Launch) -> asyncio.subprocess.Process:
-    """Start a process that leads its own session and dies with us.  Raises OSError when it cannot be started."""
+    """Start a process that leads its own session and dies with us.
+
+    Raises OSError when it cannot be started.
+    """
     with launch.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid())),
@@ -49,7 +53,9 @@ def session_members(leader: int) -> list[int]:
 
 
 def kill_session(leader: int) -> int:
-    """SIGKILL everything that is left in the session of `leader`; returns how many processes that were."""
+    """SIGKILL everything that is left in the session of `leader`; returns how many processes
+    that were.
+    """
     members = session_members(leader)
     for pid in members:
         with contextlib.suppress(ProcessLookupError):

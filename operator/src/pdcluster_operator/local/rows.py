@@ -1,4 +1,4 @@
-"""What is known of each worker now: its process beside its record in etcd.
+"""State of each worker now: its process beside its record in etcd.
 
 Pure.  A record outlives its worker by up to a lease, so one that was first seen
 in an earlier life of the process says nothing about this one.
@@ -17,7 +17,8 @@ from pdcluster_operator.plan.state import Disaggregation
 class Row:
     """One worker.
 
-    state:     starting, ready, unregistered (it runs, but etcd has lost its record), draining, drained, restarting, failed or stopped
+    state:     starting, ready, unregistered (it runs, but etcd has lost its record), draining,
+               drained, restarting, failed or stopped
     addresses: host:port of http, grpc and kv; empty until it has announced them
     disaggregation: what its record says of it; None = nothing yet
     """
@@ -34,12 +35,12 @@ class Row:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether it takes requests."""
         return self.state == "ready"
 
 
 class LifeLedger:
-    """Which engine ids belong to which life of each process; lives count from 1."""
+    """Engine ids by life of each process; lives count from 1."""
 
     def __init__(self, left_over: Mapping[str, WorkerRecord]) -> None:
         """left_over: records of an earlier run, found before any process was started."""
@@ -52,7 +53,7 @@ class LifeLedger:
         return record if self._lives.setdefault(name, {}).setdefault(record.engine_id, life) == life else None
 
     def has_announced(self, name: str, life: int) -> bool:
-        """Whether a loaded engine was ever announced in this life."""
+        """Return whether a loaded engine was ever announced in this life."""
         return life in self._lives.get(name, {}).values()
 
 

@@ -1,4 +1,5 @@
-"""The files of one run: state, configuration, certificates, etcd's data and logs, under the user's state folder.
+"""The files of one run: state, configuration, certificates, etcd's data and logs, under the user's
+state folder.
 
     STATE_DIR/NAME/run-PID-XXXX/   state.json  config/  certificates/  etcd/  logs/
 
@@ -28,7 +29,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, state_dir: Path, name: str) -> "RunDirectory":
-        """Make a fresh folder, for this user only; remove those of ended runs.  Raises StartError when it cannot be written."""
+        """Make a fresh folder, for this user only; remove those of ended runs.
+
+        Raises StartError when it cannot be written.
+        """
         parent = state_dir / name
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -69,12 +73,12 @@ class RunDirectory:
 
     @property
     def pid(self) -> int:
-        """Of the pdctl that made it."""
+        """Process id of the pdctl that made it."""
         return int(self.path.name.split("-")[1])
 
     @property
     def is_alive(self) -> bool:
-        """Whether that pdctl still runs."""
+        """Return whether that pdctl still runs."""
         return psutil.pid_exists(self.pid)
 
     def write_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees: a live table of workers on a terminal, plain lines in pipes and logs.
+"""Output of a run: a live table of workers on a terminal, plain lines in pipes and logs.
 
 Both say the same things through `show` and `say`; colours follow NO_COLOR.
 """

@@ -1,4 +1,6 @@
-"""The worker processes of one cluster: kept running together, drained together, ended without a remainder."""
+"""The worker processes of one cluster: kept running together, drained together, ended without a
+remainder.
+"""
 
 import asyncio
 import time
@@ -33,7 +35,10 @@ class Supervisor:
         self._tasks = tuple(asyncio.create_task(keeper.run(), name=keeper.launch.name) for keeper in self.keepers)
 
     async def given_up(self) -> Keeper | None:
-        """Return the first keeper that gives up, None when all were stopped.  Raises OSError when a process cannot be started."""
+        """Return the first keeper that gives up, None when all were stopped.
+
+        Raises OSError when a process cannot be started.
+        """
         pending = set(self._tasks)
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -45,7 +50,9 @@ class Supervisor:
         return None
 
     async def stop(self, hurry: asyncio.Event, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Drain every process with SIGTERM; kill what is left when `hurry` is set or the time is over."""
+        """Drain every process with SIGTERM; kill what is left when `hurry` is set or the time
+        is over.
+        """
         for keeper in self.keepers:
             keeper.stop()
         if not await self._ended(hurry, drain_seconds):
@@ -56,7 +63,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _ended(self, hurry: asyncio.Event, seconds: float) -> bool:
-        """Whether every process ended by itself before `hurry` and the time limit."""
+        """Return whether every process ended by itself before `hurry` and the time limit."""
         ended = asyncio.ensure_future(asyncio.wait(self._tasks))
         hurried = asyncio.ensure_future(hurry.wait())
         await asyncio.wait({ended, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

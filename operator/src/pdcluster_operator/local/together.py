@@ -1,4 +1,4 @@
-"""Whether prefill and decode workers of this machine work together: what the operator's condition Disaggregating is on Kubernetes."""
+"""Disaggregation of the workers of this machine: as the operator's condition Disaggregating."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,9 @@ from pdcluster_operator.plan.previous import Previous
 
 
 def disaggregation_of(cluster: PDCluster, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Status, reason and message of the condition, and its figures; None = there is nothing to say, as of mixed workers."""
+    """Status, reason and message of the condition, and its figures; None = there is nothing to
+    say, as of mixed workers.
+    """
     if PREFILL not in cluster.spec.roles.present():
         return None
     threshold = cluster.spec.prefill_length_threshold

@@ -1,8 +1,9 @@
-"""`pdctl up`: a PDCluster as processes of this machine, from the checked file to the last process's end.
+"""`pdctl up`: a PDCluster as processes of this machine, from the checked file to the last process's
+end.
 
 The order is: check what needs no process, etcd, workers, ready, serve until a
 signal, drain, etcd.  Whatever goes wrong on the way, what was started is ended
-before the error is told.
+before the error is shown.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
 
 @dataclass(frozen=True)
 class UpRequest:
-    """What to run.
+    """Options of a run.
 
     source:     the file that `cluster` came from
     port:       0 = any free one
@@ -59,7 +60,7 @@ class UpRequest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was checked before anything started."""
+    """Results of the checks before anything starts."""
 
     request: UpRequest
     plan: LocalPlan
@@ -68,7 +69,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Crew:
-    """Who works while the cluster runs."""
+    """Parts that work while the cluster runs."""
 
     supervisor: Supervisor
     watcher: Watcher
@@ -138,7 +139,7 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
 
 
 async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, screen: Screen) -> None:
-    """Start the workers, announce them, serve until told to stop, drain."""
+    """Start the workers, announce them, serve until stopped, drain."""
     workers = [
         (process.role, process.pool.name, keeper) for process, keeper in zip(prepared.plan.processes, crew.supervisor.keepers, strict=True)
     ]
@@ -205,7 +206,10 @@ def _listen_to_signals() -> _Signals:
 
 @contextlib.asynccontextmanager
 async def _etcd(cluster: PDCluster, run: RunDirectory, screen: Screen) -> AsyncIterator[tuple[tuple[str, ...], Keeper | None]]:
-    """Endpoints to use, and the keeper of our own etcd if none were given.  Raises StartError when they do not answer."""
+    """Endpoints to use, and the keeper of our own etcd if none were given.
+
+    Raises StartError when they do not answer.
+    """
     given = cluster.spec.discovery.etcd.endpoints
     if given:
         try:

@@ -1,4 +1,4 @@
-"""Look at every worker a few times a second: process and etcd record together, until told to stop.
+"""Look at every worker a few times a second, process and etcd record together, until stopped.
 
 A plain read each time, not a watch: there are a handful of keys, and a read
 needs no care after etcd was away.  While it is away the last records stay.
@@ -17,7 +17,9 @@ _STEADY_SECONDS = 1.0
 
 
 class Watcher:
-    """Calls `changed` with all rows whenever one differs; `all_ready` is set when every worker has been ready at once."""
+    """Calls `changed` with all rows whenever one differs; `all_ready` is set when every worker
+    has been ready at once.
+    """
 
     def __init__(self, endpoints: Sequence[str], prefix: str, changed: Callable[[Sequence[Row]], None]) -> None:
         self.all_ready = asyncio.Event()
@@ -29,18 +31,21 @@ class Watcher:
         self._rows: tuple[Row, ...] = ()
 
     async def prime(self) -> None:
-        """Note what an earlier run left in etcd; call it before any process starts.  Raises EtcdUnreachableError."""
+        """Note what an earlier run left in etcd; call it before any process starts.
+
+        Raises EtcdUnreachableError.
+        """
         self._ledger = LifeLedger(await read_workers(self._endpoints, self._prefix))
 
     async def run(self, workers: Sequence[tuple[str, str, Keeper]]) -> None:
-        """Look for ever at workers given as (role, pool, keeper)."""
+        """Look until cancelled at workers given as (role, pool, keeper)."""
         while True:
             await self.refresh()
             self.look(workers)
             await asyncio.sleep(_STEADY_SECONDS if self.all_ready.is_set() else _STARTING_SECONDS)
 
     def look(self, workers: Sequence[tuple[str, str, Keeper]]) -> None:
-        """Compare with the rows told last."""
+        """Compare with the rows reported last."""
         rows = make_rows(workers, self._records, self._ledger)
         if rows != self._rows:
             self._rows = rows
@@ -53,7 +58,7 @@ class Watcher:
         return next(row.addresses["http"] for row in self._rows if row.name == name)
 
     async def refresh(self) -> None:
-        """Read the records anew; keep the old ones when etcd does not answer."""
+        """Read the records again; keep the old ones when etcd does not answer."""
         try:
             self._records = await read_workers(self._endpoints, self._prefix)
         except EtcdUnreachableError:

@@ -1,7 +1,7 @@
 """Names of the children that pods take their identity and certificates from.
 
 They are unusual ones: a ServiceAccount `chat` or a Secret `chat-tls` beside an
-application `chat` is mostly somebody else's.  Workloads that an older operator
+application `chat` mostly has another owner.  Workloads that an older operator
 has recorded go on with the usual names that they were made with.
 """
 

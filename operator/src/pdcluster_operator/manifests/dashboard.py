@@ -23,7 +23,7 @@ def dashboard_config(cluster: PDCluster, owner: Owner) -> Manifest:
 
 
 def _dashboard(cluster: PDCluster, owner: Owner) -> Manifest:
-    where, role = f"{owner.namespace}/{owner.name}", cluster.spec.ingress_role
+    where, role = f"{owner.namespace}/{owner.name}", cluster.spec.decode_role
     panels = panels_of(role, is_autoscaled=cluster.spec.autoscale.mode != "Off")
     return {
         "uid": hashlib.sha256(where.encode()).hexdigest()[:_UID_LENGTH],  # a dashboard that is made again keeps its address

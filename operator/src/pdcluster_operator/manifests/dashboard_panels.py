@@ -1,4 +1,4 @@
-"""What the dashboard shows, in the order of a look: how users fare, where requests wait, what moves, what it costs.
+"""Panels of the dashboard, in the order of a look: users, waiting requests, movement, cost.
 
 Units are Grafana's names of them; expressions are templates of `promql`.
 """
@@ -200,7 +200,7 @@ def _operator(metric: str, by: str, legend: str, over: str = "max") -> Query:
 
 
 def _counted(metric: str, by: str = "", legend: str = "") -> Query:
-    """How much a counter of the operator's went up."""
+    """Increase of one of the operator's counters."""
     over = f"sum by ({by})" if by else "sum"
     return Query(f"{over} (increase(pdcluster_operator_{metric}_total{{$scope}}[{_WINDOW}]))", legend)
 

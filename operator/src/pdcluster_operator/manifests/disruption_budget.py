@@ -1,4 +1,5 @@
-"""PodDisruptionBudgets: a drained node takes one worker of a workload that serves, or one etcd member, at a time.
+"""PodDisruptionBudgets: a drained node takes one worker of a workload that serves, or one etcd
+member, at a time.
 
 Workers of a revision that does not serve yet have none: whatever becomes of
 them, it neither interrupts a request nor holds up the drain of a node.
@@ -12,14 +13,17 @@ _KIND = "policy/v1/PodDisruptionBudget"
 
 
 def workload_budget(owner: Owner, workload: WorkloadId, min_available: int) -> Manifest:
-    """Of the workers of one pool and revision.  min_available: of them, how many an eviction has to leave ready."""
+    """Budget of one pool and revision.
+
+    min_available: workers that an eviction has to leave ready.
+    """
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     spec = _spec(workload_selector(workload), {"minAvailable": min_available})
     return new_object(_KIND, workload.name, owner, labels, spec=spec)
 
 
 def etcd_budget(owner: Owner) -> Manifest:
-    """Of a managed etcd of three, which lives as long as two do."""
+    """Budget of a managed etcd of three, which lives as long as two do."""
     labels = cluster_labels(owner.name, ETCD)
     return new_object(_KIND, f"{owner.name}-etcd", owner, labels, spec=_spec({CLUSTER: owner.name, COMPONENT: ETCD}, {"maxUnavailable": 1}))
 

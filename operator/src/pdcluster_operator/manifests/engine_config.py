@@ -1,4 +1,6 @@
-"""The engine file of a workload as its pods see it: paths of mounted Secrets, etcd's address, the contract's ports."""
+"""The engine file of a workload as its pods see it: paths of mounted Secrets, etcd's address,
+the contract's ports.
+"""
 
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.sections import PoolSpec
@@ -21,8 +23,11 @@ def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
 
 
 def asks_for_keys(cluster: PDCluster, role: str) -> bool:
-    """Whether workers of a role check API keys: those that answer HTTP, where a Secret with keys is named."""
-    return cluster.spec.service.api_key_secret is not None and role == cluster.spec.ingress_role
+    """Return whether workers of a role check API keys: those that can answer a client, if a
+    Secret with keys is named.
+    """
+    answering = (cluster.spec.ingress_role, cluster.spec.decode_role)
+    return cluster.spec.service.api_key_secret is not None and role in answering
 
 
 def engine_config(cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool) -> Manifest:

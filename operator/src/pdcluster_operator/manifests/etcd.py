@@ -23,7 +23,10 @@ _HASH_LENGTH = 8
 
 
 def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[Mapping[str, Any]]) -> tuple[Manifest, ...]:
-    """All objects of the managed etcd, its record first; none where endpoints are given.  records: live ControllerRevisions."""
+    """All objects of the managed etcd, its record first; none where endpoints are given.
+
+    records: live ControllerRevisions.
+    """
     etcd = cluster.spec.discovery.etcd
     if etcd.endpoints:
         return ()
@@ -42,9 +45,11 @@ def render_etcd(cluster: PDCluster, owner: Owner, site: Site, records: Iterable[
 
 
 def etcd_record_name(cluster: PDCluster) -> str:
-    """Name of the record of the managed etcd as the spec asks for it; another spec is another record.
+    """Name of the record of the managed etcd as the spec asks for it; another spec is another
+    record.
 
-    Values that are the default do not count, so that an operator that knows one more field finds the record again.
+    Values that are the default do not count, so that an operator that knows one more field finds
+    the record again.
     """
     asked = json.dumps(cluster.spec.discovery.etcd.model_dump(exclude_defaults=True), sort_keys=True)
     return f"{cluster.metadata.name}-etcd-{hashlib.sha256(asked.encode()).hexdigest()[:_HASH_LENGTH]}"
@@ -75,12 +80,12 @@ def _selector(owner: Owner) -> dict[str, str]:
 
 
 def _pod_labels(owner: Owner) -> dict[str, str]:
-    """Of another application than the workers, whose Service selects by that name."""
+    """Labels of another application than the workers, whose Service selects by that name."""
     return {**cluster_labels(owner.name, ETCD), "app.kubernetes.io/name": "etcd"}
 
 
 def _client_service(owner: Owner) -> Manifest:
-    """What workers and operator ask: members that are ready."""
+    """Service for workers and operator: members that are ready."""
     spec = {"type": "ClusterIP", "selector": _selector(owner), "ports": [_port("client", ETCD_CLIENT_PORT)]}
     return new_object("v1/Service", f"{owner.name}-etcd", owner, cluster_labels(owner.name, ETCD), spec=spec)
 

@@ -1,4 +1,6 @@
-"""Where a worker pod finds its model: in its image, on a claimed volume, or downloaded before the worker starts."""
+"""Where a worker pod finds its model: in its image, on a claimed volume, or downloaded before
+the worker starts.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,10 @@ class ModelSource:
 
 
 def model_source(model: ModelSpec, container: Manifest) -> ModelSource:
-    """How a pod gets its model.  container: what its init containers start from: image, resources, security, /tmp."""
+    """Source of a pod's model.
+
+    container: base of its init containers: image, resources, security, /tmp.
+    """
     if model.hugging_face is not None:
         return _downloaded(model.hugging_face, model.node_cache, container)
     assert model.path is not None, "a model has a path or a repository"
@@ -49,7 +54,9 @@ def _downloaded(hub: HuggingFaceSpec, node_cache: str | None, container: Manifes
 
 
 def _folder(hub: HuggingFaceSpec) -> str:
-    """One folder for each repository and revision, since pods of several clusters share a node's cache."""
+    """One folder for each repository and revision, since pods of several clusters share a
+    node's cache.
+    """
     return f"{hub.repo}--{hub.revision}".replace("/", "--")
 
 
@@ -60,7 +67,8 @@ def _token(hub: HuggingFaceSpec) -> list[dict[str, Any]]:
 
 
 def _prepare(container: Manifest) -> Manifest:
-    """Hands the folder to the worker's user: the kubelet makes it, as root, and volumes of a node know no fsGroup.
+    """Hands the folder to the worker's user: the kubelet makes it, as root, and volumes of a node
+    know no fsGroup.
 
     The one container that runs as root, with the one capability that this takes.
     """

@@ -1,4 +1,4 @@
-"""What every rendered object has in common: metadata, owner and the selectors that find pods again.
+"""Common parts of every rendered object: metadata, owner and the selectors that find pods again.
 
 A Manifest is a plain dict as the API server takes it.  Rendering the same
 input twice gives equal manifests; nothing here knows what exists already.
@@ -24,7 +24,8 @@ USER = 65532  # the images' own user; neither workers nor etcd ever run as root
 class Site:
     """Settings of the operator that rendering depends on.
 
-    worker_image:       for a revision whose spec names none; resolved by the caller and kept in the record
+    worker_image:       for a revision whose spec names none; resolved by the caller and kept in the
+                        record
     etcd_image:         for a managed etcd whose spec names none
     operator_namespace: from where the operator asks a managed etcd
     cluster_domain:     in which the members of a managed etcd have their names
@@ -47,7 +48,10 @@ class Owner:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Kinds that not every API server has.  forbidden: names of those that it has, and that the operator has no right to."""
+    """Kinds that not every API server has.
+
+    forbidden: names of those that it has, and that the operator has no right to.
+    """
 
     pod_monitor: bool
     prometheus_rule: bool
@@ -58,7 +62,7 @@ def new_object(kind: str, name: str, owner: Owner, labels: Mapping[str, str], **
     """An object of the owner's namespace, removed with its owner.
 
     kind:  apiVersion and kind in one, as in apps/v1/StatefulSet
-    parts: everything besides metadata (spec, data, ...), and `annotations`
+    parts: everything but metadata (spec, data, ...), and `annotations`
     """
     api_version, _, kind_name = kind.rpartition("/")
     annotations = parts.pop("annotations", None)

@@ -1,6 +1,6 @@
 """The PodMonitor: Prometheus scrapes every worker, and its series carry role, pool and revision.
 
-Whoever may write a PDCluster chooses the image, and with it what `/metrics` says, in a
+A user that may write a PDCluster chooses the image, and with it the content of `/metrics`, in a
 Prometheus that is often everybody's.  So each scrape is bounded; one beyond a bound fails whole.
 """
 
@@ -16,11 +16,14 @@ LIMITS: Manifest = {
     "labelValueLengthLimit": 512,
     "bodySizeLimit": "1MB",
 }
-"""Of one scrape of one worker, several times what a worker has.  The last is known to the Prometheus operator since 0.73."""
+"""Of one scrape of one worker, several times what a worker has.
+
+The last is known to the Prometheus operator since 0.73.
+"""
 
 
 def pod_monitor(cluster: PDCluster, owner: Owner) -> Manifest:
-    """Of all workers of a cluster, ready or not."""
+    """PodMonitor of all workers of a cluster, ready or not."""
     labels = {**cluster.spec.monitoring.labels, **cluster_labels(owner.name, "ingress")}
     spec = {"selector": workers_selector(owner.name), "podMetricsEndpoints": [_endpoint()], **LIMITS}
     return new_object("monitoring.coreos.com/v1/PodMonitor", owner.name, owner, labels, spec=spec)

@@ -35,8 +35,10 @@ def render_record(
     """The ControllerRevision of a workload of the cluster's newest revision.
 
     image:                   the worker image, resolved
-    etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key besides ca.crt
-    names:                   of the children that its pods use; None = those of everything that is made now
+    etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key
+                             as well as ca.crt
+    names:                   of the children that its pods use; None = those of everything that is
+                             made now
     """
     assert workload.revision == revision_of(cluster.spec), "a record is made of the newest spec only"
     role = cluster.spec.roles.present()[workload.role]
@@ -71,19 +73,23 @@ def render_workload(record: Mapping[str, Any], replicas: int, owner: Owner) -> t
 
 
 def image_of_record(record: Mapping[str, Any]) -> str:
-    """The worker image that was resolved when the record was made, whatever a pod template puts over it."""
+    """The worker image that was resolved when the record was made, whatever a pod template puts
+    over it.
+    """
     image: str = record["data"]["image"]
     return image
 
 
 def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, pool: PoolSpec) -> bool:
-    """Whether a record was made for the pool as it is declared now; a value that it does not have says nothing."""
+    """Return whether a snapshot was made for the pool as declared now; a missing value differs
+    in nothing.
+    """
     declared = _pool(cluster, pool)
     return all(declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items())
 
 
 def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the record of an engine ConfigMap keeps of its pool; nothing of a file that cannot be read."""
+    """Pool in the snapshot of an engine ConfigMap; empty for a file that cannot be read."""
     try:
         file = yaml.safe_load(config["data"][ENGINE_FILE])
         return {"gpu": file["gpu"]}
@@ -92,9 +98,10 @@ def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pool(cluster: PDCluster, pool: PoolSpec) -> dict[str, Any]:
-    """Of a pool's declaration what its workers are made of, and what is no part of the revision.
+    """Parts of a pool's declaration that its workers depend on, and that are not in the revision.
 
-    Of the accelerator only the object's own definition: another one in a newer operator's table is for new workers.
+    Of the accelerator only the object's own definition: another one in a newer operator's table is
+    for new workers.
     """
     own = cluster.spec.accelerators.get(pool.gpu)
     accelerator = {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
@@ -105,7 +112,7 @@ def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
     """Its spec without replicas.
 
     OnDelete: the template of a record never changes, so the only change that a
-    StatefulSet could roll out is one made by hand, which is put back at once
+    StatefulSet could roll out is one made by hand, which is drift and reverted at once
     and must not cost a running worker.
     """
     return {

@@ -1,4 +1,4 @@
-"""The PDPoolScaler of a pool, as it is first made; its spec then belongs to whoever scales."""
+"""The PDPoolScaler of a pool, as it is first made; its spec then belongs to its writers."""
 
 from pdcluster_operator.api.labels import SEEN_REPLICAS, pool_labels
 from pdcluster_operator.manifests.objects import OWNER_API_VERSION, Manifest, Owner, new_object

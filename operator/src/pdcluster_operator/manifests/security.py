@@ -1,4 +1,4 @@
-"""What every pod that we render may do on its node: nothing.  Meets the `restricted` pod security standard."""
+"""Rights of every pod that we render on its node: none.  Meets the `restricted` standard."""
 
 from pdcluster_operator.manifests.objects import USER, Manifest
 
@@ -16,5 +16,7 @@ def pod_security() -> Manifest:
 
 
 def container_security() -> Manifest:
-    """securityContext of a container: no way to more rights, and no writing outside of its volumes."""
+    """securityContext of a container: no way to more rights, and no writing outside of its
+    volumes.
+    """
     return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

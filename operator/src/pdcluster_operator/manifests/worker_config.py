@@ -1,4 +1,5 @@
-"""The two files that a worker reads: the engine file (fixed for a revision) and the policy file (hot-reloaded).
+"""The two files that a worker reads: the engine file (fixed for a revision) and the policy file
+(hot-reloaded).
 
 A worker refuses an engine file with a field that it does not know, and a
 revision's image may be older than the operator: values that are the worker's
@@ -19,7 +20,9 @@ from pdcluster_operator.api.sections import PoolSpec
 
 @dataclass(frozen=True)
 class EtcdTls:
-    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for one."""
+    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for
+    one.
+    """
 
     ca: str
     certificate: str | None = None
@@ -28,9 +31,11 @@ class EtcdTls:
 
 @dataclass(frozen=True)
 class WorkerSite:
-    """What depends on where a worker runs and not on the spec: paths as the worker sees them, where it listens (port 0 = any).
+    """Values of a worker's place and not of the spec: paths as it sees them, listeners (port 0 =
+    any).
 
-    api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
+    api_keys: folder of files that each hold one key which clients may present; None = no key is
+              asked for
     """
 
     model_path: str

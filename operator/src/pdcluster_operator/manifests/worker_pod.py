@@ -66,12 +66,14 @@ def worker_pod(
 
 
 def worker_model(cluster: PDCluster, role: RoleSpec, image: str) -> ModelSource:
-    """How pods of a role get the model."""
+    """Source of the model for pods of a role."""
     return model_source(cluster.spec.model, _base_container(cluster, role, image))
 
 
 def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
-    """Metadata with our labels over its own; what a template made of them that is no map cannot be kept."""
+    """Metadata with our labels over its own; what a template made of them that is no map cannot
+    be kept.
+    """
     others = metadata.get("labels")
     return {**metadata, "labels": {**(others if isinstance(others, dict) else {}), **labels}}
 
@@ -125,7 +127,9 @@ def _container(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: 
 
 
 def _base_container(cluster: PDCluster, role: RoleSpec, image: str) -> Manifest:
-    """What the worker and its init containers share; the same resources, so that a quota admits both and the pod costs no more."""
+    """Common parts of the worker and its init containers; equal resources, so that the pod
+    costs no more.
+    """
     return {
         "image": image,
         "imagePullPolicy": cluster.spec.image.pull_policy,
@@ -179,7 +183,9 @@ def _secret(name: str, secret: str) -> Manifest:
 
 
 def _keys(secret: str) -> Manifest:
-    """Optional, for only then does a kubelet take the keys of a deleted Secret from running pods; a worker does not start without any."""
+    """Optional, for only then does a kubelet take the keys of a deleted Secret from running
+    pods; a worker does not start without any.
+    """
     volume = _secret("api-keys", secret)
     return {**volume, "secret": {**volume["secret"], "optional": True}}
 
@@ -189,6 +195,8 @@ def _mounts(files: dict[str, Manifest]) -> list[Manifest]:
 
 
 def _scratch() -> list[Manifest]:
-    """/tmp, for the root file system is read-only, and /dev/shm, of which a container runtime gives 64 MB only."""
+    """/tmp, for the root file system is read-only, and /dev/shm, of which a container runtime
+    gives 64 MB only.
+    """
     memory = {"medium": "Memory", "sizeLimit": SHARED_MEMORY}
     return [{"name": "tmp", "emptyDir": {}}, {"name": "shared-memory", "emptyDir": memory}]

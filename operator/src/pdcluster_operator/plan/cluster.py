@@ -31,7 +31,7 @@ from pdcluster_operator.plan.held import is_held
 from pdcluster_operator.plan.insync import InSync, in_sync
 from pdcluster_operator.plan.invalid import plan_invalid
 from pdcluster_operator.plan.pool_facts import Asked
-from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads
+from pdcluster_operator.plan.pools import PREFILL, DeclaredPool, RoleView, Workloads, ingress_of
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.progress import Rollout, Seen, is_given_up, next_rollout, read_rollout, rollout_field, seconds_left
 from pdcluster_operator.plan.rollout import Step, current_revision, left_of, next_step
@@ -210,8 +210,8 @@ def _serving_role(scene: _Scene, step: Step) -> str:
     """The role that answers in the revision that serves: an older one may have had other roles."""
     if step.serving == scene.target:
         return scene.cluster.spec.ingress_role
-    kept = [workload.role for workload in step.kept if workload.role != PREFILL]
-    return next(iter(kept), None) or scene.there.ingress_role(step.serving) or scene.cluster.spec.ingress_role
+    kept = ingress_of(workload.role for workload in step.kept)
+    return kept or scene.there.ingress_role(step.serving) or scene.cluster.spec.ingress_role
 
 
 def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
@@ -320,7 +320,7 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
 
 def _disaggregating(scene: _Scene, step: Step) -> Found:
     """Disaggregation of the serving revision's workers; None for mixed ones."""
-    if _serving_role(scene, step) != "decode" or PREFILL not in scene.cluster.spec.roles.present():
+    if _serving_role(scene, step) == "mixed" or PREFILL not in scene.cluster.spec.roles.present():
         return Found()
     worker_records, threshold = scene.observed.worker_records, scene.cluster.spec.prefill_length_threshold
     is_known = worker_records is not None and worker_records.error is None

@@ -1,4 +1,5 @@
-"""The condition tree: Ready <- DiscoveryReady, a condition per role, IngressReady; beside it Serving, Reconciling, Stalled.
+"""The condition tree: Ready <- DiscoveryReady, a condition per role, IngressReady; beside it
+Serving, Reconciling, Stalled.
 
 Pure.  Ready = all is as declared, and takes reason and message from what is
 worst below it; Serving = requests are answered.  Messages hold nothing that
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_operator.api import conditions as words
+from pdcluster_operator.api.sections import ROUTER
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.pools import RoleView
 from pdcluster_operator.plan.previous import Previous
@@ -35,19 +37,20 @@ class Condition:
 
 @dataclass(frozen=True)
 class Facts:
-    """What conditions are told from.
+    """Inputs of the conditions.
 
     target:        the declared revision
-    current:       the revision that serves until this pass; None = none does
-    waits_for:     what is left of an older revision and must end first; None = nothing is waited for
-    leaving:       workloads of pools that are no longer declared, and stay until the others of their role are ready
+    current:       the revision that serves until this reconcile; None = none does
+    waits_for:     rest of an older revision that must end first; None = nothing is waited for
+    leaving:       workloads of undeclared pools, which stay until the others of their role are
+                   ready
     ingress_role:  the role that answers behind the Service
     num_answering: ready workers that the Service leads to
     has_prefill:   whether a prefill worker is ready beside them
-    draining:      who has to drain before a pool shrinks, or holds that up, by role
-    stalled:       why the declared revision has not come forward for too long; None = it has, or has taken over
+    draining:      pods that drain before a pool shrinks, or hold that up, by role
+    stalled:       why the declared revision has not come forward for too long; None = it has
     deadline:      seconds for which it need not
-    is_given_up:   its workers are scaled to 0, for another revision answered at the deadline
+    is_given_up:   its workers are scaled to 0, as another revision answered at the deadline
     """
 
     roles: tuple[RoleView, ...]
@@ -67,12 +70,14 @@ class Facts:
 
     @property
     def is_rolling(self) -> bool:
-        """Whether an older revision serves, or still has to go before the declared one comes."""
+        """Return whether an older revision serves, or still has to go before the declared one
+        comes.
+        """
         return self.waits_for is not None or self.current not in (None, self.target)
 
     @property
     def scaled_to_0(self) -> str:
-        """How far a revision that is given up is."""
+        """State of a revision that is given up."""
         states = [pool.target for view in self.roles for pool in view.pools]
         has_pods = any(state is not None and state.num_pods for state in states)
         return "is being scaled to 0" if has_pods else "is scaled to 0"
@@ -86,7 +91,7 @@ def condition_tree(facts: Facts) -> tuple[Condition, ...]:
 
 
 def progress_of(ready: Condition) -> tuple[Condition, ...]:
-    """Reconciling or Stalled, as long as not all is as declared: never both, since kstatus takes the first that it finds."""
+    """Reconciling or Stalled, until all is as declared: never both, as kstatus takes the first."""
     if ready.is_true:
         return ()
     kind = words.STALLED if ready.reason in words.NEEDS_A_PERSON else words.RECONCILING
@@ -94,7 +99,7 @@ def progress_of(ready: Condition) -> tuple[Condition, ...]:
 
 
 def discovery_answers(discovery: DiscoveryState) -> bool:
-    """Whether workers can find each other: etcd answers, and where we run it most of its members are ready."""
+    """Condition of discovery: etcd answers, and most members of a managed one are ready."""
     return discovery.error is None and (not discovery.managed or discovery.ready >= discovery.wanted // 2 + 1)
 
 
@@ -126,7 +131,7 @@ def _role(view: RoleView, facts: Facts) -> Condition:
 
 
 def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
-    """What is there besides the workers that should be, and why it is."""
+    """Pods beyond the desired workers, and the reason for them."""
     ending = sorted(view.ending, key=lambda pod: pod.name)
     if ending:
         yield f"{ending[0]} is still ending" + (f" (and {len(ending) - 1} more)" if len(ending) > 1 else "")
@@ -147,7 +152,7 @@ def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
 
 
 def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
-    """What unready workers lack: etcd, the worst of their problems, or only how many they are."""
+    """Lack of unready workers: etcd, the worst of their problems, or only their number."""
     said = f"discovery: {discovery_condition(discovery).message}"
     etcd = () if discovery_answers(discovery) else (said,)
     lacking = [view for view in views if not view.is_ready]
@@ -157,13 +162,13 @@ def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
 
 
 def waiting(left: Left) -> str:
-    """What has to end before the declared revision is made."""
+    """Objects that have to end before the declared revision is made."""
     first = f", first {left.first}" if left.first else ""
     return f"the old revision has to end first; {left.num_pods} of its pods are left{first}"
 
 
 def _is_scaling(view: RoleView, previous: Previous) -> bool:
-    """Whether a pool got another size, in this pass or in one before while it has not been ready since."""
+    """Return whether a pool got another size, now or before, and has not been ready since."""
     before = previous.pools()
     changed = any(before.get((view.name, pool.declared.name), ("", pool.wanted))[1] != pool.wanted for pool in view.pools)
     return changed or previous.reason(words.ROLE_READY[view.name]) == words.SCALING
@@ -177,7 +182,7 @@ def _numbers(view: RoleView) -> str:
 
 
 def _ingress(facts: Facts) -> Condition:
-    """Whether the Service leads to ready workers, where any are declared, and clients can have the key that they ask for."""
+    """Condition of the ingress: the Service leads to ready workers, and clients can have a key."""
     if facts.observed.key_fault is not None:
         reason, message = facts.observed.key_fault
         return Condition(words.INGRESS_READY, is_true=False, reason=reason, message=message)
@@ -187,9 +192,9 @@ def _ingress(facts: Facts) -> Condition:
     if facts.num_answering:
         return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=f"the Service leads to {_workers(facts)}")
     if selected == facts.target and not _num_declared(facts):
-        message = f"the Service is there; no {facts.ingress_role} worker is declared"
+        message = f"the Service is there; no {_decoding(facts)} worker is declared"
         return Condition(words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message)
-    message = f"the Service leads to no ready {facts.ingress_role} worker"
+    message = f"the Service leads to no ready {facts.ingress_role} worker{_or_none_behind(facts)}"
     return Condition(words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message)
 
 
@@ -198,18 +203,28 @@ def _workers(facts: Facts) -> str:
 
 
 def _num_declared(facts: Facts) -> int:
-    return sum(view.wanted for view in facts.roles if view.name == facts.ingress_role)
+    return sum(view.wanted for view in facts.roles if view.name == _decoding(facts))
+
+
+def _decoding(facts: Facts) -> str:
+    """The role without which nothing is answered: that of the ingress, or the one behind routers."""
+    behind = next((view.name for view in facts.roles if view.name in ("decode", "mixed")), facts.ingress_role)
+    return behind if facts.ingress_role == ROUTER else facts.ingress_role
+
+
+def _or_none_behind(facts: Facts) -> str:
+    return f", or no {_decoding(facts)} worker behind routers is ready" if facts.ingress_role == ROUTER else ""
 
 
 def _serving(facts: Facts) -> Condition:
     if not facts.num_answering:
-        message = f"no {facts.ingress_role} worker behind the Service is ready: requests are not answered"
+        message = f"no {facts.ingress_role} worker behind the Service is ready{_or_none_behind(facts)}: requests are not answered"
         return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
     key_fault = facts.observed.key_fault
     # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read may hold some.
     if key_fault is not None and key_fault[0] == words.CONFIGURATION_REFUSED and facts.observed.service_revision == facts.target:
         return Condition(words.SERVING, is_true=False, reason=key_fault[0], message=key_fault[1])
-    alone = "" if facts.has_prefill or facts.ingress_role == "mixed" else "; no prefill worker is ready, so they prefill themselves"
+    alone = "" if facts.has_prefill or _decoding(facts) == "mixed" else "; no prefill worker is ready, so they prefill themselves"
     message = f"requests are answered by {_workers(facts)} of revision {facts.observed.service_revision}{alone}"
     return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)
 
@@ -234,7 +249,10 @@ def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
 
 
 def _stalled(facts: Facts, cause: str) -> str:
-    """What became of it, and the way out.  cause: as it was found at the deadline, for the pods that showed it may be gone"""
+    """Outcome of a given up revision, and the fix.
+
+    cause: as it was found at the deadline; the pods that showed it may be gone
+    """
     what = f"no more workers of revision {facts.target} have become ready within rollout.progressDeadlineSeconds ({facts.deadline} s)"
     if not facts.is_given_up:
         return f"{what}: {cause}; nothing is scaled down, {_nothing_to_go_back_to(facts)}"
@@ -244,7 +262,7 @@ def _stalled(facts: Facts, cause: str) -> str:
 
 
 def _nothing_to_go_back_to(facts: Facts) -> str:
-    """Why a revision that has stalled keeps its workers, and the way out."""
+    """Reason why a revision that has stalled keeps its workers, and the fix."""
     if facts.is_rolling and facts.waits_for is None:
         first = "let the old workers end first with rollout.strategy Recreate"
         fix = f"mend that, change the spec, or {first}"
@@ -253,7 +271,9 @@ def _nothing_to_go_back_to(facts: Facts) -> str:
 
 
 def _cause(worst: Condition, facts: Facts) -> tuple[str, str]:
-    """Reason and message of the worst condition, which it names; during a roll out, that the old revision goes on."""
+    """Reason and message of the worst condition, by name; in a roll out, that the old one goes
+    on.
+    """
     message = f"{worst.type.removesuffix('Ready').lower()}: {worst.message}"
     if not facts.is_rolling:
         return worst.reason, message

@@ -12,7 +12,7 @@ from pdcluster_operator.api.errors import Fault, InvalidObjectError
 from pdcluster_operator.api.names import process_name
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
-from pdcluster_operator.api.sections import PoolSpec
+from pdcluster_operator.api.sections import ROUTER, PoolSpec
 
 MAX_PROCESSES = 64  # each loads the model again; more is a slip of the pen rather than a machine
 
@@ -56,8 +56,8 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
         for ordinal in range(pool.replicas)
     ]
     first_ingress = next(slot for slot in slots if slot[0] == cluster.spec.ingress_role)
-    threads = max(1, cores // len(slots))
-    engines = {slot: _with_threads(cluster.spec.engine_of(slot[0]), threads) for slot in slots}
+    threads = max(1, cores // max(1, sum(slot[0] != ROUTER for slot in slots)))
+    engines = {slot: _with_threads(cluster.spec.engine_of(slot[0]), 0 if slot[0] == ROUTER else threads) for slot in slots}
     owns_cores = sum(engine.threads for engine in engines.values()) <= cores
     processes = {
         slot: ProcessSpec(
@@ -75,8 +75,8 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
 
 
 def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
-    """The engine with its share of the machine's cores, unless the spec says how many threads."""
-    return engine if engine.threads else engine.model_copy(update={"threads": share})
+    """The engine with its share of the machine's cores, unless the spec says how many threads; 0 = a router's, which computes nothing."""
+    return engine if engine.threads or not share else engine.model_copy(update={"threads": share})
 
 
 def _check_runs_here(cluster: PDCluster) -> None:

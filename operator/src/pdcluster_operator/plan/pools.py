@@ -10,9 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from pdcluster_operator.api.sections import ROUTER
 from pdcluster_operator.plan.state import Observed, PodState, WorkloadState
 
 PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
+
+
+def ingress_of(roles: Iterable[str]) -> str | None:
+    """The one of these that answers clients: routers where there are any; None = none does.
+
+    >>> ingress_of(["prefill", "decode", "router"]), ingress_of(["prefill", "decode"]), ingress_of(["prefill"])
+    ('router', 'decode', None)
+    """
+    found = [role for role in roles if role != PREFILL]
+    return ROUTER if ROUTER in found else next(iter(found), None)
 
 
 @dataclass(frozen=True)
@@ -121,16 +132,18 @@ class Workloads:
         return sum(state.current for (each, name, _), state in self._by_place.items() if (each, name) == (role, pool))
 
     def num_answering(self, revision: str | None) -> int:
-        """Ready workers of a revision that answer HTTP."""
-        return sum(state.ready for state in self.of_revision(revision) if state.id.role != PREFILL and not state.gone)
+        """Ready workers of a revision that answer clients; none while routers have no worker to give a request to."""
+        states = [state for state in self.of_revision(revision) if not state.gone]
+        is_decoding = any(state.ready for state in states if state.id.role not in (PREFILL, ROUTER))
+        return sum(state.ready for state in states if state.id.role == self.ingress_role(revision)) if is_decoding else 0
 
     def has_prefill(self, revision: str | None) -> bool:
         """Return whether a prefill worker of a revision is ready."""
         return any(state.ready for state in self.of_revision(revision) if state.id.role == PREFILL and not state.gone)
 
     def ingress_role(self, revision: str | None) -> str | None:
-        """The role of a revision that answers HTTP; None = it has no such workload."""
-        return next((state.id.role for state in self.of_revision(revision) if state.id.role != PREFILL), None)
+        """The role of a revision that answers clients; None = it has no such workload."""
+        return ingress_of(state.id.role for state in self.of_revision(revision))
 
     def view(self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None) -> RoleView:
         """One role as declared, beside what runs."""

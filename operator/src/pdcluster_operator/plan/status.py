@@ -29,10 +29,10 @@ def identity_fields(cluster: PDCluster, *, revision: str, serving: str) -> Statu
 
 
 def number_fields(views: Sequence[RoleView]) -> Status:
-    """Workers by role and pool, and the two columns of `kubectl get`; mixed workers stand in
-    the one of decode.
+    """Workers by role and pool, and the columns of `kubectl get`; mixed workers stand in the one
+    of decode.
     """
-    columns = {("prefill" if view.name == "prefill" else "decode"): f"{view.ready}/{view.wanted}" for view in views}
+    columns = {("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.wanted}" for view in views}
     return {**columns, "roles": [_role(view) for view in views]}
 
 

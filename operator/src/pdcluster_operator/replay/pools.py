@@ -1,4 +1,5 @@
-"""Simulated pools: workers by ordinal that start, serve, drain and go, as those of a StatefulSet do.
+"""Simulated pools: workers by ordinal that start, serve, drain and go, as those of a StatefulSet
+do.
 
 There are nodes for every worker; only budget and bounds of the spec limit them.
 """
@@ -12,7 +13,7 @@ from pdcluster_operator.replay.streams import Streams
 
 
 class State(Enum):
-    """Of one worker."""
+    """State of one worker."""
 
     STARTING = "starting"
     READY = "ready"
@@ -21,7 +22,11 @@ class State(Enum):
 
 @dataclass
 class Worker:
-    """One worker.  since: when it came into its state, in seconds; streams: of a decode worker, the requests that it runs"""
+    """One worker.
+
+    since: when it came into its state, in seconds; streams: of a decode worker, the requests that
+    it runs
+    """
 
     ordinal: int
     state: State
@@ -35,7 +40,10 @@ class Worker:
 
 @dataclass
 class SimulatedPool:
-    """One pool.  speed: of its workers, over one of the role's first pool; replicas: what was last decided"""
+    """One pool.
+
+    speed: of its workers, over one of the role's first pool; replicas: what was last decided
+    """
 
     role: str
     name: str
@@ -66,7 +74,9 @@ class SimulatedPool:
         return PoolFacts(self.role, self.name, self.gpu, self.replicas, len(self.workers), ready, ending)
 
     def scale(self, replicas: int, now: float) -> None:
-        """Carry out a decision: the highest ordinals drain; a worker that drains is taken back before a new one starts."""
+        """Carry out a decision: the highest ordinals drain; a worker that drains is taken back
+        before a new one starts.
+        """
         self.replicas = replicas
         there = {worker.ordinal: worker for worker in self.workers}
         for ordinal in range(replicas):
@@ -81,7 +91,10 @@ class SimulatedPool:
         self.workers = [there[ordinal] for ordinal in sorted(there)]
 
     def pass_time(self, now: float, start_seconds: float, drain_timeout_seconds: float | None) -> float:
-        """Let workers become ready, and drained ones go.  Returns the streams that a time limit cut."""
+        """Let workers become ready, and drained ones go.
+
+        Returns the streams that a time limit cut.
+        """
         cut = 0.0
         staying = []
         for worker in self.workers:

@@ -1,4 +1,5 @@
-"""A fluid model of the two phases: a queue of prompts that all prefill workers serve, and streams that decode on one worker each.
+"""A fluid model of the two phases: a queue of prompts that all prefill workers serve, and streams
+that decode on one worker each.
 
 Requests are amounts, not events: 0.3 of a request can arrive.  Prompts are served
 in order of arrival.  A stream begins with room for its prompt and half its
@@ -31,7 +32,10 @@ class Batch:
 
 @dataclass
 class PrefillPhase:
-    """The queue of prompts.  busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served"""
+    """The queue of prompts.
+
+    busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served
+    """
 
     speeds: Speeds
     queue: deque[Batch] = field(default_factory=deque)
@@ -50,7 +54,10 @@ class PrefillPhase:
         return sum(batch.number * batch.input_tokens for batch in self.queue)
 
     def serve(self, load: Load, pools: Sequence[SimulatedPool], seconds: float) -> list[Batch]:
-        """One interval: the load arrives, and the ready workers take what they can.  Returns the requests whose prompts are done."""
+        """One interval: the load arrives, and the ready workers take what they can.
+
+        Returns the requests whose prompts are done.
+        """
         if load.requests_per_second > 0.0:
             self.queue.append(Batch(load.requests_per_second * seconds, load.input_tokens, load.output_tokens, load.seconds))
         rate = self.speeds.prefill_tokens_per_second
@@ -78,7 +85,10 @@ def _taken(queue: deque[Batch], tokens: float) -> Batch:
 
 @dataclass
 class DecodePhase:
-    """Streams on workers, and requests that wait for room.  tokens: by worker, of the last interval; max_sequences: of one worker"""
+    """Streams on workers, and requests that wait for room.
+
+    tokens: by worker, of the last interval; max_sequences: of one worker
+    """
 
     speeds: Speeds
     max_sequences: int
@@ -91,7 +101,9 @@ class DecodePhase:
         return sum(batch.number for batch in self.waiting)
 
     def serve(self, arrived: Sequence[Batch], pools: Sequence[SimulatedPool], seconds: float) -> None:
-        """One interval, in a few moments: what arrived is given to ready workers as far as there is room, then all decode."""
+        """One interval, in a few moments: what arrived is given to ready workers as far as
+        there is room, then all decode.
+        """
         moments = math.ceil(seconds / _MOMENT_SECONDS)
         self.tokens = {}
         for _ in range(moments):
@@ -114,11 +126,14 @@ class DecodePhase:
         return min(1.0, worker.streams.held_tokens / self.speeds.kv_tokens)
 
     def step_seconds(self, worker: Worker, speed: float) -> float:
-        """Of one step with the streams that the worker has: the time per output token."""
+        """Seconds of one step with the streams that the worker has: the time per output token."""
         return (self.speeds.step_seconds + self.speeds.stream_seconds * max(0.0, worker.streams.number - 1.0)) / speed
 
     def _spread(self, batch: Batch, workers: Sequence[Worker]) -> float:
-        """Give a batch to workers in proportion to their room.  Returns how many of its requests found some."""
+        """Give a batch to workers in proportion to their room.
+
+        Returns how many of its requests found some.
+        """
         rooms = [self._room(worker, batch) for worker in workers]
         room = sum(rooms)
         given = min(batch.number, room)
@@ -130,7 +145,9 @@ class DecodePhase:
         return given
 
     def _room(self, worker: Worker, batch: Batch) -> float:
-        """Requests of a batch that a worker can take; one that is longer than the whole cache counts as just as long."""
+        """Requests of a batch that a worker can take; one that is longer than the whole cache
+        counts as just as long.
+        """
         need = min(batch.input_tokens + batch.output_tokens / 2.0, self.speeds.kv_tokens)
         by_tokens = (self.speeds.kv_tokens - worker.streams.held_tokens) / need if need > 0.0 else float(self.max_sequences)
         return max(0.0, min(by_tokens, self.max_sequences - worker.streams.number))

@@ -1,4 +1,4 @@
-"""What simulated workers would show when they are scraped: one round of every pool."""
+"""Metrics of simulated workers, as a scrape would show them: one round of every pool."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,9 @@ def scraped(
 ) -> Mapping[PoolKey, Sample]:
     """The samples of an interval that has just ended.
 
-    The prefill queue is shown by the decode workers, where requests wait for a credit: so it is seen without any prefill
+    The prefill queue is shown by the decode workers, where requests wait for a credit: so it is
+                                                                                        seen without
+                                                                                        any prefill
     worker too.
     """
     now = load.seconds + seconds

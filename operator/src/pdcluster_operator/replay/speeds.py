@@ -1,4 +1,4 @@
-"""What one simulated worker can do, and how its speed differs by accelerator.
+"""Speed of one simulated worker, and how it differs by accelerator.
 
 The defaults are estimates for a model of 70 billion parameters in bfloat16, from
 data sheets: half of a B200's arithmetic for prefill, four fifths of a B300's
@@ -18,10 +18,11 @@ ESTIMATED = {"prefill": "B200", "decode": "B300"}
 
 @dataclass(frozen=True)
 class Speeds:
-    """Of one worker of the first pool of its role.
+    """Speeds of one worker of the first pool of its role.
 
     prefill_tokens_per_second: of a busy prefill worker
-    step_seconds:              of a decode step with one stream: the time per output token of an idle worker
+    step_seconds:              of a decode step with one stream: the time per output token of an
+                               idle worker
     stream_seconds:            that each further stream adds to the step
     kv_tokens:                 that a decode worker's KV cache holds
     start_seconds:             from the decision until a new worker is ready

@@ -16,7 +16,10 @@ _LAST = 0.5  # of a stream: less is none
 
 @dataclass
 class Streams:
-    """What one worker runs.  input_tokens, output_tokens: means of a request; numbers: requests at each stage"""
+    """Streams of one worker.
+
+    input_tokens, output_tokens: means of a request; numbers: requests by stage
+    """
 
     input_tokens: float = 0.0
     output_tokens: float = 0.0
@@ -29,12 +32,12 @@ class Streams:
 
     @property
     def is_done(self) -> bool:
-        """Whether less than half a request is left."""
+        """Return whether less than half a request is left."""
         return self.number < _LAST
 
     @property
     def held_tokens(self) -> float:
-        """Of the KV cache: prompts, and the answers so far."""
+        """Tokens in the KV cache: prompts, and the answers so far."""
         answered = sum(number * (stage + 0.5) for stage, number in enumerate(self.numbers)) / STAGES
         return self.number * self.input_tokens + answered * self.output_tokens
 
@@ -46,7 +49,10 @@ class Streams:
         self.numbers[0] += number
 
     def decode(self, tokens: float) -> float:
-        """Let each stream write so many tokens, if it has as many left.  Returns what all of them wrote."""
+        """Let each stream write so many tokens, if it has as many left.
+
+        Returns what all of them wrote.
+        """
         if self.number <= 0.0:
             return 0.0
         stage_tokens = self.output_tokens / STAGES

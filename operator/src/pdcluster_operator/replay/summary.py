@@ -11,10 +11,11 @@ ROLES = ("prefill", "decode")
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all intervals.
+    """Figures over all intervals.
 
     accelerator_hours: by type, what starts and drains included
-    fixed_hours:       what the greatest size of each pool would have taken, had it been kept all the time; by type
+    fixed_hours:       what the greatest size of each pool would have taken, had it been kept all
+                       the time; by type
     over_ratio:        by role, share of time with a signal over its threshold
     num_changes:       decisions that changed the replicas
     unserved:          requests that still wait at the end
@@ -66,7 +67,7 @@ def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
 
 
 def said(summary: Summary) -> list[str]:
-    """The figures as lines for a person."""
+    """The figures as lines of text."""
     lines = [
         f"{summary.hours:.1f} hours, {summary.num_requests:.0f} requests",
         "accelerator hours    "

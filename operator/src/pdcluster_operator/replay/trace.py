@@ -27,7 +27,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True)
 class Load:
-    """What arrives from `seconds` on."""
+    """Load from `seconds` on."""
 
     seconds: float
     requests_per_second: float
@@ -47,7 +47,9 @@ class Trace:
         return 2.0 * self.loads[-1].seconds - self.loads[-2].seconds
 
     def every(self, seconds: float) -> Iterator[Load]:
-        """The load of each interval of that length, the means where rows change within one; `seconds` is its beginning."""
+        """The load of each interval of that length, the means where rows change within one;
+        `seconds` is its beginning.
+        """
         position = 0
         for number in range(math.ceil(self.duration_seconds / seconds - 1e-9)):
             begin = number * seconds
@@ -91,7 +93,7 @@ def read_trace(path: Path) -> Trace:
 
 
 class _Reader(Protocol):
-    """What `csv.reader` gives.  line_num: of the line that was read last"""
+    """Rows of `csv.reader`.  line_num: of the line that was read last"""
 
     @property
     def line_num(self) -> int: ...
@@ -133,7 +135,7 @@ def _parse(reader: _Reader) -> Trace:
 
 
 def _too_long(line: int, cells: int, names: int) -> Fault:
-    """Nobody can tell which of its values belong to which names."""
+    """Fault of a row with more values than there are names."""
     reason = f"has {cells} values, and line 1 has {names} names"
     return Fault(f"line {line}", reason, "write decimals with a point, as in 12.5, and put text that holds a comma in quotes")
 
@@ -167,7 +169,7 @@ def _row(line: int, cells: Sequence[str], places: Mapping[str, int]) -> tuple[di
 
 
 def _wrong(text: str) -> str | None:
-    """Why a cell is no number that counts; None = it is one."""
+    """Reason why a cell is no number that counts; None = it is one."""
     if not text:
         return "is empty"
     try:

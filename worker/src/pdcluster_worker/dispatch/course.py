@@ -109,7 +109,9 @@ class Leg:
         self._scope: asyncio.Timeout | None = None
 
     def call_off(self) -> None:
-        """End it at the next token, or now while none has come."""
+        """End it at the next token, or now while none has come; again is a no-op."""
+        if self._is_called_off:
+            return
         self._is_called_off = True
         if self._scope is not None:
             self._scope.reschedule(0.0)

@@ -7,6 +7,7 @@ events are not here yet.  It errs after an eviction, which it cannot know of.
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 RECENT_SECONDS = 120.0
 """How long a prefix counts as recent [Y11]."""
@@ -52,15 +53,21 @@ class RecentPrefixes:
         within: seconds that count as late; by default, and at most, all that is kept.
         """
         since = now - (self.seconds if within is None else min(within, self.seconds))
-        found, dropped = dict[str, int](), self._dropped
+        first = self._sent.get(hashes[0], {}) if hashes else {}
+        return {
+            worker: num_blocks
+            for worker in first
+            if (num_blocks := self._match(worker, hashes, max(since, self._dropped.get(worker, since))))
+        }
+
+    def _match(self, worker: str, hashes: Sequence[bytes], since: float) -> int:
+        """Leading blocks that were sent to one worker at that time or later."""
+        sent = self._sent
         for num_before, block in enumerate(hashes):
-            sent = self._sent.get(block, {})
-            at = [worker for worker, when in sent.items() if when >= max(since, dropped.get(worker, since))]
-            going_on = [worker for worker in at if found.get(worker, 0) == num_before]
-            if not going_on:
-                break
-            found.update(dict.fromkeys(going_on, num_before + 1))
-        return found
+            workers = sent.get(block)
+            if workers is None or workers.get(worker, -inf) < since:
+                return num_before
+        return len(hashes)
 
     def drop(self, worker: str, now: float) -> None:
         """What was sent to a worker before counts no more: its cache is gone."""

@@ -89,7 +89,7 @@ def _outcome(pools: Sequence[Pool], vector: Vector, memory: Memory, log: _Log) -
 def _pools(spec: PDClusterSpec, facts: Iterable[PoolFacts], totals: Mapping[PoolKey, Totals], clock: Clock, log: _Log) -> Sequence[Pool]:
     known = {each.key: each for each in facts}
     found: list[Pool] = []
-    for role, declared in spec.roles.present().items():
+    for role, declared in spec.roles.computing().items():
         for order, each in enumerate(declared.pools):
             low, high, source = bounds_of(role, each, spec.autoscale.schedules, clock.wall)
             facts_of = known.get((role, each.name)) or PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0)
@@ -97,7 +97,7 @@ def _pools(spec: PDClusterSpec, facts: Iterable[PoolFacts], totals: Mapping[Pool
             found.append(Pool(facts_of, order, price, low=min(low, high), high=high, source=source))
             problem = conflict(f"{role}/{each.name}", low, high)
             log.problems += [] if problem is None else [problem]
-    return [pool for role in spec.roles.present() for pool in _weighed(role, found, totals, spec.autoscale.tolerance)]
+    return [pool for role in spec.roles.computing() for pool in _weighed(role, found, totals, spec.autoscale.tolerance)]
 
 
 def _weighed(role: str, pools: Iterable[Pool], totals: Mapping[PoolKey, Totals], tolerance: float) -> list[Pool]:
@@ -127,14 +127,14 @@ def _ask(spec: PDClusterSpec, edge: Edge, base: Vector, seen: tuple[Mapping[Pool
     seen: totals of pools, memory, now.
     """
     totals, memory, now = seen
-    roles = list(spec.roles.present())
+    roles = list(spec.roles.computing())
     of_role = {role: together(totals.get(pool.key, Totals()) for pool in edge.pools if pool.facts.role == role) for role in roles}
     is_asleep = not any(base.values())
     recommendations: dict[str, int] = {}
     remembered, sizes, advised = {}, {}, {}
     for role in roles:
         size = _size(role, edge, base)
-        role_totals = RoleTotals(of_role[role], of_role[spec.ingress_role])
+        role_totals = RoleTotals(of_role[role], of_role[spec.decode_role])
         recommended = Recommendation(size.asked) if is_asleep else _recommend(spec, size, role_totals, log)
         before = memory if is_same(memory, role, size.asked, spec.autoscale, now) else Memory()
         if spec.autoscale.mode == "Advise":
