@@ -8,7 +8,7 @@ arrivals for each arm: without priorities, with priorities alone, and with early
 rejection too.  A request attains its objectives when its client saw both within
 them; a refused one did not.
 
-    bench/overload.py [--times 2] [--seconds 16] [--high 0.3] [--slack 2] [--seats 16]
+    bench/overload.py [--times 2] [--seconds 12] [--high 0.3] [--slack 2] [--seats 16]
 """
 
 import argparse
@@ -35,7 +35,7 @@ from pdcluster_operator.bench.started import started_cluster
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 FILE = Path(__file__).parents[1] / "examples" / "mixed.yaml"
 VOCABULARY = (1000, 40_000)
-PATIENCE_SECONDS = 8.0
+PATIENCE_SECONDS = 6.0
 """After the last arrival, for answers that are still open; they count as missed then."""
 
 
@@ -221,11 +221,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--times", type=float, default=2.0)
-    parser.add_argument("--seconds", type=float, default=16.0)
+    parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--high", type=float, default=0.3)
     parser.add_argument("--slack", type=float, default=2.0)
     parser.add_argument("--seats", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--output", type=int, default=32)
-    parser.add_argument("--capacity-seconds", type=float, default=12.0)
+    parser.add_argument("--capacity-seconds", type=float, default=8.0)
     asyncio.run(main(parser.parse_args()))

@@ -21,8 +21,8 @@ from pdcluster_worker.routing.waiting_time.presets import Presets
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 SEATS, CONTEXT, NUM_BLOCKS, VOCABULARY = 4, 1024, 1024, 40_000
 PROMPT_TOKENS = 64
-SCALE = 1 / 16
-"""The factor of all lengths in tokens: answers of 3 to 8000 become 2 to 500, about 150 on the average."""
+SCALE = 1 / 40
+"""The factor of all lengths in tokens: answers of 3 to 8000 become 2 to 200, about 60 on the average."""
 
 PROFILED = 3
 """Full batches of the profile, of which the first does not count."""

@@ -126,6 +126,29 @@ def test_requests_beyond_the_queue_bound_are_told_to_retry(slow: Pair, prompts: 
         slow.decode.wait_for(lambda: num_refused() == 0, "both are served again")
 
 
+def test_low_priority_gets_less_under_load_and_is_refused_beyond_its_objective(pair: Pair, prompts: Prompts) -> None:
+    """By what the worker has measured of its own streams; a policy takes effect while it runs."""
+    policy = {"allowClientPriority": True, "slo": {"ttftMilliseconds": 60_000, "tpotMilliseconds": 0.001}}
+
+    def ask(priority: str) -> httpx.Response:
+        return pair.decode.client.post(body(prompts(20), "local", max_tokens=8, priority=priority))
+
+    try:
+        pair.decode.write_policy(policy | {"degradation": {"maxTokens": 2}})
+        pair.decode.wait_for(lambda: ask("low").headers.get("x-pdcluster-degraded") == "max_tokens=2", "low priority gets two tokens")
+        low, high = ask("low").json(), ask("high").json()
+        assert (low["pdcluster"], low["usage"]["completion_tokens"]) == ({"degraded": ["max_tokens=2"]}, 2)
+        assert ("pdcluster" in high, high["usage"]["completion_tokens"]) == (False, 8)
+        pair.decode.write_policy(policy | {"earlyRejection": {"enabled": True}})
+        pair.decode.wait_for(lambda: ask("low").status_code == httpx.codes.TOO_MANY_REQUESTS, "low priority is refused")
+        refused = ask("low")
+        assert refused.json()["error"]["code"] == "slo_tpot"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert ask("high").status_code == ask("normal").status_code == httpx.codes.OK
+    finally:
+        pair.decode.write_policy({})
+
+
 @pytest.mark.parametrize("place", ["local", "remote"])
 def test_equal_client_ids_never_mix_streams(pair: Pair, prompts: Prompts, reference: Reference, place: str) -> None:  # T8
     cases = [prompts(50 + index) for index in range(8)]

@@ -7,7 +7,9 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
+from pdcluster_worker.config import AdmissionPolicy
 from pdcluster_worker.dispatch import journey
+from pdcluster_worker.dispatch.handler import Handler
 from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import (
@@ -24,8 +26,9 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.moving_config import MovingPolicy
-from pdcluster_worker.peers.types import Generated, Load, PrefillMode
-from tests.worker.dispatch.doubles import ScriptedEngine, stats
+from pdcluster_worker.peers.types import Generated, Hello, Load, PrefillMode
+from pdcluster_worker.routing.credits import CreditLedger
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats
 from tests.worker.dispatch.test_ingress import DecodePeer, busy_here, make_ingress
 
 MAX_TOKENS = 6
@@ -383,3 +386,20 @@ async def test_request_that_a_peer_preempts_stays_where_nobody_has_room(worker: 
 async def say(worker: Worker, engine: ScriptedEngine, said: EngineStats) -> None:
     engine.say(said)
     await until(lambda: worker.engines.first.client.stats == said)
+
+
+# --- at the worker that it goes to ----------------------------------------------------------------
+
+
+async def test_request_that_has_begun_is_not_asked_by_admission_again(worker: Worker, engine: ScriptedEngine) -> None:
+    ingress = make_ingress(worker, engine)
+    engine.answer = model_here
+    handler = Handler(worker, Hello("e", "decode", FACTS.geometry, "w", "r1"), CreditLedger(1), ingress._here)
+    admission = AdmissionPolicy(max_queued_requests=1)
+    worker.policy = replace(worker.policy, admission=admission)
+    ingress._here._quality._meter.joined()  # one waits
+
+    with pytest.raises(RequestError, match="maxQueuedRequests"):
+        await anext(handler.generate(spec(), "auto"))
+    begun = replace(spec("r~1"), output=WHOLE[:2])
+    assert [g.token.token_id async for g in handler.generate(begun, "auto")] == WHOLE[2:]

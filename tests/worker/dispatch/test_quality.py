@@ -258,3 +258,11 @@ async def test_estimates_are_in_the_metrics(dispatcher: DecodeDispatcher, engine
 
     assert value("pdcluster_qos_estimated_ttft_seconds") == pytest.approx(1.0)
     await end(tasks)
+
+
+async def test_request_that_has_begun_elsewhere_is_not_shed(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+    worker.policy = PolicyConfig(low_priority=LowPriorityPolicy(threshold_milliseconds=1.0))
+    tasks = await waiting(dispatcher, engine, replace(spec("moved"), output=[7]), spec("new"))
+
+    assert [wait.num_tokens for wait in dispatcher._quality._waits] == [10]  # the new one alone is watched
+    await end(tasks)

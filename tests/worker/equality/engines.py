@@ -168,7 +168,7 @@ class Pair:
                 done = ReceiveDone(request_id, self._epochs[request_id], self._first[request_id], checksum)
                 self._homes[request_id].core.handle(done)
             case _:
-                assert type(output).__name__ in ("EngineStats", "BlockEvents"), output
+                assert type(output).__name__ in ("EngineStats", "BlockEvents", "Preempted"), output
 
 
 class Cluster(Pair):
