@@ -46,13 +46,13 @@ def test_what_was_sent_since_a_report_comes_on_top_of_it() -> None:
     assert load.potential("d0", new, Charges(6, 150, 27)) == Charges(7, 160, 28)
 
 
-def test_end_of_an_older_request_takes_nothing_from_a_newer_report() -> None:
+def test_request_that_ended_since_a_report_is_taken_off_it() -> None:
     load, old, new = ActiveLoad(), object(), object()
     load.add("a", "d0", old, Charges(1, 100, 7))
     load.add("b", "d0", new, Charges(1, 10, 1))
     load.free("a")
 
-    assert load.potential("d0", new, Charges(5, 0, 0)) == Charges(6, 10, 1)
+    assert load.potential("d0", new, Charges(5, 0, 0)) == Charges(5, 10, 1)
 
 
 def test_load_is_never_less_than_what_was_sent() -> None:

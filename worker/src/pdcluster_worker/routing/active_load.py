@@ -38,7 +38,6 @@ class _Sent:
 class _Request:
     worker: str
     charges: Charges
-    report: object
 
 
 class ActiveLoad:
@@ -68,7 +67,7 @@ class ActiveLoad:
         _renew(sent, report)
         sent.all.add(charges)
         sent.since.add(charges)
-        self._requests[request_id] = _Request(worker, replace(charges), report)
+        self._requests[request_id] = _Request(worker, replace(charges))
 
     def prefilled(self, request_id: str) -> bool:
         """A token came, so none of its prompt waits any more.  False where none did before, and for unknown ids."""
@@ -105,8 +104,7 @@ class ActiveLoad:
     def _take_away(self, request: _Request, charges: Charges) -> None:
         sent = self._sent[request.worker]
         sent.all.add(charges, -1)
-        if sent.report is request.report:
-            sent.since.add(charges, -1)
+        sent.since.add(charges, -1)  # below 0 for one that the report still counts
 
 
 def _renew(sent: _Sent, report: object) -> None:
