@@ -108,10 +108,6 @@ def test_an_unfinished_chunk_samples_nothing(tiny_folder, make_driver):
     assert driver.step((driver.request("a", random_prompt(1, 20)), 19)) == [None]
 
 
-def test_an_empty_batch_is_nothing_to_do(tiny_folder, make_driver):
-    assert make_driver(tiny_folder("llama")).step() == []
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_bfloat16_agrees_where_the_reference_is_sure(tiny_folder, make_driver, reference, kind):
     """bf16 promises no equality; the first tokens, where float32 is clear, must still agree mostly."""

@@ -47,7 +47,7 @@ def test_unknown_fields_of_a_record_are_ignored(record: Callable[..., WorkerReco
     assert decode_record(KEY, json.dumps(value).encode()) == record("a")
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"state": "asleep"}, {"role": "router"}, {"pod": "b"}, {"engine_id": None}])
+@pytest.mark.parametrize("change", [{"schema": 2}, {"state": "asleep"}, {"role": "boss"}, {"pod": "b"}, {"engine_id": None}])
 def test_record_of_another_shape_is_ignored_and_said(
     record: Callable[..., WorkerRecord], caplog: pytest.LogCaptureFixture, change: dict[str, object]
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pdcluster_worker import server_process
+from pdcluster_worker import process_life, server_process
 from pdcluster_worker.dispatch import draining
 from pdcluster_worker.dispatch.draining import Drain
 from pdcluster_worker.server import unsent
@@ -119,6 +119,7 @@ def listens(port: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
+    monkeypatch.setattr(process_life, "HTTP_DRAIN_SECONDS", 0.05)
     monkeypatch.setattr(server_process, "HTTP_DRAIN_SECONDS", 0.05)
     monkeypatch.setattr(draining, "UNSENT_CHECK_SECONDS", 0.01)
 
@@ -143,7 +144,7 @@ async def test_a_stream_that_slipped_in_is_waited_for(rig, server, wire, until):
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
     async with asyncio.timeout(DEADLINE_SECONDS):
         await rig.backend.holding.wait()
-        leaving = asyncio.create_task(server_process._leave(node, server))
+        leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: node.num_leaves == 1)
         node.hold()  # as a request does that comes now
         await until(lambda: node.num_leaves == 2)  # the time for last bytes is over, and the request is not
@@ -206,7 +207,7 @@ async def test_a_request_that_is_still_on_its_way_here_does_not_hold_the_end(ser
     writer.write(BEGUN)
     await writer.drain()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        await server_process._leave(node, server)
+        await process_life.leave(node, server)
         assert await reader.read() == b""
     writer.close()
 
@@ -220,7 +221,7 @@ async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, dea
     sock = await deaf(LONG)
     async with asyncio.timeout(DEADLINE_SECONDS * 4):
         await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
-        leaving = asyncio.create_task(server_process._leave(node, server))
+        leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: node.num_leaves >= 3)  # the time for what is open beside requests is over
         answer = await read_all(sock)
         await leaving
@@ -235,7 +236,7 @@ async def test_a_worker_has_not_drained_before_its_clients_have_taken_their_answ
     """For the network of a pod goes with it, and what the kernel holds."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         await slow.ask()
-        leaving = asyncio.create_task(server_process._leave(node, server))
+        leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: leaving.done() or node.num_looks >= 3)
         assert (node.drain.state, node.drain.num_holding, server.finished.done()) == ("draining", 1, False)
         answer = await slow.read()
@@ -254,7 +255,7 @@ async def test_the_end_waits_for_the_client_of_a_request_that_slipped_in(node, s
 
     node.slips_in.append(slip_in)
     async with asyncio.timeout(DEADLINE_SECONDS):
-        leaving = asyncio.create_task(server_process._leave(node, server))
+        leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: leaving.done() or (server.finished.done() and node.num_looks >= 3))
         assert (leaving.done(), node.finished) == (False, False)
         answer = await slow.read()
@@ -271,7 +272,7 @@ async def test_the_end_of_a_drained_worker_does_not_wait_for_whom_it_told_someth
         await node.drain.drained()
         await slow.ask()
         assert await server.untaken()
-        await server_process._leave(node, server)
+        await process_life.leave(node, server)
 
     assert (node.states, node.finished) == (["draining", "drained"], True)
 
@@ -330,7 +331,7 @@ async def test_a_client_that_stopped_reading_is_waited_for_once(node, rig, serve
     async with asyncio.timeout(DEADLINE_SECONDS * 3):
         await deaf(LONG)
         await until(lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1)
-        leaving = asyncio.create_task(server_process._leave(node, server))
+        leaving = asyncio.create_task(process_life.leave(node, server))
         await until(lambda: "client stopped reading" in caplog.text)
         (held,) = server._unsent._held.values()
         since, num_looks = {held.since_seconds}, node.num_looks

@@ -114,6 +114,8 @@ _USERS = (
         "percentunit",
         _quantiles("estimate_error_ratio", "quantity", " {{quantity}}"),
     ),
+    Panel("Races", "Per second, by whose first token came first.", "reqps", (_rate("races", "winner", "{{winner}}"),)),
+    Panel("Prompt tokens lost in races", "At most, per second.", "short", (_rate("race_wasted_tokens"),)),
     Panel("Choices that moved", "Per second.", "reqps", (_rate("request_moves", "reason, outcome", "{{reason}} {{outcome}}"),)),
     Panel("Estimates", "Of a request that came now, the worst worker of a pool; admission goes by them.", "s", _ESTIMATES),
 )
