@@ -72,6 +72,16 @@ class Model(DecodePeer):
             self.num_open -= 1
 
 
+class BreaksAtTheEnd(Model):
+    """Its call fails after the last token."""
+
+    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        async with aclosing(super().generate(spec, prefill)) as tokens:
+            async for generated in tokens:
+                yield generated
+        raise self.error
+
+
 def model_here(message: EngineInput) -> Sequence[EngineOutput]:
     if not isinstance(message, Submit):
         return ()
@@ -125,6 +135,15 @@ async def test_moved_request_looks_like_one_to_its_reader(worker: Worker, engine
     assert [g.prefill for g in made] == ["local"] + [None] * 5
     assert [g.token.queue_seconds is None for g in made[2:]] == [True] * 4  # of another worker's queue
     assert [g.token.logprob for g in made] == [-0.5 * position for position in range(6)]
+
+
+async def test_request_that_has_ended_is_not_moved(worker: Worker, engine: ScriptedEngine) -> None:
+    """Its worker is lost before the call is over."""
+    first, second = BreaksAtTheEnd("a"), Model("b")
+    second.load = Load(num_running=1)
+
+    assert ids(await collect(ingress_of(worker, engine, first, second))) == WHOLE
+    assert (second.asked, engine.inputs, counted(worker)) == ([], [], {})
 
 
 async def test_moved_request_ends_up_here_when_no_peer_is_better(worker: Worker, engine: ScriptedEngine) -> None:
@@ -360,6 +379,18 @@ async def test_preempted_request_goes_back_when_no_other_takes_it(worker: Worker
 
     assert ids(await collect(short_of_blocks(worker, engine, 2, peer))) == WHOLE
     assert (len(peer.asked), counted(worker)) == (1, {("preempted", "nowhere"): 1, ("preempted", "moved"): 1})
+
+
+async def test_request_that_is_preempted_before_its_first_token_is_not_begun_again_where_it_was(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    peer = with_room(64)
+    ingress = short_of_blocks(worker, engine, 2, peer)
+    engine.answer = lambda message: preempting(0, 2)(message)[:2]  # and no more
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert peer.outputs == [[]]
+    assert len([message for message in engine.inputs if isinstance(message, Submit)]) == 1
 
 
 async def test_request_that_a_peer_preempts_goes_where_there_is_room(worker: Worker, engine: ScriptedEngine) -> None:

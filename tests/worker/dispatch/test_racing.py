@@ -102,6 +102,27 @@ async def test_winner_that_is_lost_in_mid_stream_is_moved_from(worker: Worker, e
     assert counted(worker) == {("lost", "moved"): 1}
 
 
+async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(worker: Worker, engine: ScriptedEngine) -> None:
+    first, rival = two(first_waits=True)
+    rival.ends_after, first.ends_after = 0, 2
+    asked = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
+    await until(lambda: len(rival.asked) == 1 and rival.num_open == 0)
+    rival.ends_after = 99
+    first.goes_on.set()
+
+    assert ids(await asked) == WHOLE
+    assert (rival.outputs, engine.inputs) == ([[], [10, 11]], [])
+
+
+async def test_winner_that_preempts_goes_on_where_nobody_has_room(worker: Worker, engine: ScriptedEngine) -> None:
+    first, rival = two(rival_waits=True)
+    first.ends_after, first.error = 2, RequestError("preempted", status=503, code="out_of_blocks")
+    ingress = ingress_of(worker, engine, first, rival)
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert ([len(output) for output in first.outputs], engine.inputs) == ([0, 2, 4], [])
+
+
 async def test_other_choices_begin_where_the_race_was_won(worker: Worker, engine: ScriptedEngine) -> None:
     first, rival = two(first_waits=True)
     made = await collect(ingress_of(worker, engine, first, rival), spec("x"), spec("y"))

@@ -56,6 +56,14 @@ def ids(grants: list[Grant]) -> list[str]:
     return [grant.request_id for grant in grants]
 
 
+def test_ledger_of_a_worker_without_an_engine_takes_any_policy() -> None:
+    """A router's, or that of a worker whose engines are all lost: its limit is 0."""
+    queue = Queue(LATENCY, limit=0)
+
+    assert queue.ledger.due is None
+    assert queue.want("a", "b") == ["a"]
+
+
 # --- shares of the peers ----------------------------------------------------------------------
 
 

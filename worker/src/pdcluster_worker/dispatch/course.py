@@ -47,6 +47,7 @@ class Course:
     failed:       keys of the workers that failed since the last token, `HERE` for this one.
     left:         the worker, if any, that would go on with it but was left; the last resort.
     moves_for:    what the present leg is for, until its first token.
+    is_over:      its last token was passed on.
     """
 
     spec: RequestSpec
@@ -57,6 +58,7 @@ class Course:
     failed: set[str] = field(default_factory=set)
     left: list[Peer | None] = field(default_factory=list)
     moves_for: MoveReason | None = None
+    is_over: bool = False
 
     @property
     def has_begun(self) -> bool:
@@ -84,6 +86,7 @@ class Course:
         token, is_first_leg = generated.token, self.num_legs == 1
         is_first = not self.output
         self.output.append(token.token_id)
+        self.is_over = token.finish_reason is not None
         self.spec = _as_degraded(self.spec, generated.degraded)
         if self.failed:
             self.failed.clear()

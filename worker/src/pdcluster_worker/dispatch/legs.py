@@ -81,6 +81,8 @@ class Legs:
                         yield course.take(generated)
                 return
             except (PeerError, RequestError) as e:
+                if course.is_over:
+                    return  # the client has all of it
                 if race is not None:
                     where = race.where
                     course.failed |= race.failed
@@ -139,18 +141,19 @@ class Legs:
             following = self._move(course, where, reason, error)
         else:
             may_be_here = not was_here and (where is None or route.may_run_here)
-            following = self._again(course, error, may_be_here)
+            full = self._full(course, where) if reason == "preempted" else frozenset()
+            following = self._again(course, error, may_be_here, full)
         _note(course, reason, where, following)
         return following
 
-    def _again(self, course: Course, error: PeerError | RequestError, may_be_here: bool) -> Peer | None:
-        """Another try: the client has seen nothing."""
+    def _again(self, course: Course, error: PeerError | RequestError, may_be_here: bool, full: frozenset[str]) -> Peer | None:
+        """Another try: the client has seen nothing.  full: workers without room for it."""
         if isinstance(error, EngineDiedError):
             raise error  # a request that kills its engine kills one
         may_be_here = may_be_here or (self._worker.takes_new and HERE not in course.failed)
-        if may_be_here and self._worker.engines.problem is None:
+        if may_be_here and HERE not in full and self._worker.engines.problem is None:
             return None
-        peer = self._choose(course, may_be_here=False)
+        peer = self._choose(course, may_be_here=False, full=full)
         if peer is not None:
             return peer
         for left in self._last_resort(course):

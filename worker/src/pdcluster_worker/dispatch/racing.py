@@ -25,7 +25,11 @@ Said = tuple[int, Generated | PeerError | RequestError]
 
 @dataclass(slots=True)
 class Race:
-    """Two workers, None = this one.  ahead: the one whose leg goes on, or failed last."""
+    """Two workers, None = this one.
+
+    ahead:  the one whose leg goes on, or ended last.
+    failed: keys of those whose legs ended before, while there was no token.
+    """
 
     entrants: tuple[Peer | None, Peer | None]
     ahead: int = 0
@@ -81,19 +85,20 @@ class Racing:
                 if isinstance(said, Generated):
                     if not has_won:
                         has_won, race.ahead = True, index
+                        race.failed.clear()
                         merged.end(1 - index)
                         metrics.races.labels("rival" if index else "first").inc()
                         metrics.race_wasted_tokens.inc(len(course.spec.prompt))
                         note("race_won", by="rival" if index else "first")
                     yield said
                     continue
-                is_last = has_won or bool(race.failed)
-                race.failed.add(_key(race.entrants[index]))
-                if is_last:
-                    if not has_won:
-                        race.ahead = index
-                        metrics.races.labels("nobody").inc()
+                if has_won:
                     raise said
+                if race.failed:
+                    race.ahead = index
+                    metrics.races.labels("nobody").inc()
+                    raise said
+                race.failed.add(_key(race.entrants[index]))
 
 
 async def _entrant(index: int, leg: Stream) -> AsyncGenerator[Said, None]:

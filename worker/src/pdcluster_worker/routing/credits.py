@@ -167,7 +167,7 @@ class CreditLedger:
         return sum(line.num_tokens for line in self._lines.values())
 
     def _busy_ratio(self) -> float:
-        return self.outstanding_tokens / self._limit_tokens
+        return self.outstanding_tokens / max(1, self._limit_tokens)  # 0 without an engine
 
     def _add(self, want: Want) -> None:
         key = self._batching.key(want.tokens, want.priority)
