@@ -4,8 +4,8 @@ A real worker on a real model.  Its capacity is measured first, by a closed loop
 that fills its seats; the objectives are a multiple of the median TTFT and TPOT
 that those clients saw, so they fit the machine as it is in this run.  Then
 requests of high and low priority come at a multiple of the capacity, on the same
-arrivals for each arm: without priorities, with priorities alone, and with early
-rejection too.  A request attains its objectives when its client saw both within
+arrivals for each arm: without priorities, with priorities alone, with early
+rejection too, and with preemption besides.  A request attains its objectives when its client saw both within
 them; a refused one did not.
 
     bench/overload.py [--times 2] [--seconds 12] [--high 0.3] [--slack 2] [--seats 16]
@@ -59,11 +59,12 @@ class Seen:
 
 @dataclass(slots=True)
 class Arm:
-    """One way to be configured.  sends: whether requests carry their priority."""
+    """One way to be configured.  sends: whether requests carry their priority; engine: fields of it."""
 
     name: str
     qos: dict[str, Any]
     sends: bool
+    engine: dict[str, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -84,6 +85,7 @@ def arms(capacity: Capacity) -> list[Arm]:
         Arm("no QoS", {"slo": slo}, sends=False),
         Arm("priorities alone", {"slo": slo, "allowClientPriority": True}, sends=True),
         Arm("early rejection of low", rejecting, sends=True),
+        Arm("and preemptive", rejecting, sends=True, engine={"schedulingPolicy": "preemptive"}),
     ]
 
 
@@ -179,15 +181,15 @@ def row(arm: Arm, is_high: bool, capacity: Capacity) -> str:
 
 
 @asynccontextmanager
-async def worker(qos: dict[str, Any], options: argparse.Namespace) -> AsyncIterator[Place]:
+async def worker(qos: dict[str, Any], engine: dict[str, Any], options: argparse.Namespace) -> AsyncIterator[Place]:
     """One mixed worker with that policy, warm."""
     document = yaml.safe_load(FILE.read_text())
     document["spec"]["qos"] = qos
     with tempfile.TemporaryDirectory(prefix="pdcluster-overload-") as folder:
         file = Path(folder) / FILE.name
         file.write_text(yaml.safe_dump(document))
-        seats = {"maxSequences": options.seats}
-        async with started_cluster(file, options.model.expanduser(), seats) as started, http_session() as session:
+        sizes = {"maxSequences": options.seats, **engine}
+        async with started_cluster(file, options.model.expanduser(), sizes) as started, http_session() as session:
             place = Place(session, started.base_url, started.model)
             await ask(place, body(place.model, options, random.Random(0)), Seen(is_high=False))
             yield place
@@ -198,10 +200,10 @@ async def main(options: argparse.Namespace) -> None:
     load_average = os.getloadavg()[0]
     table = ["| arm | priority | requests | attained | refused 429 | Retry-After p50, s | TTFT p50 / p95, ms | TPOT p50, ms |"]
     table.append("|---|---|---|---|---|---|---|---|")
-    async with worker({}, options) as place:
+    async with worker({}, {}, options) as place:
         capacity = await measure(place, options)
     for arm in arms(capacity):
-        async with worker(arm.qos, options) as place:
+        async with worker(arm.qos, arm.engine, options) as place:
             await offer(place, arm, options.times * capacity.rate, options)
         table += [row(arm, is_high, capacity) for is_high in (True, False)]
     print("\n".join([*setting_lines("bench/overload.py", "", load_average), *described(capacity, options), "", *table]))

@@ -34,8 +34,8 @@ class PrefixTrace:
         chosen = draw.choices(contexts, cum_weights=weights, k=self.num_requests)
         return [Ask([*system, *context, *_tokens(draw, draw.randint(*self.question_tokens))], self.output_tokens) for context in chosen]
 
-    def told(self) -> str:
-        """In words."""
+    def in_words(self) -> str:
+        """Its sizes, for a report."""
         low, high = self.question_tokens
         return (
             f"{self.num_requests} requests: {self.system_tokens} tokens of system prompt, one of {self.num_contexts} contexts of "

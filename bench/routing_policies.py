@@ -2,7 +2,7 @@
 
     bench/routing_policies.py [--policies roundRobin leastRequest prefixAware kvAware] [--requests 128]
 
-For each policy `examples/prefix-routing.yaml` is started anew, with caches cold, and gets the same
+For each policy `examples/prefix-routing.yaml` is started with cold caches and gets the same
 trace (`prefix_trace`), a few requests at a time, at one ingress.
 """
 
@@ -29,12 +29,12 @@ def main() -> None:
     """Print a line for each policy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=[BASE, "leastRequest", "prefixAware", "kvAware"])
-    parser.add_argument("--requests", type=int, default=PrefixTrace.num_requests)
+    parser.add_argument("--requests", type=int, default=PrefixTrace().num_requests)
     parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct")
     options = parser.parse_args()
     trace = PrefixTrace(num_requests=options.requests)
-    print(f"{trace.told()}; {options.concurrency} at a time")
+    print(f"{trace.in_words()}; {options.concurrency} at a time")
     means: dict[str, float] = {}
     for policy in options.policies:
         run, cached = asyncio.run(_run(policy, trace, options.concurrency, options.model_path))

@@ -77,7 +77,7 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
                 "hotspotPrevention": True,
                 "hotWorkersRatio": 0.75,
                 "maxShareRatio": 1.5,
-                "minCacheHitRatio": 0.0,
+                "minCacheHitRatio": 0.5,
                 "sessionAffinity": True,
                 "failureTaint": 1.0,
                 "allowRequestOverrides": False,

@@ -29,4 +29,4 @@ def test_seed_decides_the_trace() -> None:
 
 
 def test_trace_says_its_sizes() -> None:
-    assert TRACE.told() == ("400 requests: 4 tokens of system prompt, one of 8 contexts of 10 (skew 1), 2 to 5 of their own, 8 out")
+    assert TRACE.in_words() == ("400 requests: 4 tokens of system prompt, one of 8 contexts of 10 (skew 1), 2 to 5 of their own, 8 out")

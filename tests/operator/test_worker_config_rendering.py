@@ -94,7 +94,7 @@ def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
             "hotspotPrevention": True,
             "hotWorkersRatio": 0.75,
             "maxShareRatio": 1.5,
-            "minCacheHitRatio": 0.0,
+            "minCacheHitRatio": 0.5,
             "sessionAffinity": True,
             "failureTaint": 1.0,
             "queueThresholdTokens": None,

@@ -214,7 +214,7 @@ class DecodeScorePolicy(PolicySection, frozen=True):
     hotspot_prevention: bool = True
     hot_workers_ratio: Share = 0.75
     max_share_ratio: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.5
-    min_cache_hit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    min_cache_hit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
     session_affinity: bool = True
     failure_taint: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.0
     queue_threshold_tokens: Natural | None = None

@@ -244,7 +244,7 @@ class DecodeScoreSpec(Section):
     hotspot_prevention: bool = True
     hot_workers_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75
     max_share_ratio: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.5
-    min_cache_hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    min_cache_hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     session_affinity: bool = True
     failure_taint: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
     queue_threshold_tokens: Natural | None = None

@@ -94,6 +94,14 @@ def test_a_small_match_attracts_only_below_the_least_hit_ratio() -> None:
     assert chosen(policy("prefixAware", **NO_PREVENTION, minCacheHitRatio=0.75), large, idle) == "large"
 
 
+@pytest.mark.parametrize("name", ["prefixAware", "kvAware"])
+def test_a_system_prompt_that_one_worker_has_seen_does_not_draw_every_prompt_there(name: str) -> None:
+    """A few leading blocks are common to all: by default they count from half of the prompt on."""
+    seen = DecodeCandidate("seen", 1, matched_blocks=ASKED.num_blocks // 16 + 1, decode_blocks=1)
+
+    assert chosen(policy(name), seen, DecodeCandidate("idle")) == "idle"
+
+
 def test_kv_aware_weighs_the_match_against_load() -> None:
     cached = DecodeCandidate("cached", matched_blocks=10, decode_blocks=5)
 
@@ -102,7 +110,7 @@ def test_kv_aware_weighs_the_match_against_load() -> None:
 
 
 def test_latency_and_capacity_aware_are_chosen_by_name() -> None:
-    cached, idle = DecodeCandidate("cached", 2, matched_blocks=1), DecodeCandidate("idle")
+    cached, idle = DecodeCandidate("cached", 2, matched_blocks=ASKED.num_blocks), DecodeCandidate("idle")
 
     assert chosen(policy("latencyAware"), cached, idle) == "cached"
     assert chosen(policy("capacityAware"), cached, idle) == "idle"
