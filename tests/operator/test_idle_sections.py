@@ -85,3 +85,16 @@ def test_defaults_and_what_has_an_effect_are_not_told(change: Any, document: dic
     change(document)
 
     assert idle_remarks(parse(document)) == []
+
+
+def test_resources_and_template_of_routers_are_idle_too(document: dict[str, Any]) -> None:
+    at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})(document)
+    before = parse(document)
+    at("spec.roles.router.resources", {"limits": {"cpu": "2"}})(document)
+    at("spec.roles.router.podTemplate", {"spec": {}})(document)
+
+    assert restart_fields(before, parse(document)) == []
+    assert idle_remarks(parse(document)) == [
+        "spec.roles.router.resources has no effect here: a process may take what the machine has",
+        "spec.roles.router.podTemplate has no effect here: there are no pods here",
+    ]

@@ -169,7 +169,7 @@ def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str) -> N
 
 def test_every_refusal_that_is_answered_503_counts_in_the_alert() -> None:
     (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "PDClusterRequestsRefused"]
-    assert all(reason in expression for reason in ("queue_full", "draining", "not_ready", "no_prefill_worker"))
+    assert all(reason in expression for reason in ("queue_full", "draining", "not_ready", "no_prefill_worker", "no_decode_worker"))
 
 
 def test_alerts_say_what_is_wrong_where_and_what_to_do() -> None:
@@ -276,6 +276,14 @@ def test_alerts_are_about_the_role_that_answers_now() -> None:
 
     assert 'role=\\"decode\\"' in text
     assert 'role=\\"mixed\\"' not in text
+
+
+def test_cluster_whose_routers_are_gone_has_an_alert_while_its_decode_workers_run() -> None:
+    routers = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
+    absent = {rule["alert"]: rule["expr"] for rule in rules(routers) if rule["expr"].startswith("absent(pdcluster_num_requests_running")}
+
+    assert sorted(re.findall(r'role="(\w+)"', " ".join(absent.values()))) == ["decode", "router"]
+    assert not any('role="router"' in rule["expr"] for rule in rules())
 
 
 def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:

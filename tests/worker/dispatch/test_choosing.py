@@ -177,6 +177,16 @@ async def test_y10_worker_that_failed_costs_more_for_a_while(worker: Worker) -> 
     assert choose(chooser, spec("r2")) == "a"
 
 
+async def test_y10_worker_that_is_full_is_left_out_and_costs_no_more(worker: Worker) -> None:
+    set_policy(worker, failureTaint=2.0)
+    chooser = choosing(worker, [NamedPeer("a", Load(num_running=2)), NamedPeer("b", Load(num_running=3))])
+    chosen = chooser.choose(spec("r0"), False, full=["a"])
+
+    assert chosen is not None
+    assert chosen.key == "b"
+    assert choose(chooser, spec("r1")) == "a"
+
+
 async def test_loads_of_reports_reach_the_policies(worker: Worker) -> None:
     worker.policy = PolicyConfig()
     peers = [

@@ -84,6 +84,15 @@ def test_a_preset_is_gone_by_at_once_and_another_policy_begins_anew() -> None:
     assert bench.estimation.estimated_completion_seconds(spec()) is None
 
 
+def test_what_was_measured_outlives_a_policy_with_the_same_estimator() -> None:
+    bench = Bench(EstimationPolicy(estimator="loadAware"))
+    for _ in range(5):
+        bench.serve()
+    bench.policy = replace(bench.policy, allow_client_deadline=True, reject_unmeetable=True)
+
+    assert bench.estimation.estimated_completion_seconds(spec()) is not None
+
+
 def test_requests_that_decode_together_are_one_batch() -> None:
     """Two at a time take twice as long; one that comes when nothing runs is alone."""
     bench = Bench(EstimationPolicy(estimator="loadAware"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.dispatch.journey import Event, Journey, adopt, begun, note, note_at
+from pdcluster_worker.dispatch.journey import MAX_EVENTS, Event, Journey, adopt, begun, note, note_at
 from pdcluster_worker.dispatch.journeys import Journeys, as_json, route_of
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Note
@@ -30,6 +30,29 @@ def test_journeys_forget_the_oldest() -> None:
             pass
 
     assert [bool(journeys.find(f"r{number}")) for number in range(3)] == [False, True, True]
+
+
+def test_journeys_are_bounded_when_all_are_of_one_request() -> None:
+    journeys = Journeys(kept=3)
+    with journeys.of("r0"):
+        pass
+    for choice in range(5):
+        with journeys.of(f"cmpl-{ID}-{choice}"):
+            pass
+
+    assert journeys.find("r0") == []
+    assert [journey.request_id for journey in journeys.find(ID)] == [f"cmpl-{ID}-{choice}" for choice in (2, 3, 4)]
+
+
+def test_journey_of_many_choices_is_bounded_and_keeps_its_end() -> None:
+    with begun("r") as journey:
+        for number in range(2 * MAX_EVENTS):
+            note_at("offload", journey.began_seconds, number=number)
+        adopt([Note("odd", 1e9, {}, "d1")] * MAX_EVENTS)
+        note("answered", status=200)
+
+    assert len(journey.events) == MAX_EVENTS
+    assert [journey.events[0].facts, journey.events[-1].facts] == [{"number": 0}, {"status": 200}]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +103,12 @@ def test_route_is_a_header_whatever_was_noted() -> None:
     assert header.isascii()
     assert "\n" not in header
     assert header.startswith("decode worker=a_b text=_")
+
+
+def test_route_is_a_header_whatever_a_peer_notes() -> None:
+    journey = Journey("r", [Event("a\r\nb", 1.0, {"é\n": 1}, "d1"), Event("context_end", 2.0, {}, "d1")])
+
+    assert route_of(journey) == "a_b at=d1 _=1"
 
 
 def test_json_of_a_journey_counts_from_its_beginning() -> None:

@@ -142,6 +142,16 @@ async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local
     assert (outcomes(worker), peer.released) == ({"failed": 1.0}, ["r"])
 
 
+async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(dispatcher: DecodeDispatcher, peer: GrantingPeer) -> None:
+    """Else `sloFeedback` would take it for slowness here, and send more there."""
+    dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
+    peer.replies = [PeerError("gone")]
+    await collect(dispatcher, "auto")
+
+    lines = dispatcher._offloading._feedback._lines
+    assert {side: line.num_samples for side, line in lines.items()} == {"local": 0, "remote": 1}
+
+
 async def test_remote_prefill_failure_after_the_first_token_keeps_it(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
 ) -> None:

@@ -132,6 +132,21 @@ def test_one_bad_request_fails_alone_with_a_step_behind_it(ahead, spec):
     assert rig.stats.failed_rows == {"raised": 1}
 
 
+def test_steps_overlap_again_after_a_failed_one(ahead, spec):
+    rig = ahead()
+    rig.handle(*(m.Submit(spec(name, [ord(name[0])], max_tokens=8)) for name in ("a", "bad")))
+    rig.runner.failing = {"bad": ValueError("no such position")}
+    while not rig.of(m.RequestFailed):
+        rig.step()
+    wait, under_way = rig.runner.wait, []
+    rig.runner.wait = lambda: (under_way.append(len(rig.runner._submitted)), wait())[1]
+    rig.step()
+    rig.step()
+    assert under_way == [2, 2]
+    rig.run()
+    assert rig.token_ids("a") == rig.runner.reference([ord("a")], 8)
+
+
 def test_row_without_a_token_fails_once_though_a_second_step_has_it(ahead, spec):
     rig = ahead()
     rig.runner.failing_rows = {"bad": failed_row("not_finite", "the logits are not finite")}

@@ -213,6 +213,19 @@ def test_hello_of_a_worker_that_knows_no_ranks_is_of_one() -> None:
         convert.hello_from_proto(pb.Hello(engine_id="e", tensor_parallel_size=-1))
 
 
+@pytest.mark.parametrize("name", ["max_model_len", "vocab_size", "max_batched_tokens"])
+def test_hello_of_a_negative_limit_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is negative"):
+        convert.hello_from_proto(pb.Hello(engine_id="e", **{name: -1}))
+
+
+def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:
+    good = ["max_tokens=2", "prefill=local"]
+
+    assert convert.degraded_from_proto([*good, "a\r\nset-cookie: b", "\u2603", "", 65 * "a"]) == tuple(good)
+    assert len(convert.degraded_from_proto(1000 * good)) == 8
+
+
 def test_hello_without_an_engine_is_refused() -> None:
     with pytest.raises(ValueError, match="engine_id"):
         convert.hello_from_proto(pb.Hello())

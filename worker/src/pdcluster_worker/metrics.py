@@ -31,7 +31,7 @@ _FIRST_VALUES = {
     "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel", "operations"),
     "request_rejected": (
         *("queue_full", "bodies_full", "connections_full", "body_timeout"),
-        *("draining", "not_ready", "no_prefill_worker", "deadline_unmeetable"),
+        *("draining", "not_ready", "no_prefill_worker", "no_decode_worker", "deadline_unmeetable"),
         *_QOS_REASONS,
         *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded", "body_too_large"),
     ),

@@ -25,6 +25,7 @@ class Alert:
     runbook:       what to look at and what to change
     needs_prefill: only where there is a prefill role
     needs_autoscaler: only where it is not off; the operator's own metrics say it, where they are scraped
+    needs_routers: only where routers answer clients
     """
 
     name: str
@@ -36,11 +37,13 @@ class Alert:
     runbook: str
     needs_prefill: bool = False
     needs_autoscaler: bool = False
+    needs_routers: bool = False
 
 
-def alerts_of(ingress_role: str, *, is_autoscaled: bool) -> tuple[Alert, ...]:
-    """The alerts that make sense for a cluster with this ingress role, with or without the autoscaler."""
-    fitting = (alert for alert in ALERTS if ingress_role == "decode" or not alert.needs_prefill)
+def alerts_of(decode_role: str, *, has_routers: bool, is_autoscaled: bool) -> tuple[Alert, ...]:
+    """The alerts that make sense for a cluster with this decode role, with or without routers and the autoscaler."""
+    fitting = (alert for alert in ALERTS if decode_role == "decode" or not alert.needs_prefill)
+    fitting = (alert for alert in fitting if has_routers or not alert.needs_routers)
     return tuple(alert for alert in fitting if is_autoscaled or not alert.needs_autoscaler)
 
 
@@ -53,7 +56,7 @@ def _burning(histogram: str, bound: str) -> str:
 
 
 _SCALE = "(kubectl scale pdps/...; with autoscale.mode On its maxReplicas or the budget, see `pdctl why`)"
-_REASONS = "queue_full|bodies_full|connections_full|draining|not_ready|no_prefill_worker"
+_REASONS = "queue_full|bodies_full|connections_full|draining|not_ready|no_prefill_worker|no_decode_worker"
 _REFUSED = f'sum(rate(pdcluster_request_rejected_total{{$scope,reason=~"{_REASONS}"}}[5m]))'
 _SUCCEEDED = "(sum(rate(pdcluster_request_success_total{$scope}[5m])) or vector(0))"  # no series before the first success
 _QUEUE = "sum(pdcluster_prefill_queue_tokens{$scope})"
@@ -83,6 +86,17 @@ ALERTS = (
         description="Prometheus has seen no metrics of an ingress worker for 2 minutes: requests to the Service fail.",
         runbook="kubectl describe pdc: the conditions Serving and DecodeReady (or MixedReady) name the reason and the worst pod. "
         "With replicas 0 on purpose, silence this alert.",
+    ),
+    Alert(
+        name="PDClusterNoRouter",
+        severity="critical",
+        lasting="2m",
+        expression='absent(pdcluster_num_requests_running{$scope,role="router"})',
+        summary="no router takes requests",
+        description="Prometheus has seen no metrics of a router for 2 minutes: requests to the Service fail, whatever runs behind it.",
+        runbook="kubectl describe pdc: the conditions Serving and RouterReady name the reason and the worst pod. "
+        "With replicas 0 on purpose, silence this alert.",
+        needs_routers=True,
     ),
     Alert(
         name="PDClusterRequestsRefused",

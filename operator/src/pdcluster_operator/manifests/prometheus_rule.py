@@ -2,17 +2,20 @@
 
 from pdcluster_operator.api.labels import cluster_labels
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.sections import ROUTER
 from pdcluster_operator.manifests.alerts import Alert, alerts_of
 from pdcluster_operator.manifests.objects import Manifest, Owner, new_object
 from pdcluster_operator.manifests.promql import CLUSTER_LABEL, promql
 
 
-def prometheus_rule(cluster: PDCluster, owner: Owner, role: str) -> Manifest:
-    """One group of alerts about one cluster.  role: of the workers that answer, which a roll out may be about to change."""
+def prometheus_rule(cluster: PDCluster, owner: Owner, serving_role: str) -> Manifest:
+    """One group of alerts about one cluster.  serving_role: of the workers that answer, which a roll out may be about to change."""
+    has_routers, is_autoscaled = serving_role == ROUTER, cluster.spec.autoscale.mode != "Off"
+    role = cluster.spec.decode_role if has_routers else serving_role
     labels = {**cluster.spec.monitoring.labels, **cluster_labels(owner.name, "ingress")}
     group = {
         "name": f"pdcluster-{owner.namespace}-{owner.name}",
-        "rules": [_rule(alert, owner, role) for alert in alerts_of(role, is_autoscaled=cluster.spec.autoscale.mode != "Off")],
+        "rules": [_rule(alert, owner, role) for alert in alerts_of(role, has_routers=has_routers, is_autoscaled=is_autoscaled)],
     }
     return new_object("monitoring.coreos.com/v1/PrometheusRule", owner.name, owner, labels, spec={"groups": [group]})
 

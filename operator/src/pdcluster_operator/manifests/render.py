@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.api.sections import ROUTER
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.manifests.child_names import child_names
 from pdcluster_operator.manifests.dashboard import dashboard_config
@@ -72,7 +71,7 @@ def render_shared(
         *render_etcd(cluster, owner, site, records),
         *(workload_budget(owner, workload, number) for workload, number in budgets.items()),
         *([workers_policy(owner)] if cluster.spec.network_policy.enabled else []),
-        *_monitoring(cluster, owner, capabilities, cluster.spec.decode_role if role == ROUTER else role),
+        *_monitoring(cluster, owner, capabilities, role),
         workers_service(owner),
         ingress_service(cluster, owner, serving, role),
     )

@@ -1,5 +1,7 @@
 """What becomes of a request under load [O6] [O7]."""
 
+from math import inf
+
 import pytest
 
 from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
@@ -134,7 +136,9 @@ def test_a_cached_prompt_goes_nowhere_at_once() -> None:
     assert not offloads_at_once(policy, "high", 0)
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(None, 1), (0.0, 1), (-3.0, 1), (1.01, 2), (1e9, MAX_RETRY_SECONDS)])
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(None, 1), (0.0, 1), (-3.0, 1), (1.01, 2), (1e9, MAX_RETRY_SECONDS), (inf, MAX_RETRY_SECONDS)]
+)
 def test_retry_after_is_whole_seconds_within_bounds(seconds: float | None, expected: int) -> None:
     assert retry_after(seconds) == expected
 

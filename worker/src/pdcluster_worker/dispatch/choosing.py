@@ -104,13 +104,13 @@ class Choosing:
         if self._load.prefilled(request_id):
             self._eased.set()
 
-    def choose(self, spec: RequestSpec, may_run_here: bool, failed: Container[str] = ()) -> Peer | None:
-        """The peer to run it; None for this worker, or when there is nobody.  failed: peers to leave out.
+    def choose(self, spec: RequestSpec, may_run_here: bool, failed: Container[str] = (), full: Container[str] = ()) -> Peer | None:
+        """The peer to run it; None for this worker, or when there is nobody.  failed, full: peers to leave out; the former are tainted.
 
         Raises RequestError 503 where the request names a worker that cannot run it.
         """
         now, routed = self._clock(), self._routed.get(spec.request_id) or _Routed(NO_HINTS, set())
-        peers = self._peers(failed, now)
+        peers = {key: peer for key, peer in self._peers(failed, now).items() if key not in full}
         policy = routed.hints.decode_score or self._policy.decode_score
         if policy.policy in PREFIX_POLICIES and routed.hashes is None:
             routed.hashes = self._worker.hashes(spec)

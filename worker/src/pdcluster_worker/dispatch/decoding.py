@@ -14,7 +14,7 @@ from pdcluster_worker.dispatch.engine_client import Mailbox, ShortOfBlocksError
 from pdcluster_worker.dispatch.engines import Place
 from pdcluster_worker.dispatch.journey import note
 from pdcluster_worker.dispatch.lifetime import note_first_token, note_last_token
-from pdcluster_worker.dispatch.offloading import Offloading
+from pdcluster_worker.dispatch.offloading import Offloading, Pace
 from pdcluster_worker.dispatch.quality import Quality
 from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
@@ -64,7 +64,7 @@ class DecodeDispatcher:
         pace = self._offloading.pace(len(spec.prompt) + len(spec.output))
         started, token = False, None
         try:
-            async with aclosing(self._first_tokens(place, spec, prefill)) as firsts:
+            async with aclosing(self._first_tokens(place, spec, prefill, pace)) as firsts:
                 async for generated in firsts:
                     if not started:
                         started = True
@@ -97,11 +97,12 @@ class DecodeDispatcher:
             return None
         return ShortOfBlocksError(mailbox.num_preemptions)
 
-    async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode, pace: Pace) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""
         started = False
         hashes = [] if prefill == "local" else self._worker.hashes(spec)
         if prefill == "remote" or (prefill == "auto" and self._offloading.goes(place, spec, hashes, self._num_decoding)):
+            pace.was_sent = True
             async with aclosing(self._remote.first_token(place, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:
                     started = True

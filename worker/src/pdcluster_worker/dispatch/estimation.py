@@ -86,7 +86,7 @@ class Estimation:
         self.clock = clock
         self._metrics = metrics
         self._policy = policy
-        self._made_for: EstimationPolicy | None = None
+        self._made_for: tuple[str, float | None, int] | None = None
         self._estimator: Estimator | None = None
         self._flights: dict[Flight, None] = {}  # by arrival
         self._labels = Labels(MAX_LABELS)
@@ -95,10 +95,11 @@ class Estimation:
 
     @property
     def estimator(self) -> Estimator | None:
-        """That of the policy in force; another policy begins without measurements."""
+        """That of the policy in force; another one, or other presets, begin without measurements."""
         policy = self._policy()
-        if policy != self._made_for:
-            self._made_for, self._estimator = policy, make_estimator(policy)
+        made_for = policy.estimator, policy.preset_token_milliseconds, policy.preset_output_tokens
+        if made_for != self._made_for:
+            self._made_for, self._estimator = made_for, make_estimator(policy)
         return self._estimator
 
     @property

@@ -22,6 +22,9 @@ LIFETIME = (
 )
 """Events of every request in their order [D1]; a local prefill has no migration."""
 
+MAX_EVENTS = 128
+"""Of one journey: a choice has some ten or twenty, and a client may ask for a thousand choices."""
+
 _current: ContextVar["Journey | None"] = ContextVar("journey", default=None)
 
 
@@ -37,7 +40,7 @@ class Event:
 
 @dataclass(slots=True)
 class Journey:
-    """Events of one request in the order they were noted.
+    """Events of one request in the order they were noted: the first MAX_EVENTS, the last of which is the newest.
 
     began_seconds, began_unix: the same moment by `time.monotonic` and by `time.time`.
     """
@@ -47,6 +50,11 @@ class Journey:
     began_seconds: float = field(default_factory=time.monotonic)
     began_unix: float = field(default_factory=time.time)
     _num_taken: int = 0
+
+    def add(self, event: Event) -> None:
+        """Note an event."""
+        del self.events[MAX_EVENTS - 1 :]
+        self.events.append(event)
 
     def in_order(self) -> list[Event]:
         """Events by time; those of one moment as they were noted."""
@@ -82,7 +90,7 @@ def begun(request_id: str) -> Iterator[Journey]:
 def note(name: str, /, **facts: Fact) -> None:
     """Add an event to the journey of the running task; no-op outside of one."""
     if (journey := _current.get()) is not None:
-        journey.events.append(Event(name, time.monotonic(), facts))
+        journey.add(Event(name, time.monotonic(), facts))
 
 
 def note_at(name: str, seconds: float, /, **facts: Fact) -> None:
@@ -90,10 +98,11 @@ def note_at(name: str, seconds: float, /, **facts: Fact) -> None:
     if (journey := _current.get()) is not None:
         before = journey.last(*LIFETIME)
         earliest = journey.began_seconds if before is None else before.seconds
-        journey.events.append(Event(name, max(seconds, earliest), facts))
+        journey.add(Event(name, max(seconds, earliest), facts))
 
 
 def adopt(notes: Iterable[Note]) -> None:
     """Add what a peer has noted of the request; its times are ours already."""
     if (journey := _current.get()) is not None:
-        journey.events.extend(Event(each.name, each.seconds, each.facts, each.worker) for each in notes)
+        for each in notes:
+            journey.add(Event(each.name, each.seconds, each.facts, each.worker))

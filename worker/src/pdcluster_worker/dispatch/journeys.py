@@ -1,6 +1,6 @@
 """Journeys of the last requests of this worker: kept for `pdctl why --request`, and told to whoever makes traces of them.
 
-Bounded in number: the oldest goes when a new one ends.  Nothing of a prompt or
+Bounded in number: the oldest of the request that was longest idle goes when a new one ends.  Nothing of a prompt or
 an answer is in them but numbers of tokens.
 """
 
@@ -14,7 +14,7 @@ from pdcluster_worker.dispatch.journey import LIFETIME, Event, Journey, begun, n
 from pdcluster_worker.errors import RequestError
 
 KEPT = 2048
-"""Requests: some minutes of a busy ingress, in about 4 MiB."""
+"""Journeys: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many choices."""
 
 MAX_ROUTE_CHARACTERS = 2000
 """Of the response header: proxies take 4 KiB of one at least."""
@@ -31,6 +31,7 @@ class Journeys:
         self.on_end: Callable[[Journey], None] = lambda _: None
         self._kept = kept
         self._ended: OrderedDict[str, list[Journey]] = OrderedDict()
+        self._num_ended = 0
 
     @contextmanager
     def of(self, request_id: str, **facts: str | float) -> Iterator[Journey]:
@@ -56,8 +57,16 @@ class Journeys:
         key = _key(journey.request_id)
         self._ended.setdefault(key, []).append(journey)
         self._ended.move_to_end(key)
-        if len(self._ended) > self._kept:
-            self._ended.popitem(last=False)
+        self._num_ended += 1
+        if self._num_ended > self._kept:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._num_ended -= 1
+        oldest, journeys = next(iter(self._ended.items()))
+        del journeys[0]
+        if not journeys:
+            del self._ended[oldest]
 
 
 def _key(request_id: str) -> str:
@@ -80,17 +89,17 @@ def route_of(journey: Journey) -> str:
     """
     decisions = [_words(event) for event in journey.in_order() if event.name not in LIFETIME and event.name != "answered"]
     end = journey.last("context_end")
-    place = [] if end is None else [f"prefill={end.facts['prefill']}"]
+    place = [] if end is None or "prefill" not in end.facts else [f"prefill={_safe(end.facts['prefill'])}"]
     return "; ".join([*decisions, *place])[:MAX_ROUTE_CHARACTERS]
 
 
 def _words(event: Event) -> str:
     facts = {"at": event.worker, **event.facts} if event.worker else event.facts
-    return " ".join([event.name, *(f"{name}={_UNSAFE.sub('_', _short(value))}" for name, value in facts.items())])
+    return " ".join([_safe(event.name), *(f"{_safe(name)}={_safe(value)}" for name, value in facts.items())])
 
 
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _safe(value: object) -> str:
+    return _UNSAFE.sub("_", f"{value:.4g}" if isinstance(value, float) else str(value))
 
 
 def as_json(journey: Journey) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class Legs:
 
     def _choose(self, course: Course, may_be_here: bool, full: frozenset[str] = frozenset()) -> Peer | None:
         try:
-            return self._choosing.choose(course.so_far(), may_be_here, course.failed | full)
+            return self._choosing.choose(course.so_far(), may_be_here, course.failed, full)
         except RequestError as e:  # it names its worker
             logger.warning("stays request=%s reason=%s", course.spec.request_id, e)
             return None

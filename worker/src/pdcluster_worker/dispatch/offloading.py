@@ -15,7 +15,7 @@ from pdcluster_worker.peers.types import Generated
 from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, takes_length
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.routing.qos.verdict import offloads_at_once
-from pdcluster_worker.routing.slo_feedback import SloFeedback
+from pdcluster_worker.routing.slo_feedback import Side, SloFeedback
 
 
 class Offloading:
@@ -106,9 +106,13 @@ class Offloading:
 
 
 class Pace:
-    """Of one request, as its tokens come: what `sloFeedback` goes by."""
+    """Of one request, as its tokens come: what `sloFeedback` goes by.
+
+    was_sent: to a prefill worker, whose its time is, also where that failed and the prompt was computed here.
+    """
 
     def __init__(self, feedback: SloFeedback, num_tokens: int, clock: Callable[[], float]) -> None:
+        self.was_sent = False
         self._feedback, self._num_tokens, self._clock = feedback, num_tokens, clock
         self._began = clock()
         self._first_at = 0.0
@@ -121,7 +125,8 @@ class Pace:
         if generated.prefill is not None:
             self._first_at = now = self._clock()
             uncached = self._num_tokens - token.cached_tokens
-            self._feedback.first_token(generated.prefill, uncached, now - self._began, now)
+            side: Side = "remote" if self.was_sent else generated.prefill
+            self._feedback.first_token(side, uncached, now - self._began, now)
         if token.finish_reason is not None and self._count > 1:
             now = self._clock()
             self._feedback.finished((now - self._first_at) / (self._count - 1), now)

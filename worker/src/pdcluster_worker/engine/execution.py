@@ -38,11 +38,15 @@ _OWN_FAULTS = ("no_token_left", "unknown_token_ids")
 
 @dataclass(slots=True)
 class _Submitted:
-    """A batch.  failure: of its submission.  is_held: the runner does not have it, for an earlier one failed."""
+    """A batch.
+
+    given:   what the runner has of it; None = nothing yet, for an earlier one failed.
+    failure: of its submission.
+    """
 
     batch: Batch
+    given: Batch | None = None
     failure: Exception | None = None
-    is_held: bool = False
 
 
 class Executor:
@@ -61,11 +65,13 @@ class Executor:
 
     def submit(self, batch: Batch) -> None:
         """Begin to compute a batch; why that failed is `wait`'s to say.  Raises EngineBrokenError."""
-        follows_failure = any(before.is_held or before.failure is not None for before in self._queue)
-        submitted = _Submitted(batch, is_held=follows_failure)
+        if self._queue:
+            self._catch_up(self._queue[0])
+        follows_failure = any(before.given is None or before.failure is not None for before in self._queue)
+        submitted = _Submitted(batch)
         self._queue.append(submitted)
         if not follows_failure:
-            self._give(submitted)
+            self._give(submitted, batch)
 
     def wait(self) -> list[Outcome]:
         """One outcome per item of the oldest batch, in order; None for a request that has ended meanwhile.
@@ -74,37 +80,39 @@ class Executor:
         """
         self.seconds = StepSeconds()
         submitted = self._queue.popleft()
-        batch = submitted.batch
+        batch = self._catch_up(submitted)
+        if not batch.items:
+            return [None] * len(submitted.batch.items)
         try:
-            if submitted.is_held:
-                return self._wait_held(batch)
             outcomes = self._waited(submitted)
         except EngineBrokenError:
             raise
         except Exception as e:
             logger.exception("model step failed items=%d", len(batch.items))
             for later in self._queue:
-                later.is_held = True  # the tokens of this one are not in it
+                later.given = None  # the tokens of this one are not in it
             outcomes = [e] if len(batch.items) == 1 else self._execute_each(batch)
         assert len(outcomes) == len(batch.items), f"{len(outcomes)} outcomes for {len(batch.items)} items"
         outcomes = [outcome if _is_alive(item) else None for item, outcome in zip(batch.items, outcomes, strict=True)]
         self._count(batch, outcomes)
-        return outcomes
+        if batch is submitted.batch:
+            return outcomes
+        known = dict(zip(batch.items, outcomes, strict=True))
+        return [known.get(item) for item in submitted.batch.items]
 
-    def _wait_held(self, batch: Batch) -> list[Outcome]:
-        """Run a batch whose tokens are known by now, without what has ended."""
-        items = tuple(item for item in batch.items if _is_alive(item))
-        if not items:
-            return [None] * len(batch.items)
-        submitted = _Submitted(Batch(items))
-        self._give(submitted)
-        self._queue.appendleft(submitted)
-        outcomes = iter(self.wait())
-        return [next(outcomes) if _is_alive(item) else None for item in batch.items]
+    def _catch_up(self, oldest: _Submitted) -> Batch:
+        """See that the runner has the oldest batch; one that was held back goes without what has ended, its tokens known by now."""
+        if oldest.given is None:
+            self._give(oldest, Batch(tuple(item for item in oldest.batch.items if _is_alive(item))))
+        assert oldest.given is not None
+        return oldest.given
 
-    def _give(self, submitted: _Submitted) -> None:
+    def _give(self, submitted: _Submitted, batch: Batch) -> None:
+        submitted.given, submitted.failure = batch, None
+        if not batch.items:
+            return
         try:
-            self._runner.submit(submitted.batch)
+            self._runner.submit(batch)
         except EngineBrokenError:
             raise  # a rank of the engine is gone: nothing can be tried again
         except Exception as e:
@@ -119,7 +127,7 @@ class Executor:
 
     def _run(self, batch: Batch) -> list[Outcome]:
         submitted = _Submitted(batch)
-        self._give(submitted)
+        self._give(submitted, batch)
         return self._waited(submitted)
 
     def _execute_each(self, batch: Batch) -> list[Outcome]:

@@ -164,7 +164,7 @@ class Peer:
                     token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                     finished = token.finish_reason is not None
                     notes = notes_from_proto(reply.notes, began_seconds, self.key) if reply.notes else ()
-                    yield Generated(token, _PLACES.get(reply.prefill), degraded=tuple(reply.degraded), notes=notes)
+                    yield Generated(token, _PLACES.get(reply.prefill), degraded=convert.degraded_from_proto(reply.degraded), notes=notes)
         if not finished:
             raise PeerError("the answer broke off")
 

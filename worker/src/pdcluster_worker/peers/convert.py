@@ -5,6 +5,7 @@ of ours would send raises ValueError naming the field, and the service answers
 INVALID_ARGUMENT.  Limits of the model (vocabulary, context) are the engine's.
 """
 
+import re
 from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
@@ -43,6 +44,8 @@ _LOAD_FIELDS = (
     "busy_ratio",
     "memory_bandwidth_ratio",
 )
+_LOSS = re.compile("[!-+.-~-]{1,64}")  # no space and no comma, which part them
+_MAX_LOSSES = 8
 _LOAD_REALS = ("longest_step_seconds", "busy_ratio", "memory_bandwidth_ratio")
 
 
@@ -83,7 +86,8 @@ def hello_to_proto(hello: Hello) -> pb.Hello:
 def hello_from_proto(message: pb.Hello) -> Hello:
     """Facts of the other side.  Raises ValueError without an engine id."""
     _require(bool(message.engine_id), "engine_id is empty")
-    _require(message.tensor_parallel_size >= 0, "tensor_parallel_size is negative")
+    for name in ("tensor_parallel_size", "max_model_len", "vocab_size", "max_batched_tokens"):
+        _require(getattr(message, name) >= 0, f"{name} is negative")
     geometry = geometry_from_proto(message.geometry)
     return Hello(
         *(message.engine_id, message.role, geometry, message.weights, message.revision),
@@ -217,6 +221,11 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
         queue_seconds=message.queue_seconds if message.HasField("queue_seconds") else None,
         prefill_seconds=message.prefill_seconds if message.HasField("prefill_seconds") else None,
     )
+
+
+def degraded_from_proto(said: Iterable[str]) -> tuple[str, ...]:
+    """What a request lost, as far as a header can say it."""
+    return tuple(what for what in said if _LOSS.fullmatch(what))[:_MAX_LOSSES]
 
 
 def done_to_proto(done: PrefillDone) -> pb.PrefillDone:

@@ -1,12 +1,19 @@
 """Notes of a request across gRPC; what a peer says of it is shown, never acted on."""
 
 from collections.abc import Iterable
+from math import isfinite
 
 from pdcluster_worker.peers.types import Fact, Note
 from pdcluster_worker.proto import worker_pb2 as pb
 
 MAX_NOTES = 64
 """Taken of one message: a request has about ten."""
+
+MAX_FACTS = 32
+"""Taken of one note: about ten are in the longest."""
+
+MAX_CHARACTERS = 1000
+"""Taken of a name or a text."""
 
 
 def notes_to_proto(notes: Iterable[Note]) -> list[pb.Note]:
@@ -17,13 +24,16 @@ def notes_to_proto(notes: Iterable[Note]) -> list[pb.Note]:
 
 
 def notes_from_proto(messages: Iterable[pb.Note], began_seconds: float, worker: str) -> tuple[Note, ...]:
-    """The same by our clock.  began_seconds: of the call here, so no time is later than it was."""
-    taken = list(messages)[:MAX_NOTES]
+    """The same by our clock, bounded, without numbers that are not finite.
+
+    began_seconds: of the call here, so no time is later than it was.
+    """
+    taken = [message for message in list(messages)[:MAX_NOTES] if isfinite(message.seconds)]
     return tuple(
         Note(
-            message.name,
+            message.name[:MAX_CHARACTERS],
             began_seconds + max(0.0, message.seconds),
-            {said.name: fact for said in message.facts if (fact := _from_proto(said)) is not None},
+            {said.name[:MAX_CHARACTERS]: fact for said in message.facts[:MAX_FACTS] if (fact := _from_proto(said)) is not None},
             worker,
         )
         for message in taken
@@ -49,8 +59,8 @@ def _from_proto(message: pb.Fact) -> Fact | None:
         case "integer":
             return message.integer
         case "real":
-            return message.real
+            return message.real if isfinite(message.real) else None
         case "text":
-            return message.text
+            return message.text[:MAX_CHARACTERS]
         case _:
             return None

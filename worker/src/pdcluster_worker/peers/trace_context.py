@@ -11,7 +11,8 @@ from typing import Any
 HEADER = "traceparent"
 STATE_HEADER = "tracestate"
 
-_FORM = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_FORM = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
+_STATE_FORM = re.compile("[ -~]*")  # gRPC carries no other characters, and fails a call that has them
 _MAX_STATE = 512  # characters, as many as the recommendation asks every participant to keep
 
 _context: ContextVar[tuple[str, str]] = ContextVar("trace context", default=("", ""))
@@ -20,7 +21,14 @@ _context: ContextVar[tuple[str, str]] = ContextVar("trace context", default=("",
 def enter(parent: str, state: str = "") -> None:
     """Take a context for the running task and those it starts.  A parent that is none is passed over, with its state."""
     valid = bool(_FORM.fullmatch(parent)) and (not parent.startswith("00") or len(parent) == 55)
-    _context.set((parent, state[:_MAX_STATE]) if valid else ("", ""))
+    _context.set((parent, _kept(state)) if valid else ("", ""))
+
+
+def _kept(state: str) -> str:
+    """The first members of a state that fit; none of one that has other characters."""
+    if not _STATE_FORM.fullmatch(state):
+        return ""
+    return state if len(state) <= _MAX_STATE else state[: _MAX_STATE + 1].rpartition(",")[0]
 
 
 def current() -> dict[str, str]:

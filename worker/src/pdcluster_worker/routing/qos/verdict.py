@@ -48,7 +48,7 @@ class Degradation:
 
 def retry_after(seconds: float | None) -> int:
     """Whole seconds for a Retry-After, at least 1 and at most MAX_RETRY_SECONDS; None = nothing is known."""
-    return 1 if seconds is None else max(1, min(MAX_RETRY_SECONDS, ceil(seconds)))
+    return 1 if seconds is None else max(1, ceil(min(MAX_RETRY_SECONDS, seconds)))
 
 
 def pressure(outlook: Outlook, slo: Slo) -> float:
