@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pdcluster_worker.routing.prefix_index import PrefixIndex
@@ -37,7 +38,7 @@ def main() -> None:
     chains = [[os.urandom(32) for _ in range(CHAIN)] for _ in range(options.blocks // CHAIN)]
     batches = [(draw.choice(workers), chain[n : n + BATCH]) for chain in chains for n in range(0, CHAIN, BATCH)]
     draw.shuffle(batches)
-    seconds = _seconds(lambda: [index.apply(worker, batch, ()) for worker, batch in batches])
+    seconds = _seconds(*[partial(index.apply, worker, batch, ()) for worker, batch in batches])
     print(f"stored: {len(batches) * BATCH / sum(seconds):,.0f} blocks/s, index of {len(index):,} blocks")
     print(f"memory: {(_resident_bytes() - before) / len(index):.0f} bytes a block, its hash and the trace's batches among them")
     shared = [block for chain in chains[: options.shared] for block in chain]
@@ -47,7 +48,7 @@ def main() -> None:
     _print_lookups("lookup, one worker has 32 blocks", index, draw.choices(chains[options.shared :], k=LOOKUPS))
     seconds = _seconds(*[lambda batch=batch: index.apply(batch[0], (), batch[1]) for batch in batches[::10]])
     print(f"removed: {len(batches[::10]) * BATCH / sum(seconds):,.0f} blocks/s")
-    calls = [lambda: index.drop(workers[0]), *[lambda: index.apply(workers[1], (), ())] * 400]
+    calls = [partial(index.drop, workers[0]), *[partial(index.apply, workers[1], (), ())] * 400]
     print(f"worker dropped: longest call {max(_seconds(*calls)) * 1e3:.1f} ms, {len(index):,} blocks left")
 
 

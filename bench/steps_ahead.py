@@ -48,14 +48,14 @@ def main() -> None:
 def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]:
     """Both ways over one loaded model."""
     from pdcluster_worker.config import EngineConfig, ModelConfig
-    from pdcluster_worker.model.beginning import AtOnce, InThread
+    from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
     from pdcluster_worker.model.ops.step_limits import StepLimits
     from pdcluster_worker.model.runner import Runner, open_runner
 
     engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, tensor_parallel_size=tensor_parallel_size)
     opened, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
     limits = StepLimits(engine.max_batched_tokens, engine.max_sequences, info.max_model_len, engine.block_size)
-    ways = {"one by one": AtOnce(), "ahead": InThread()}
+    ways: dict[str, Beginning] = {"one by one": AtOnce(), "ahead": InThread()}
     return {name: Runner(info, opened.forward, cache, limits, way) for name, way in ways.items()}
 
 

@@ -68,7 +68,7 @@ def test_scaler_keeps_its_pool(field: str, value: str, scalers: Objects) -> None
         (without("spec.replicas"), "spec.replicas"),
         (without("spec.pool"), "spec.pool"),
         (at("spec.cluster", ""), "spec.cluster"),
-        (at("spec.role", "router"), "spec.role"),
+        (at("spec.role", "encode"), "spec.role"),
         (at("spec.replicas", -1), "spec.replicas"),
         (at("spec.replicas", 1025), "spec.replicas"),
         (at("spec.minReplicas", 1), ""),

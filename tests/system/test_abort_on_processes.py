@@ -9,6 +9,9 @@ from tests.system.prompts import Prompts
 LONG = 1500
 """Tokens: some four hundred chunks of the slow cluster's workers."""
 
+ATTEMPTS = 8
+"""To leave in the right moment, which a fast engine on a busy machine makes short."""
+
 
 def test_abort_while_decoding(pair: Pair, prompts: Prompts) -> None:
     for place in ("local", "remote"):
@@ -25,21 +28,27 @@ def test_abort_of_a_whole_answer(pair: Pair, prompts: Prompts) -> None:
 
 
 def test_abort_while_prefilling_locally(slow: Pair, prompts: Prompts) -> None:
-    before = slow.decode.metrics()
-    with slow.decode.client.unread(prompts(LONG), "local"):
-        slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the prefill has begun")
-    slow.cluster.wait_settled()
-    assert slow.decode.growth(before, "generation_tokens_total") == 0
+    def is_in_time() -> bool:
+        before = slow.decode.metrics()
+        with slow.decode.client.unread(prompts(LONG), "local"):
+            slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the prefill has begun")
+        slow.cluster.wait_settled()
+        return slow.decode.growth(before, "generation_tokens_total") == 0
+
+    assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
 def test_abort_while_prefilling_remotely(slow: Pair, prompts: Prompts) -> None:
-    before, prefill_before = slow.decode.metrics(), slow.prefill.metrics()
-    with slow.decode.client.unread(prompts(LONG), "remote"):
-        slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker has begun")
-        assert slow.decode.blocks()["receiving"] > 0
-    slow.cluster.wait_settled()
-    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
-    assert slow.prefill.growth(prefill_before, "generation_tokens_total") == 0
+    def is_in_time() -> bool:
+        before, prefill_before = slow.decode.metrics(), slow.prefill.metrics()
+        with slow.decode.client.unread(prompts(LONG), "remote"):
+            slow.prefill.wait_for(lambda: slow.prefill.blocks()["in_use"] > 0, "the prefill worker has begun")
+            assert slow.decode.blocks()["receiving"] > 0
+        slow.cluster.wait_settled()
+        slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
+        return slow.prefill.growth(prefill_before, "generation_tokens_total") == 0
+
+    assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
 def test_abort_while_transferring(slow: Pair, prompts: Prompts) -> None:
@@ -66,12 +75,16 @@ def test_abort_while_waiting_for_a_credit(slow: Pair, prompts: Prompts) -> None:
 
 
 def test_abort_while_queued_in_the_engine(slow: Pair, prompts: Prompts) -> None:
-    others = [prompts(LONG) for _ in range(2)]
-    with slow.decode.client.unread(others[0], "local"), slow.decode.client.unread(others[1], "local"):
-        slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the engine is busy")
-        with slow.decode.client.unread(prompts(400), "local"):
-            slow.decode.wait_for(lambda: slow.decode.metrics().value("num_requests_waiting") > 0, "a request waits in the engine")
-    slow.cluster.wait_settled()
+    def is_in_time() -> bool:
+        others = [prompts(LONG) for _ in range(2)]
+        with slow.decode.client.unread(others[0], "local"), slow.decode.client.unread(others[1], "local"):
+            slow.decode.wait_for(lambda: slow.decode.blocks()["in_use"] > 0, "the engine is busy")
+            with slow.decode.client.unread(prompts(400), "local"):
+                waits = slow.decode.metrics().value("num_requests_waiting") > 0
+        slow.cluster.wait_settled()
+        return waits
+
+    assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
 def test_one_choice_that_stops_leaves_its_siblings(pair: Pair, prompts: Prompts, reference: Reference) -> None:
