@@ -25,9 +25,9 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
 from pdcluster_worker.model.beginning import InThread
-from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from tests.kept_answer import keep_answer
 
