@@ -32,6 +32,17 @@ from pdcluster_worker.routing_config import DecodeScorePolicy
 HERE = ""
 """Key of the worker that chooses, where it has no other name."""
 
+
+def key_of(where: Peer | None) -> str:
+    """Key of a peer, or `HERE` for this worker (None)."""
+    return HERE if where is None else where.key
+
+
+def name_of(where: Peer | None) -> str:
+    """Name of a peer, or of this worker (None), in notes and logs."""
+    return "here" if where is None else where.key
+
+
 TAINT_SECONDS = 10.0
 """How long a failure counts against a worker [Y10]."""
 
@@ -190,8 +201,7 @@ class Choosing:
         candidates = []
         for key, peer in peers.items():
             load = peer.load
-            requests = load.num_running + load.num_waiting + load.credit_queue_requests
-            charges = self._load.potential(key, load, _reported(load, requests))
+            charges = self._load.potential(key, load, _reported(load, load.num_requests))
             taint = policy.failure_taint if now - self._failed.get(key, -TAINT_SECONDS) < TAINT_SECONDS else 1.0
             candidates.append(_candidate(key, charges, load, matches.get(key, 0), key in recent, taint=taint))
         if may_run_here:
@@ -233,9 +243,9 @@ class Choosing:
 
     def _charge(self, spec: RequestSpec, chosen: DecodeCandidate, report: object, routed: _Routed) -> None:
         """Charge the request to its worker; with it, at first, the other choices of its prompt, which find that cached."""
-        num_tokens, block_size = len(spec.prompt) + len(spec.output), self._worker.block_size
-        uncached_tokens = max(0, num_tokens - chosen.matched_blocks * block_size)
-        self._load.add(spec.request_id, chosen.key, report, Charges(1, uncached_tokens, -(-num_tokens // block_size)))
+        num_tokens = len(spec.prompt) + len(spec.output)
+        uncached_tokens = max(0, num_tokens - chosen.matched_blocks * self._worker.block_size)
+        self._load.add(spec.request_id, chosen.key, report, Charges(1, uncached_tokens, self._worker.num_blocks(num_tokens)))
         for request_id in routed.uncharged - {spec.request_id}:
             self._load.add(request_id, chosen.key, report, Charges(1, 0, 1))
         routed.uncharged.clear()

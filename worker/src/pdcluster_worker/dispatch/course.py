@@ -146,9 +146,7 @@ def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
     for what in lost:
         name, _, value = what.partition("=")
         if name == "max_tokens":
-            most = int(value)
-            least = min(spec.sampling.min_tokens, most)
-            spec = replace(spec, sampling=replace(spec.sampling, max_tokens=most, min_tokens=least))
+            spec = replace(spec, sampling=spec.sampling.capped(int(value)))
     return spec
 
 

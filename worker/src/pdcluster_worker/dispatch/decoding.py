@@ -49,50 +49,45 @@ class DecodeDispatcher:
 
     def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
         """The request's tokens.  Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt."""
-        return self._quality.served(self._followed, spec, prefill)
-
-    async def _followed(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        with self._worker.estimation.following(spec) as followed:
-            async with aclosing(self._run(spec, prefill)) as tokens:
-                async for generated in tokens:
-                    followed.token(generated.token)
-                    yield generated
+        return self._quality.served(self._run, spec, prefill)
 
     async def _run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
-        place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
-        pace = self._offloading.pace(len(spec.prompt) + len(spec.output))
-        started, token = False, None
-        try:
-            async with aclosing(self._first_tokens(place, spec, prefill, pace)) as firsts:
-                async for generated in firsts:
-                    if not started:
-                        started = True
-                        note_first_token(generated)
-                        self._num_decoding += 1
-                    token = generated.token
-                    pace.token(generated)
-                    if token.finish_reason is not None:
-                        note_last_token(token)
-                    yield generated
-            while token is None or token.finish_reason is None:
-                token = await place.mailbox.token()
-                generated = Generated(token)
+        with self._worker.estimation.following(spec) as followed:
+            place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
+            place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
+            pace = self._offloading.pace(len(spec.prompt) + len(spec.output))
+
+            def noted(generated: Generated) -> Generated:
                 pace.token(generated)
-                if token.finish_reason is not None:
-                    note_last_token(token)
-                yield generated
-        finally:
-            if started:
-                self._num_decoding -= 1
-            place.close()
+                if generated.token.finish_reason is not None:
+                    note_last_token(generated.token)
+                followed.token(generated.token)
+                return generated
+
+            started, token = False, None
+            try:
+                async with aclosing(self._first_tokens(place, spec, prefill, pace)) as firsts:
+                    async for generated in firsts:
+                        if not started:
+                            started = True
+                            note_first_token(generated)
+                            self._num_decoding += 1
+                        token = generated.token
+                        yield noted(generated)
+                while token is None or token.finish_reason is None:
+                    token = await place.mailbox.token()
+                    yield noted(Generated(token))
+            finally:
+                if started:
+                    self._num_decoding -= 1
+                place.close()
 
     def _short_of_blocks(self, mailbox: Mailbox, spec: RequestSpec) -> RequestError | None:
         """Why a request that was just preempted ends here; None = it waits for blocks."""
         if not is_short_of_blocks(self._worker.policy.moving, mailbox.num_preemptions):
             return None
         num_tokens = len(spec.prompt) + len(spec.output) + mailbox.num_tokens
-        needed = -(-num_tokens // self._worker.block_size)
+        needed = self._worker.num_blocks(num_tokens)
         if not any(has_room(peer.load.free_blocks, needed) for peer in self._decodes()):
             return None
         return ShortOfBlocksError(mailbox.num_preemptions)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from pdcluster_worker.dispatch.choosing import HERE, Choosing
+from pdcluster_worker.dispatch.choosing import HERE, Choosing, key_of, name_of
 from pdcluster_worker.dispatch.course import (
     CalledOffError,
     Course,
@@ -132,10 +132,10 @@ class Legs:
         if isinstance(error, CalledOffError) or reason == "preempted":
             course.left = [where]
         else:
-            course.failed.add(_key(where))
+            course.failed.add(key_of(where))
         logger.warning(
             "leg ended early request=%s at=%s tokens=%d reason=%s",
-            *(course.spec.request_id, _name(where), len(course.output), error),
+            *(course.spec.request_id, name_of(where), len(course.output), error),
         )
         if course.has_begun:
             following = self._move(course, where, reason, error)
@@ -189,10 +189,10 @@ class Legs:
     def _full(self, course: Course, where: Peer | None) -> frozenset[str]:
         """Workers without room for a request that was preempted where it was."""
         num_tokens = len(course.spec.prompt) + len(course.spec.output) + len(course.output)
-        needed = -(-num_tokens // self._worker.block_size)
+        needed = self._worker.num_blocks(num_tokens)
         peers = [peer for peer in self._decodes() if not has_room(peer.load.free_blocks, needed)]
         here = [] if has_room(self._worker.load().free_blocks, needed) else [HERE]
-        return frozenset([*(peer.key for peer in peers), *here, _key(where)])
+        return frozenset([*(peer.key for peer in peers), *here, key_of(where)])
 
     def _choose(self, course: Course, may_be_here: bool, full: frozenset[str] = frozenset()) -> Peer | None:
         try:
@@ -228,13 +228,5 @@ def _lost(where: Peer | None, error: PeerError | RequestError) -> RequestError:
 
 def _note(course: Course, reason: MoveReason, left: Peer | None, goes_to: Peer | None) -> None:
     name = "move" if course.has_begun else "again"
-    facts = {"reason": reason, "left": _name(left), "goes_to": _name(goes_to)}
+    facts = {"reason": reason, "left": name_of(left), "goes_to": name_of(goes_to)}
     note(name, tokens=len(course.output), moves=course.num_moves, **facts)
-
-
-def _key(where: Peer | None) -> str:
-    return HERE if where is None else where.key
-
-
-def _name(where: Peer | None) -> str:
-    return "here" if where is None else where.key

@@ -221,8 +221,7 @@ class Quality:
         lost: list[str] = []
         if loss.max_tokens is not None and loss.max_tokens < spec.sampling.max_tokens:
             lost.append(f"max_tokens={loss.max_tokens}")
-            min_tokens = min(spec.sampling.min_tokens, loss.max_tokens)
-            spec = replace(spec, sampling=replace(spec.sampling, max_tokens=loss.max_tokens, min_tokens=min_tokens))
+            spec = replace(spec, sampling=spec.sampling.capped(loss.max_tokens))
         if loss.is_local and prefill == "remote":
             message = 'low priority: prefill workers are barred now (qos.lowPriority.prefillWorkers): leave pdcluster.prefill "remote" out'
             raise self._refused(Refusal("prefill_barred", message, 1), tier)

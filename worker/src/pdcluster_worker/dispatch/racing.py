@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from pdcluster_worker.dispatch.choosing import HERE
+from pdcluster_worker.dispatch.choosing import HERE, key_of, name_of
 from pdcluster_worker.dispatch.course import Course, Stream
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.journey import note
@@ -56,14 +56,14 @@ class Racing:
         if not policy.enabled or not self._budget.earn(policy):
             return None
         peers = {peer.key: peer for peer in self._decodes()}
-        loads = {key: _num_requests(peer) for key, peer in peers.items()}
+        loads = {key: peer.load.num_requests for key, peer in peers.items()}
         if first is None or self._worker.takes_new:
             loads[HERE] = self._here.num_requests
-        key = racing.rival(policy, HERE if first is None else first.key, loads)
+        key = racing.rival(policy, key_of(first), loads)
         if key is None or (key == HERE and not self._admits(specs)):
             return None
         self._budget.spend()
-        note("race", first="here" if first is None else first.key, rival=key or "here")
+        note("race", first=name_of(first), rival=key or "here")
         return Race((first, peers.get(key)))
 
     def _admits(self, specs: Sequence[RequestSpec]) -> bool:
@@ -98,7 +98,7 @@ class Racing:
                     race.ahead = index
                     metrics.races.labels("nobody").inc()
                     raise said
-                race.failed.add(_key(race.entrants[index]))
+                race.failed.add(key_of(race.entrants[index]))
 
 
 async def _entrant(index: int, leg: Stream) -> AsyncGenerator[Said, None]:
@@ -108,12 +108,3 @@ async def _entrant(index: int, leg: Stream) -> AsyncGenerator[Said, None]:
                 yield index, generated
     except (PeerError, RequestError) as e:
         yield index, e
-
-
-def _num_requests(peer: Peer) -> int:
-    load = peer.load
-    return load.num_running + load.num_waiting + load.credit_queue_requests
-
-
-def _key(where: Peer | None) -> str:
-    return HERE if where is None else where.key

@@ -128,6 +128,10 @@ class Worker:
         """Tokens in a KV block."""
         return self.engine_ready.geometry.block_size if self.engineless is None else self.engineless.block_size
 
+    def num_blocks(self, num_tokens: int) -> int:
+        """KV blocks for that many tokens."""
+        return -(-num_tokens // self.block_size)
+
     def hashes(self, spec: RequestSpec) -> list[bytes]:
         """Block hashes of all tokens known so far, as the engines of both roles compute them."""
         return block_hashes([*spec.prompt, *spec.output], self.block_size, spec.cache_salt)

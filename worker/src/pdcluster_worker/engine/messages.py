@@ -78,6 +78,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     eos_token_ids: list[int] = []
     ignore_eos: bool = False
 
+    def capped(self, max_tokens: int) -> "Sampling":
+        """The same with this `max_tokens`, and no more `min_tokens` than that."""
+        return msgspec.structs.replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens))
+
 
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves.

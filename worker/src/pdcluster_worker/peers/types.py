@@ -68,6 +68,11 @@ class Load:
     busy_ratio: float = 0.0
     memory_bandwidth_ratio: float = 0.0
 
+    @property
+    def num_requests(self) -> int:
+        """Requests on the worker: running, waiting for its engine, or for a credit."""
+        return self.num_running + self.num_waiting + self.credit_queue_requests
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
