@@ -6,7 +6,7 @@
 `offload`: the same Poisson arrivals of prompts of mixed lengths with
 `pdcluster.prefill` local, remote and auto, auto once with each policy.
 `queue`: short prompts that all go to the prefill worker, with each mode of
-`prefillQueue`.  Each cluster is started anew and has one thread for a worker.
+`prefillQueue`.  Each cluster is started from nothing and has one thread per worker.
 Prompts are random tokens: no prefix cache answers.
 """
 

@@ -3,7 +3,7 @@
     bench/prefix_index.py [--blocks 1000000] [--workers 64] [--shared 500]
 
 The index holds `--blocks` blocks of chains of 256 (prompts of 4096 tokens, 16 a block), each at one
-worker, told in batches of 32 in random order; then all workers also have the first `--shared` chains, so that a lookup
+worker, reported in batches of 32 in random order; then all workers also have the first `--shared` chains, so that a lookup
 answers for all of them.  A lookup's hashes are objects of their own, as those of a new request are.
 Times are of the thread's CPU.
 """

@@ -24,7 +24,9 @@ from schedulers_load import LOAD, RATES, Answers, Arrival, arrivals, highest
 from pdcluster_operator.bench.svg import Curve, Panel, distribution, picture
 
 if TYPE_CHECKING:
+    from pdcluster_worker.config import EngineConfig
     from pdcluster_worker.engine.core import EngineCore
+    from pdcluster_worker.engine.settings import EngineSettings
     from pdcluster_worker.model.runner import Runner
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
@@ -151,26 +153,32 @@ class Bench:
     def _core(self, name: str, clock: SkippingClock) -> "EngineCore":
         from pdcluster_worker.config import EngineConfig
         from pdcluster_worker.engine.core import EngineCore
-        from pdcluster_worker.engine.settings import EngineSettings
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         fields = dict(VARIANTS[name])
         if fields.get("scheduler") == "sarathi":
             fields["tbt_slo_milliseconds"] = SARATHI_SHARE * self._options.slo
         engine = EngineConfig(max_sequences=SEATS, max_model_len=CONTEXT, **fields)
-        settings = EngineSettings(
-            block_size=engine.block_size,
-            num_blocks=NUM_BLOCKS,
-            max_batched_tokens=engine.max_batched_tokens,
-            max_sequences=SEATS,
-            max_model_len=CONTEXT,
-            prefix_caching=False,
-            scheduler=engine.scheduler_settings,
-        )
+        settings = settings_of(engine, NUM_BLOCKS, CONTEXT)
         runner: Runner = self._runner
         # No request here is received or sent.
         transport = FakeTransport(FakeNetwork(), NoMemory(), "engine", clock)
         return EngineCore(settings, runner, transport, clock)
+
+
+def settings_of(engine: "EngineConfig", num_blocks: int, max_model_len: int) -> "EngineSettings":
+    """Settings of a core that runs here, without a prefix cache: each prompt is computed."""
+    from pdcluster_worker.engine.settings import EngineSettings
+
+    return EngineSettings(
+        block_size=engine.block_size,
+        num_blocks=num_blocks,
+        max_batched_tokens=engine.max_batched_tokens,
+        max_sequences=engine.max_sequences,
+        max_model_len=max_model_len,
+        prefix_caching=False,
+        scheduler=engine.scheduler_settings,
+    )
 
 
 class NoMemory:

@@ -71,7 +71,7 @@ def simulated(rounds: int) -> list[Panel]:
         panels.append(errors_over_service(title, found, names))
     print(f"\n85 requests, deadlines {', '.join(f'{g.name} {g.slo_seconds:g} s' for g in ATTAINMENT)}, {rounds} rounds\n")
     print(by_outcome({name: [decided(name, f"slo {n}", ATTAINMENT) for n in range(rounds)] for name in DECIDING}))
-    print("\nthe same sizes, bimodal lengths and deadlines drawn anew in each round\n")
+    print("\nthe same sizes, bimodal lengths and deadlines drawn again for each round\n")
     drawn = [drawn_deadlines(f"drawn {number}") for number in range(2 * rounds)]
     print(by_outcome({name: [decided(name, f"drawn {n}", groups) for n, groups in enumerate(drawn)] for name in DECIDING}))
     return panels
@@ -130,8 +130,8 @@ def by_group(rounds: Sequence[Sequence[Forecasts]], names: Sequence[str]) -> str
     for name in names:
         during = [mean(forecasts[index].mape(name) for forecasts in rounds) for index in range(len(groups))]
         after = [mean(forecasts[index].calibrated_error(name) for forecasts in rounds) for index in range(len(groups))]
-        told = PUBLISHED.get(name)
-        rows.append([name, *(f"{mean(v):.1f} ({', '.join(f'{x:.1f}' for x in v)})" if v else "-" for v in (during, after, told))])
+        published = PUBLISHED.get(name)
+        rows.append([name, *(f"{mean(v):.1f} ({', '.join(f'{x:.1f}' for x in v)})" if v else "-" for v in (during, after, published))])
     listed = ", ".join(groups)
     return table(["estimator", f"during the service: mean ({listed})", "calibrated", "document"], rows)
 

@@ -6,6 +6,7 @@ context, and the longer it has been serving: the source document's probe of
 equal requests rises from 8.81 to 10.08 ms a token [R4].
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil, exp, inf
 
@@ -34,7 +35,7 @@ class StepCost:
         return slower * (count * one + self.context * batch * count * (count - 1) / 2)
 
 
-class Server:
+class Server(ABC):
     """Jobs on an engine, its clock, and the integral of their number over time."""
 
     def __init__(self) -> None:
@@ -53,9 +54,9 @@ class Server:
         self.running.remove(job)
         job.num_evicted += 1
 
+    @abstractmethod
     def advance(self, until: float) -> list[Job]:
         """Go on until a job ends, or until that time; the jobs that ended."""
-        raise NotImplementedError
 
     def passed(self, seconds: float) -> None:
         """Count time that has passed with the jobs of now."""

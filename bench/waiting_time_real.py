@@ -42,25 +42,16 @@ class RealServer(Server):
     def __init__(self) -> None:
         super().__init__()
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
-        from schedulers import NoMemory
+        from schedulers import NoMemory, settings_of
 
         from pdcluster_worker.config import EngineConfig, ModelConfig
         from pdcluster_worker.engine.core import EngineCore
-        from pdcluster_worker.engine.settings import EngineSettings
         from pdcluster_worker.model.runner import open_runner
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         engine = EngineConfig(max_sequences=SEATS, max_model_len=CONTEXT, num_blocks=NUM_BLOCKS, threads=2)
         runner, _, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
-        settings = EngineSettings(
-            block_size=engine.block_size,
-            num_blocks=NUM_BLOCKS,
-            max_batched_tokens=engine.max_batched_tokens,
-            max_sequences=SEATS,
-            max_model_len=CONTEXT,
-            prefix_caching=False,
-            scheduler=engine.scheduler_settings,
-        )
+        settings = settings_of(engine, NUM_BLOCKS, CONTEXT)
         self.dtype = info.dtype
         self._clock = time.perf_counter
         self._core = EngineCore(settings, runner, FakeTransport(FakeNetwork(), NoMemory(), "engine", self._clock), self._clock)

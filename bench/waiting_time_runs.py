@@ -278,5 +278,5 @@ class Deciding:
 
 
 def _requests(group: Group, start: float) -> RequestGroup:
-    # The bench's groups are told apart by their names, which stand where the model does: no swap takes time here.
+    # The bench's groups differ by name, which stands in the place of the model: no swap takes time here.
     return RequestGroup(GroupKey(group.name, group.slo_seconds), start + group.slo_seconds, group.num_requests)

@@ -116,7 +116,7 @@ class Choosing:
             self._eased.set()
 
     def choose(self, spec: RequestSpec, may_run_here: bool, failed: Container[str] = (), full: Container[str] = ()) -> Peer | None:
-        """The peer to run it; None for this worker, or when there is nobody.  failed, full: peers to leave out; the former are tainted.
+        """The peer to run it; None for this worker, or when no worker takes it.  failed, full: peers to leave out; the former are tainted.
 
         Raises RequestError 503 where the request names a worker that cannot run it.
         """

@@ -68,7 +68,7 @@ class EngineGroup:
     invariant: requests give the same bits on each (`engine.batchInvariant`).
     on_start:  told of an engine that begins to serve, and whether it was started again here; must not block.
     on_end:    told of an engine that has died while others serve.
-    on_forget: told of an engine on another host that has not come back.
+    on_forget: called with an engine on another host that has not come back.
     """
 
     def __init__(self, size: int, new_child: Callable[[int], Child], address: Callable[[int], str], *, invariant: bool = False) -> None:

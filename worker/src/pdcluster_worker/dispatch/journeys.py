@@ -1,4 +1,4 @@
-"""Journeys of the last requests of this worker: kept for `pdctl why --request`, and told to whoever makes traces of them.
+"""Journeys of the last requests of this worker: kept for `pdctl why --request`, and passed on to the tracer.
 
 Bounded in number: the oldest of the request that was longest idle goes when a new one ends.  Nothing of a prompt or
 an answer is in them but numbers of tokens.
@@ -24,7 +24,7 @@ _UNSAFE = re.compile(r"[^\x21-\x7e]+")
 
 
 class Journeys:
-    """One per worker.  on_begin, on_end: told of each journey, in its own task; must not block."""
+    """One per worker.  on_begin, on_end: called with each journey, in its own task; must not block."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self.on_begin: Callable[[Journey], None] = lambda _: None

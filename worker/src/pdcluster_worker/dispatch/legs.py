@@ -2,7 +2,7 @@
 
 Guarantees: an error that is the request's own is not tried again; a leg has been closed before the
 next one begins; a choice that was taken from a worker which would go on with it goes back there
-when nobody else takes it.  `dispatch.course` holds what a choice has made.
+when no other worker takes it.  `dispatch.course` holds what a choice has made.
 """
 
 import logging

@@ -66,7 +66,7 @@ def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
 class Node:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
-    on_peers: told when the state of a peer changed.
+    on_peers: called when the state of a peer changed.
     untaken:  names of the HTTP connections whose clients have yet to take something of their answers
     """
 

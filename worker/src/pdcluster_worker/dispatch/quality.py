@@ -33,7 +33,7 @@ Stream = AsyncGenerator[Generated, None]
 Run = Callable[[RequestSpec, PrefillMode], Stream]
 
 _DEMOTED = "-low"
-"""Added to the id of a request that begins anew with low priority, for its first run may still be ending."""
+"""Added to the id of a request that starts again with low priority: its first run may still be ending."""
 
 
 _NORMAL = RequestSpec("", [], Sampling(max_tokens=1, seed=0))
@@ -143,7 +143,7 @@ class Quality:
         self._meter.joined()
         try:
             async with aclosing(run(terms.spec, terms.prefill)) as tokens:
-                if terms.spec.output:  # it has begun elsewhere: nobody sheds it
+                if terms.spec.output:  # it has begun elsewhere and is not shed
                     first = await anext(tokens)
                 else:
                     first = await self._first(tokens, num_tokens, terms.tier)

@@ -103,12 +103,12 @@ class Peer:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of one request there; 0 = it has not told."""
+        """Most tokens of one request there; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_model_len
 
     @property
     def max_batched_tokens(self) -> int:
-        """Of one step of all its engines; 0 = it has not told."""
+        """Of one step of all its engines; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
     async def leave(self) -> None:

@@ -2,7 +2,7 @@
 
 A decode or mixed worker keeps every prefill, decode and mixed worker of its
 revision, a router those that decode; a prefill worker keeps none, it only
-serves, and nobody keeps a router.  A peer lives as long as
+serves, and no worker keeps a router.  A peer lives as long as
 its engine id: draining takes it out of the choice and leaves its streams
 alone.  The end of its membership ends them, unless it has drained: then they
 end by themselves.  Which of the choice is best is `dispatch`'s and `routing`'s business.

@@ -19,7 +19,7 @@ Fact = str | int | float | bool
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a worker has decided or done about a request of a peer; seconds: of `time.monotonic` of whoever reads it.
+    """What a worker has decided or done about a request of a peer; seconds: of the reader's `time.monotonic`.
 
     worker: its pod; "" on the way out.
     """
@@ -90,7 +90,7 @@ class Hello:
 
     operations: see `PeerFacts`.
     max_model_len, vocab_size: limits of a request; 0 of a router.
-    max_batched_tokens: of one step of all its engines together; 0 = not told.
+    max_batched_tokens: of one step of all its engines together; 0 = unknown.
     """
 
     engine_id: str
