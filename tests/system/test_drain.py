@@ -96,7 +96,8 @@ def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: F
         own.read_tokens(1)
         with fleet.cluster.drained_by_command(FIRST):
             first.wait_for(lambda: _ready_reason(first) == "this worker is draining", "it says so")
-            with first.client.stream(prompt, "local", max_tokens=50) as relayed:
+            # Its own stream is open for as long as its engine stands still.
+            with first.engine_stopped(), first.client.stream(prompt, "local", max_tokens=50) as relayed:
                 relayed.read_tokens(1)
                 scraped = first.client.http.get("/metrics")
                 assert Metrics(scraped.text).value("draining") == 2  # a relayed stream holds it too

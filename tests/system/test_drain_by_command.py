@@ -94,14 +94,15 @@ def test_command_that_is_withdrawn_in_the_middle_lets_the_worker_serve_again(slo
 @pytest.mark.parametrize(("drain", "state"), [(True, "drained"), (False, "ready")], ids=["drain", "serve"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_last_of_many_quick_commands_wins(commanded: Pair, prompts: Prompts, role: str, drain: bool, state: str) -> None:
-    name = {"prefill": commanded.prefill.name, "decode": commanded.decode.name}[role]
+    worker = {"prefill": commanded.prefill, "decode": commanded.decode}[role]
+    name, log, num_changes = worker.name, Log(worker), NUM_FLIPS + (not drain)  # the first and the last flip drain
     for turn in range(NUM_FLIPS):
         commanded.cluster.command(name, drain=turn % 2 == 0)
     commanded.cluster.command(name, drain=drain)
 
-    # Only the last command can be the reason of what holds for as long as this request takes.
+    # A command before the last one may be the reason of the same state: wait until the worker has seen them all.
+    worker.wait_for(lambda: log.count("drain command present=") >= num_changes, f"{name} sees every command")
     commanded.cluster.wait_state(name, state)
-    worker = commanded.cluster.workers[name]
     worker.wait_for(lambda: is_ready(worker) is not drain, f"{name} obeys")
     if not drain:
         answer = commanded.decode.client.complete(prompts(300), "auto", max_tokens=1500)
