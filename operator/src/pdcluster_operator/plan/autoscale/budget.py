@@ -22,7 +22,6 @@ from pdcluster_operator.plan.autoscale.giving import given_up, roles_of
 from pdcluster_operator.plan.autoscale.pools import ALL, Pool, Trail, Vector, num_ready_left
 from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Problem, Step
 
-
 Amount = Callable[[Pool, int], int]
 Gate = Callable[..., bool]
 """Whether a size of each trail fits; true of smaller ones where it is true of greater ones."""
