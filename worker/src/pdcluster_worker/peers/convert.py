@@ -12,7 +12,10 @@ from typing import get_args
 
 from pdcluster_worker.engine.messages import (
     EPOCH_BYTES,
+    MAX_CONSTRAINT_CHARACTERS,
     SALT_BYTES,
+    Constraint,
+    ConstraintKind,
     FinishReason,
     KVGeometry,
     PrefillDone,
@@ -24,6 +27,7 @@ from pdcluster_worker.engine.messages import (
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
 
+_CONSTRAINT_KINDS: dict[str, ConstraintKind] = {kind: kind for kind in get_args(ConstraintKind)}
 _FINISH_REASONS: dict[str, FinishReason] = {reason: reason for reason in get_args(FinishReason)}
 
 # Fields of Sampling that the wire and we spell and type alike.
@@ -103,7 +107,10 @@ def hello_from_proto(message: pb.Hello) -> Hello:
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     """The whole sampling state."""
     names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, "logit_bias", "logprobs", "ignore_eos")
-    return pb.Sampling(**{name: getattr(sampling, name) for name in names})
+    message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
+    if (constraint := sampling.constraint) is not None:
+        message.constraint.CopyFrom(pb.Constraint(kind=constraint.kind, text=constraint.text, after=constraint.after))
+    return message
 
 
 def sampling_from_proto(message: pb.Sampling) -> Sampling:
@@ -124,7 +131,18 @@ def sampling_from_proto(message: pb.Sampling) -> Sampling:
         logit_bias=dict(message.logit_bias),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         ignore_eos=message.ignore_eos,
+        constraint=_constraint_from_proto(message.constraint) if message.HasField("constraint") else None,
     )
+
+
+def _constraint_from_proto(message: pb.Constraint) -> Constraint:
+    kind = _CONSTRAINT_KINDS.get(message.kind)
+    if kind is None:
+        raise ValueError(f"constraint of kind {message.kind!r} is unknown")
+    num_characters = len(message.text)
+    _require(num_characters <= MAX_CONSTRAINT_CHARACTERS, f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}")
+    _require_natural("constraint.after", message.after)
+    return Constraint(kind, message.text, tuple(message.after))
 
 
 def request_to_proto(spec: RequestSpec) -> pb.Request:
