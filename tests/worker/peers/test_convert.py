@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.engine.messages import Constraint, KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.engine.messages import Constraint, KVGeometry, PrefillDone, PromptLogprob, RequestSpec, Sampling, Target, Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
@@ -37,6 +37,7 @@ samplings = st.builds(
     repetition_penalty=positives,
     logit_bias=st.dictionaries(naturals, reals, max_size=3),
     logprobs=st.none() | naturals,
+    prompt_logprobs=st.none() | naturals,
     min_tokens=naturals,
     stop_token_ids=ids,
     eos_token_ids=ids,
@@ -74,6 +75,7 @@ tokens = st.builds(
     cached_tokens=naturals,
     queue_seconds=st.none() | reals,
     prefill_seconds=st.none() | reals,
+    prompt_logprobs=st.lists(st.builds(PromptLogprob, naturals, naturals, st.lists(st.tuples(naturals, reals), max_size=2)), max_size=2),
 )
 geometries = st.builds(
     KVGeometry, num_kv_heads=naturals, head_dim=naturals, num_layers=naturals, block_size=naturals, dtype=st.text(), kind=st.text()
@@ -171,6 +173,7 @@ def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> 
         {"top_k": -1},
         {"min_tokens": -1},
         {"logprobs": -1},
+        {"prompt_logprobs": -1},
         {"logit_bias": {1: float("nan")}},
         {"logit_bias": {-1: 1.0}},
         {"stop_token_ids": [-1]},

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdcluster_operator.api.workload import Workload, WorkloadId
 from pdcluster_operator.plan.autoscale.explain import RecordedDecision
+from pdcluster_operator.plan.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PodState:
     workload: WorkloadId
     ready: bool
     terminating: bool
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
     node: str = ""
     started: bool = False
     gpu: str = ""
@@ -57,7 +58,7 @@ class WorkloadState:
     ready: int
     updated: int
     gone: bool = False
-    fault: tuple[str, str] | None = None
+    fault: Problem | None = None
     pods: tuple[PodState, ...] = ()
     gpu: str = ""
 
@@ -96,7 +97,7 @@ class DiscoveryState:
     ready: int = 0
     wanted: int = 0
     error: str | None = None
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ class Observed:
     status:           its status as last written; empty at first
     service_revision: the revision whose pods the ingress Service selects; None = no such Service
                       yet
+    service_role:     their role; None likewise
     records:          workloads with a snapshot (a ControllerRevision), from which a lost
                       StatefulSet can be made again
     failures:         writes that the API server refused in the last reconcile
@@ -190,9 +192,10 @@ class Observed:
     workloads: Sequence[WorkloadState] = ()
     scalers: Sequence[ScalerState] = ()
     service_revision: str | None = None
+    service_role: str | None = None
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
-    key_fault: tuple[str, str] | None = None
+    key_fault: Problem | None = None
     worker_records: WorkerRecords | None = None
     decision: RecordedDecision | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)

@@ -94,6 +94,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None  # None = off; n = the chosen token's and the n most likely ones'
+    prompt_logprobs: int | None = None  # the same of the prompt's own tokens, on the first token
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     eos_token_ids: list[int] = []
@@ -137,8 +138,19 @@ class Target(msgspec.Struct, frozen=True):
     block_ids: list[int]
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability of a prompt's token after those before it; rank: 1 = the most likely one."""
+
+    logprob: float
+    rank: int
+    top_logprobs: list[tuple[int, float]] = []
+
+
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sampled token of one request, with what the client may have asked to see of it."""
+    """One sampled token of one request, with what the client may have asked to see of it.
+
+    prompt_logprobs: of the prompt's tokens from the second on; on a request's first token alone.
+    """
 
     request_id: str
     token_id: int
@@ -149,6 +161,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0  # prefix hit at admission, for usage
     queue_seconds: float | None = None  # set on the first token that this engine made for the request
     prefill_seconds: float | None = None
+    prompt_logprobs: list[PromptLogprob] = []
 
 
 # --- server -> engine -------------------------------------------------------------------------

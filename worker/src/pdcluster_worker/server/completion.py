@@ -7,7 +7,8 @@ from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import logprobs
-from pdcluster_worker.server.choice import Delta, finish_reason_of, served
+from pdcluster_worker.server.choice import served
+from pdcluster_worker.server.events import Delta, assembled
 from pdcluster_worker.server.fields import Prompt
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.generation_response import GenerationResponse
@@ -99,8 +100,8 @@ class CompletionShape:
         )
 
     def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:
-        text = "".join(delta.text for delta in deltas)
-        return CompletionChoice(index=index, text=text, logprobs=self._logprobs(deltas), finish_reason=finish_reason_of(deltas))
+        answer = assembled(deltas)
+        return CompletionChoice(index=index, text=answer.text, logprobs=self._logprobs(deltas), finish_reason=answer.finish_reason)
 
     def _logprobs(self, deltas: list[Delta]) -> CompletionLogprobs | None:
         if not self.has_logprobs:
