@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.engine.messages import Constraint, KVGeometry, PrefillDone, PromptLogprob, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, PromptLogprob, RequestSpec, Sampling, Target, Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb

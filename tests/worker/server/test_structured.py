@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_worker.engine.messages import Constraint
+from pdcluster_worker.engine.constraint import Constraint
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 WRITTEN = json.dumps(SCHEMA, separators=(",", ":"))

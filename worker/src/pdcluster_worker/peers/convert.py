@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
 
+from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
 from pdcluster_worker.engine.messages import (
     EPOCH_BYTES,
-    MAX_CONSTRAINT_CHARACTERS,
     SALT_BYTES,
-    Constraint,
-    ConstraintKind,
     FinishReason,
     KVGeometry,
     PrefillDone,

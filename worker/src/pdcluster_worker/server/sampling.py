@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.messages import Constraint, RequestSpec, Sampling
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.messages import RequestSpec, Sampling
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.schemas import Extension, Generate
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pdcluster_worker.engine.messages import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
+from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.structured_fields import ResponseFormat, Schema, Structured, StructuredOutputs
 

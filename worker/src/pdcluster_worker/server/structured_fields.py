@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pdcluster_worker.engine.messages import MAX_CONSTRAINT_CHARACTERS
+from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS
 from pdcluster_worker.server.fields import Text
 
 MAX_CHOICES = 1000
