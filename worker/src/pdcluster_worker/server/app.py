@@ -71,7 +71,7 @@ def create_app(
     journeys:    where those of requests are kept; None = in new ones
     """
     app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
-    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock))
+    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses))
 
     @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
