@@ -22,7 +22,7 @@ class StepWork:
 
     num_requests:       items of the batch.
     num_tokens:         all tokens of the batch.
-    num_decode_tokens:  those of requests past their prefill, one each.
+    num_decode_tokens:  those of requests past their prefill, one each and its drafts.
     num_prompt_tokens:  those that are part of a prompt.
     num_recomputed_tokens: those that were computed here before, and lost to a preemption.
     """
@@ -43,8 +43,8 @@ class StepWork:
             num_tokens += count
             if start < request.num_lost_tokens:
                 num_recomputed += min(count, request.num_lost_tokens - start)
-            elif count == 1 and start >= prompt:
-                num_decode += 1
+            elif item.num_known_tokens == 1 and start >= prompt:
+                num_decode += count
             if start < prompt:
                 num_prompt += min(count, prompt - start)
         return cls(len(batch.items), num_tokens, num_decode, num_prompt, num_recomputed)
