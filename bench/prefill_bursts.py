@@ -87,7 +87,7 @@ def run(core: EngineCore, due: list[tuple[float, RequestSpec]]) -> Seen:
                 (seen.first if token.request_id not in last else seen.gaps).append(now - last.get(token.request_id, came[token.request_id]))
                 last[token.request_id] = now
                 left -= token.finish_reason is not None
-        total = core._counters.prefill_tokens  # of every step: statistics come at most every 0.1 s
+        total = core._reporter.counters.prefill_tokens  # of every step: statistics come at most every 0.1 s
         if total > prefilled:
             seen.batches.append(total - prefilled)
             prefilled = total

@@ -50,6 +50,17 @@ def test_a_pod_that_drains_can_be_taken_back_within_a_full_budget():
     assert see(spec, facts, prefill=HUNGRY).decision.replicas == {P: 4, D: 4}
 
 
+def test_a_full_budget_takes_back_a_pod_that_drains_in_the_dearer_pool():
+    pools = [pool(1, "cheap", gpu="H100"), pool(2, "dear", gpu="B200")]
+    spec = make_spec(prefill=pools, decode=[pool(4, gpu="B300")], budget={"total": 8}, cost={"B200": 5.0})
+    dear = PoolFacts("prefill", "dear", "B200", replicas=2, current=3, ready=2, ending=1)
+    facts = [dear if each.key == dear.key else each for each in facts_of(spec)]
+
+    sizes = see(spec, facts, prefill=HUNGRY).decision.replicas
+
+    assert (sizes[("prefill", "cheap")], sizes[("prefill", "dear")]) == (1, 3)
+
+
 def test_what_one_role_gives_up_is_used_when_it_is_gone():
     spec = make_spec(budget={"total": 8}, scaleDown={"windowSeconds": 0})
 

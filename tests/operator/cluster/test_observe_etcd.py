@@ -7,6 +7,7 @@ import pytest
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.labels import cluster_labels
 from pdcluster_operator.cluster.observe import Live, managed_etcd
+from pdcluster_operator.plan.problem import Problem
 from tests.operator.reconcile import bodies as made
 
 NAME = "chat-etcd"
@@ -79,6 +80,6 @@ def test_a_workers_problem_is_not_the_etcds():
 
 @pytest.mark.parametrize(("current", "is_told"), [(0, True), (1, False)])
 def test_what_keeps_members_from_being_made_is_told_while_they_are_missing(current: int, is_told: bool):
-    fault = (words.QUOTA_EXCEEDED, "a pod is forbidden: exceeded quota")
+    fault = Problem(words.QUOTA_EXCEEDED, "a pod is forbidden: exceeded quota")
     state = managed_etcd(Live(made.cluster(), [stateful_set(0, 1, current)]), NAME, 1, {NAME: fault})
     assert state.problem == (fault if is_told else None)

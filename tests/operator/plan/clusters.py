@@ -7,6 +7,7 @@ from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import WorkloadId
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.state import DiscoveryState, Observed, PodState, ScalerState, WorkloadState
 
 NOW = "2026-01-02T03:04:05Z"
@@ -50,7 +51,7 @@ def workload(of: WorkloadId, desired: int, ready: int | None = None, **fields: A
 
 def failing_pod(of: WorkloadId, ordinal: int, reason: str, message: str = "it fails") -> PodState:
     name = f"{of.name}-{ordinal}"
-    return PodState(name, of, ready=False, terminating=False, problem=(reason, f"pod {name}: {message}"))
+    return PodState(name, of, ready=False, terminating=False, problem=Problem(reason, f"pod {name}: {message}"))
 
 
 def running(cluster: PDCluster, **fields: Any) -> Observed:

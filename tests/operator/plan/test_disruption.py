@@ -11,6 +11,7 @@ from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.api.workload import Workload
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.disruption import ENDING_SECONDS, PROBLEM_SECONDS, UNREADY_SECONDS, Patience, min_available, plan_budgets
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.state import PodState, WorkloadState
 from tests.operator.plan.clusters import NOW, identity, make_cluster, running, workload
 
@@ -25,7 +26,7 @@ PROBLEMS = {
 }
 
 
-def there(*pods: str, desired: int | None = None, fault: tuple[str, str] | None = None, age: float = 0.0) -> WorkloadState:
+def there(*pods: str, desired: int | None = None, fault: Problem | None = None, age: float = 0.0) -> WorkloadState:
     """age: seconds for which those that are not ready have not been, or should have been gone"""
     states = tuple(pod_of(ordinal, pod, before(age)) for ordinal, pod in enumerate(pods))
     return WorkloadState(
@@ -45,7 +46,7 @@ def pod_of(ordinal: int, how: str, since: str) -> PodState:
         DECODE,
         ready=how == READY,
         terminating=how == ENDING,
-        problem=(PROBLEMS[how], "it waits") if how in PROBLEMS else None,
+        problem=Problem(PROBLEMS[how], "it waits") if how in PROBLEMS else None,
         since=None if how == READY else since,
     )
 
@@ -177,7 +178,7 @@ def test_a_scale_up_and_a_first_start_hold_up_nothing() -> None:
 
 
 def test_workers_that_cannot_be_created_hold_up_nothing() -> None:
-    refused = there(READY, READY, desired=4, fault=(words.QUOTA_EXCEEDED, "no room"))
+    refused = there(READY, READY, desired=4, fault=Problem(words.QUOTA_EXCEEDED, "no room"))
     assert allowed(4, there(READY, READY, READY, READY), refused) == [1, 1]
 
 

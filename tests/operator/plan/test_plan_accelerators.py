@@ -8,11 +8,12 @@ from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.state import ClusterPlan, Device, Observed, PodState, ScalerState, WorkerRecords
 from tests.operator.plan.clusters import ETCD_READY, LATER, NOW, condition_of, identity, make_cluster, running, workload
 
 ON_CPU, ON_GPU = Device("cpu", "Xeon"), Device("cuda", "NVIDIA B200")
-REFUSED = ("AcceleratorUnusable", "pod p: the worker has not the device that it should compute on: pool big asks for cuda")
+REFUSED = Problem("AcceleratorUnusable", "pod p: the worker has not the device that it should compute on: pool big asks for cuda")
 B200 = {"name": "big", "gpu": "B200", "replicas": 1}
 HERE = {"name": "own", "gpu": "epyc", "replicas": 1}  # a type of its own, which asks for no resource
 
@@ -27,7 +28,7 @@ def cluster_of(decode: dict[str, Any], device: str = "auto", prefill: dict[str, 
     return parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": spec})
 
 
-def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: tuple[str, str] | None = None, **fields: Any) -> Observed:
+def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: Problem | None = None, **fields: Any) -> Observed:
     """All pods are there and ready, but that of decode where it has a problem; a pod is called after its role."""
     revision = revision_of(cluster.spec)
     pools = [(role, pool) for role, spec in cluster.spec.roles.present().items() for pool in spec.pools]

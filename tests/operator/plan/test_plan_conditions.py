@@ -7,6 +7,7 @@ import pytest
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.problems import rank
 from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, PodState, ScalerState
 from pdcluster_operator.plan.status import MAX_MESSAGE
@@ -108,7 +109,7 @@ def test_discovery(discovery, status, reason, part):
 
 @pytest.mark.parametrize(("ready", "answers"), [(0, False), (2, True)])
 def test_a_member_of_our_etcd_that_cannot_start_is_told(ready, answers):
-    problem = (words.IMAGE_NOT_PULLED, "pod chat-etcd-0: image 'etcd' cannot be pulled")
+    problem = Problem(words.IMAGE_NOT_PULLED, "pod chat-etcd-0: image 'etcd' cannot be pulled")
     status = status_of(running(CLUSTER, discovery=DiscoveryState(managed=True, ready=ready, wanted=3, problem=problem)))
     _, reason, message = words_of(status, words.READY)
     assert reason == words.IMAGE_NOT_PULLED
@@ -138,7 +139,7 @@ def test_a_lost_service_is_not_ready_and_not_serving():
 
 
 def test_keys_that_nobody_can_have_are_the_ingresss_fault():
-    status = status_of(replace(running(CLUSTER), key_fault=(words.CONFIGURATION_REFUSED, "Secret keys does not exist")))
+    status = status_of(replace(running(CLUSTER), key_fault=Problem(words.CONFIGURATION_REFUSED, "Secret keys does not exist")))
     assert words_of(status, words.INGRESS_READY) == ("False", words.CONFIGURATION_REFUSED, "Secret keys does not exist")
     assert words_of(status, words.READY) == ("False", words.CONFIGURATION_REFUSED, "ingress: Secret keys does not exist")
     assert words_of(status, words.STALLED)[0] == "True"
@@ -153,7 +154,7 @@ def test_with_keys_that_nobody_can_have_no_request_is_answered():
 
 
 def test_a_secret_of_keys_that_cannot_be_read_is_a_missing_right_and_may_hold_some():
-    status = status_of(running(CLUSTER, key_fault=(words.FORBIDDEN, "Secret keys cannot be read")))
+    status = status_of(running(CLUSTER, key_fault=Problem(words.FORBIDDEN, "Secret keys cannot be read")))
     assert words_of(status, words.INGRESS_READY) == ("False", words.FORBIDDEN, "Secret keys cannot be read")
     assert words_of(status, words.READY)[:2] == ("False", words.FORBIDDEN)
     assert words_of(status, words.SERVING)[0] == "True"

@@ -9,6 +9,7 @@ from pdcluster_operator.api.errors import Fault
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_operator.plan.invalid import NOTHING_IS_REVERTED
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.state import DiscoveryState, Observed
 from tests.operator.plan.clusters import ETCD_READY, LATER, NOW, condition_of, identity, make_cluster, running, workload
 
@@ -60,7 +61,7 @@ def test_an_etcd_that_was_not_asked_is_told_as_before():
 
 @pytest.mark.parametrize(("reason", "serves"), [(words.CONFIGURATION_REFUSED, "False"), (words.FORBIDDEN, "True")])
 def test_what_was_wrong_with_the_api_keys_still_is(reason: str, serves: str):
-    before = plan_cluster(CLUSTER, running(CLUSTER, key_fault=(reason, "Secret keys: no key")), NOW).status
+    before = plan_cluster(CLUSTER, running(CLUSTER, key_fault=Problem(reason, "Secret keys: no key")), NOW).status
     status = plan_invalid(FAULTS, replace(refused(), status=before), LATER).status
     for kind in (words.INGRESS_READY, words.SERVING):
         assert condition_of(status, kind) == {**condition_of(before, kind), "observedGeneration": 2}

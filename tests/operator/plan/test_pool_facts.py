@@ -10,6 +10,7 @@ from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.autoscale.values import PoolFacts
 from pdcluster_operator.plan.cluster import asked_of
 from pdcluster_operator.plan.pool_facts import Seen, pool_facts
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.state import Observed, PodState, ScalerState
 from tests.operator.plan.clusters import failing_pod, identity, make_cluster, pool, running, workload
 
@@ -85,7 +86,7 @@ def test_only_the_highest_without_a_gap_are_top(ordinals: tuple[int, ...], top: 
 
 @pytest.mark.parametrize(("number", "fault"), [(3, "quota: no room"), (4, None)])
 def test_a_fault_counts_while_pods_are_missing(number: int, fault: str | None) -> None:
-    observed = with_pods(*pods(DECODE, number), fault=(conditions.QUOTA_EXCEEDED, "quota: no room"))
+    observed = with_pods(*pods(DECODE, number), fault=Problem(conditions.QUOTA_EXCEEDED, "quota: no room"))
 
     assert facts(observed, Seen()).fault == fault
 

@@ -15,6 +15,7 @@ from pdcluster_operator.api import labels
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cluster.cache import Body, Key
 from pdcluster_operator.plan.pods import FOR_ETCD, pod_problem, pod_state
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.problems import worst_of
 from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed, PodState, ScalerState, WorkloadState
 
@@ -64,9 +65,9 @@ def observe(
     *,
     discovery: DiscoveryState,
     failures: Sequence[Failure] = (),
-    faults: Mapping[str, tuple[str, str]],
+    faults: Mapping[str, Problem],
     outdated: Collection[WorkloadId] = (),
-    key_fault: tuple[str, str] | None = None,
+    key_fault: Problem | None = None,
 ) -> Observed:
     """Observe one PDCluster.
 
@@ -96,7 +97,7 @@ def observe(
     )
 
 
-def managed_etcd(live: Live, name: str, wanted: int, faults: Mapping[str, tuple[str, str]]) -> DiscoveryState:
+def managed_etcd(live: Live, name: str, wanted: int, faults: Mapping[str, Problem]) -> DiscoveryState:
     """The managed etcd, by the readiness of its pods, with the worst problem of the others.
 
     faults: by StatefulSet, the problem that keeps it from getting pods
@@ -182,7 +183,7 @@ def _is_of_etcd(body: Body) -> bool:
     return body["kind"] == "Pod" and marks.get(labels.COMPONENT) == labels.ETCD
 
 
-def _workloads(live: Live, faults: Mapping[str, tuple[str, str]]) -> list[WorkloadState]:
+def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
     """Workloads of all StatefulSets, and of terminating pods whose StatefulSet is gone."""
     pods, types = _pods_by_workload(live), _recorded_types(live)
     sets = {identity: body for body in live.own("StatefulSet").values() if (identity := workload_of(body))}
@@ -206,7 +207,7 @@ def _remains(identity: WorkloadId, pods: Sequence[Body]) -> WorkloadState:
     return WorkloadState(identity, 0, len(states), sum(state.ready for state in states), 0, gone=True, pods=states)
 
 
-def _workload(identity: WorkloadId, body: Body, fault: tuple[str, str] | None, pods: Iterable[Body]) -> WorkloadState:
+def _workload(identity: WorkloadId, body: Body, fault: Problem | None, pods: Iterable[Body]) -> WorkloadState:
     status = body.get("status", {})
     return WorkloadState(
         id=identity,

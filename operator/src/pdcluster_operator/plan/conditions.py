@@ -14,6 +14,7 @@ from pdcluster_operator.api.sections import ROUTER
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.pools import RoleView
 from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.problems import rank, worst_problem
 from pdcluster_operator.plan.rollout import Left
 from pdcluster_operator.plan.state import DiscoveryState, Failure, Observed
@@ -140,15 +141,15 @@ def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
             yield f"pool {workload.pool}, which is no longer declared, stays until they are"
 
 
-def _on_the_way(view: RoleView, facts: Facts) -> tuple[str, str]:
+def _on_the_way(view: RoleView, facts: Facts) -> Problem:
     if facts.is_given_up:
         became = f"revision {facts.target} {facts.scaled_to_0}, and {facts.current} stays"
-        return words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; {became}"
+        return Problem(words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; {became}")
     if facts.waits_for is not None and not any(pool.target for pool in view.pools):
-        return words.ROLLING_OUT, waiting(facts.waits_for)
+        return Problem(words.ROLLING_OUT, waiting(facts.waits_for))
     if facts.is_rolling:
-        return words.ROLLING_OUT, _numbers(view)
-    return words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view)
+        return Problem(words.ROLLING_OUT, _numbers(view))
+    return Problem(words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, _numbers(view))
 
 
 def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
@@ -270,19 +271,19 @@ def _nothing_to_go_back_to(facts: Facts) -> str:
     return "for no other revision serves: mend that, or change the spec"
 
 
-def _cause(worst: Condition, facts: Facts) -> tuple[str, str]:
+def _cause(worst: Condition, facts: Facts) -> Problem:
     """Reason and message of the worst condition, by name; in a roll out, that the old one goes
     on.
     """
     message = f"{worst.type.removesuffix('Ready').lower()}: {worst.message}"
     if not facts.is_rolling:
-        return worst.reason, message
+        return Problem(worst.reason, message)
     serves = f"; revision {facts.current} goes on serving" if facts.num_answering and facts.current else ""
     on_the_way = worst.reason in (words.STARTING, words.SCALING)
-    return words.ROLLING_OUT if on_the_way else worst.reason, f"roll out to revision {facts.target}: {message}{serves}"
+    return Problem(words.ROLLING_OUT if on_the_way else worst.reason, f"roll out to revision {facts.target}: {message}{serves}")
 
 
-def _worst_failure(failures: Sequence[Failure]) -> tuple[str, str]:
+def _worst_failure(failures: Sequence[Failure]) -> Problem:
     first = min(failures, key=lambda failure: (rank(failure.reason), failure.object, failure.message))
     others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-    return first.reason, f"{first.object}: {first.message}{others}"
+    return Problem(first.reason, f"{first.object}: {first.message}{others}")

@@ -14,6 +14,7 @@ from pdcluster_operator.plan.conditions import Condition, Facts, condition_tree,
 from pdcluster_operator.plan.events import events
 from pdcluster_operator.plan.pools import DeclaredPool, RoleView, Workloads
 from pdcluster_operator.plan.previous import Previous
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.rollout import current_revision
 from pdcluster_operator.plan.state import Event, Observed
 from pdcluster_operator.plan.status import Status, dated, number_fields
@@ -76,11 +77,11 @@ def _still_true(previous: Previous, observed: Observed, there: Workloads, views:
             yield condition
 
 
-def _key_fault(previous: Previous) -> tuple[str, str] | None:
+def _key_fault(previous: Previous) -> Problem | None:
     """Problem of the Secret of API keys: the only one of the ingress that needs a user."""
     ingress = previous.condition(words.INGRESS_READY)
     reason = str(ingress.get("reason", ""))
-    return (reason, str(ingress.get("message", ""))) if reason in words.NEEDS_A_PERSON else None
+    return Problem(reason, str(ingress.get("message", ""))) if reason in words.NEEDS_A_PERSON else None
 
 
 def _again(before: Mapping[str, object]) -> Condition:

@@ -13,11 +13,10 @@ from typing import Any
 from pdcluster_operator.api import conditions, labels
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.last_words import last_words
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.state import PodState
 
 Body = Mapping[str, Any]
-Problem = tuple[str, str]
-"""(reason of api.conditions, message)"""
 
 WORKER = "worker"
 FETCH = "fetch-model"
@@ -97,7 +96,7 @@ def pod_problem(body: Body, advice: Advice = FOR_WORKERS) -> Problem | None:
     if body["metadata"].get("deletionTimestamp") or _condition(body, "Ready").get("status") == "True":
         return None
     found = _not_placed(body, advice) or _put_out(body) or _first_problem(body, advice)
-    return found and (found[0], f"pod {body['metadata']['name']}: {found[1]}")
+    return found and Problem(found.reason, f"pod {body['metadata']['name']}: {found.message}")
 
 
 def _not_placed(body: Body, advice: Advice) -> Problem | None:
@@ -105,12 +104,12 @@ def _not_placed(body: Body, advice: Advice) -> Problem | None:
     if placed.get("status") != "False":
         return None
     if placed.get("reason") == "SchedulingGated":
-        return (
+        return Problem(
             conditions.UNSCHEDULABLE,
             "a scheduling gate holds it back; its owner (a queue, an admission webhook) must lift it",
         )
     said = _short(placed.get("message", "")) or "the scheduler found no node"
-    return conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}"
+    return Problem(conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}")
 
 
 def _put_out(body: Body) -> Problem | None:
@@ -118,7 +117,9 @@ def _put_out(body: Body) -> Problem | None:
     status = body.get("status") or {}
     if status.get("phase") != "Failed" or not status.get("reason"):
         return None
-    return conditions.UNSCHEDULABLE, f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look at that node"
+    return Problem(
+        conditions.UNSCHEDULABLE, (f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look at that node")
+    )
 
 
 def _first_problem(body: Body, advice: Advice) -> Problem | None:
@@ -143,10 +144,12 @@ def _container_problem(entry: Body, image: str, advice: Advice) -> Problem | Non
     waiting, running = state.get("waiting") or {}, "running" in state
     reason = waiting.get("reason", "")
     if reason in _IMAGE_REASONS:
-        return conditions.IMAGE_NOT_PULLED, _image_message(reason, waiting.get("message", ""), image or entry.get("image", ""), advice)
+        return Problem(
+            conditions.IMAGE_NOT_PULLED, _image_message(reason, waiting.get("message", ""), image or entry.get("image", ""), advice)
+        )
     if reason in _REFUSED_REASONS:
         detail = _short(waiting.get("message", "")) or reason
-        return (
+        return Problem(
             conditions.CONFIGURATION_REFUSED,
             f"container {entry['name']} cannot be started: {detail}; make what is missing, or correct its name",
         )
@@ -185,11 +188,11 @@ def _image_message(reason: str, message: str, image: str, advice: Advice) -> str
 def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
     failed = bool(ended) and ended.get("exitCode") != 0
     if is_running and not (failed and ended.get("exitCode") == WRONG_SETTING):
-        return conditions.DOWNLOADING_MODEL, f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is"
+        return Problem(conditions.DOWNLOADING_MODEL, f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is")
     if not failed:
         return None
     said = _short(last_words(ended.get("message", ""))) or f"exit status {ended.get('exitCode')}"
-    return (
+    return Problem(
         conditions.MODEL_NOT_DOWNLOADED,
         f"the model is not downloaded: {said}; check spec.model.huggingFace and the node's way to the hub",
     )
@@ -197,15 +200,15 @@ def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
 
 def _crash(container: str, ended: Body, advice: Advice) -> Problem:
     if ended.get("reason") == "OOMKilled":
-        return conditions.CRASH_LOOPING, f"container {container} used more memory than its limit and was killed; {advice.memory}"
+        return Problem(conditions.CRASH_LOOPING, f"container {container} used more memory than its limit and was killed; {advice.memory}")
     said, code = _short(last_words(ended.get("message", ""))), ended.get("exitCode")
     if code == WRONG_SETTING and container == WORKER:
-        return conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec"
+        return Problem(conditions.CONFIGURATION_REFUSED, f"the worker refuses its settings: {said or 'see its log'}; correct the spec")
     if code == NO_DEVICE and container == WORKER:
         missing = "the worker has not the device that it should compute on"
-        return conditions.ACCELERATOR_UNUSABLE, f"{missing}: {said or 'see its log'}"
+        return Problem(conditions.ACCELERATOR_UNUSABLE, f"{missing}: {said or 'see its log'}")
     detail = f": {said}" if said else ""
-    return (
+    return Problem(
         conditions.CRASH_LOOPING,
         f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c {container}` shows more",
     )

@@ -55,7 +55,7 @@ class Seen:
 
 def is_unschedulable(pod: PodState) -> bool:
     """Return whether no node takes a pod."""
-    return pod.problem is not None and pod.problem[0] == conditions.UNSCHEDULABLE and not pod.terminating
+    return pod.problem is not None and pod.problem.reason == conditions.UNSCHEDULABLE and not pod.terminating
 
 
 def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
@@ -120,7 +120,7 @@ def _facts(size: PoolSize, state: WorkloadState | None, serving: int, num_held: 
         unschedulable=len(waiting),
         unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size.wanted),
         unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
-        fault=None if state.fault is None or state.current >= state.desired else state.fault[1],
+        fault=None if state.fault is None or state.current >= state.desired else state.fault.message,
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
         unready_top=size.wanted - 1 - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.wanted), default=-1),

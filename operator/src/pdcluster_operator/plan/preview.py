@@ -21,6 +21,7 @@ from pdcluster_operator.plan.cluster import plan_cluster, sizes_of
 from pdcluster_operator.plan.fields import changed_fields
 from pdcluster_operator.plan.foreseen import coming_conflicts, foreseen, why_resized
 from pdcluster_operator.plan.immutable import immutable_faults
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.scalers import PoolKey, PoolSize
 from pdcluster_operator.plan.state import DiscoveryState, Observed, ScalerState, WorkloadState
 
@@ -125,7 +126,7 @@ class Preview:
     changes: tuple[Change, ...] = ()
     pools: tuple[PoolChange, ...] = ()
     accelerators: tuple[Accelerators, ...] = ()
-    problems: tuple[tuple[str, str], ...] = ()
+    problems: tuple[Problem, ...] = ()
     refused: tuple[Fault, ...] = ()
 
     @property
@@ -230,9 +231,9 @@ def _pools(
             yield PoolChange(key, known[key].gpu if key in known else _UNKNOWN, workers, None)
 
 
-def _problems(spec: PDClusterSpec, decided: RecordedDecision | None, now: str) -> Iterator[tuple[str, str]]:
+def _problems(spec: PDClusterSpec, decided: RecordedDecision | None, now: str) -> Iterator[Problem]:
     for each in (*(() if decided is None else decided.problems), *coming_conflicts(spec, now)):
-        yield each.reason, each.message
+        yield Problem(each.reason, each.message)
 
 
 def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.plan.drain import ordinal_of
 from pdcluster_operator.plan.pools import PoolView, RoleView
+from pdcluster_operator.plan.problem import Problem
 
 _WORST_FIRST = (
     words.INVALID_SPEC,
@@ -39,12 +40,12 @@ def rank(reason: str) -> int:
     return _WORST_FIRST.index(reason if reason in _WORST_FIRST else words.APPLY_FAILED)
 
 
-def worst_of(problems: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+def worst_of(problems: Iterable[Problem]) -> Problem | None:
     """The worst (reason, message); None = there is none."""
-    return min(problems, key=lambda problem: (rank(problem[0]), problem), default=None)
+    return min(problems, key=lambda problem: (rank(problem.reason), problem), default=None)
 
 
-def worst_problem(view: RoleView) -> tuple[str, str] | None:
+def worst_problem(view: RoleView) -> Problem | None:
     """The worst problem of pools that are not ready; None = they are only on their way."""
     found = sorted(
         (rank(reason), name, reason, message, num_workers)
@@ -56,7 +57,7 @@ def worst_problem(view: RoleView) -> tuple[str, str] | None:
         return None
     _, _, reason, message, _ = found[0]
     affected = sum(num_workers for _, _, each, _, num_workers in found if each == reason)
-    return reason, f"{affected} of {view.wanted} workers: {message}"
+    return Problem(reason, f"{affected} of {view.wanted} workers: {message}")
 
 
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdcluster_operator.api.workload import Workload, WorkloadId
 from pdcluster_operator.plan.autoscale.explain import RecordedDecision
+from pdcluster_operator.plan.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PodState:
     workload: WorkloadId
     ready: bool
     terminating: bool
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
     node: str = ""
     started: bool = False
     gpu: str = ""
@@ -57,7 +58,7 @@ class WorkloadState:
     ready: int
     updated: int
     gone: bool = False
-    fault: tuple[str, str] | None = None
+    fault: Problem | None = None
     pods: tuple[PodState, ...] = ()
     gpu: str = ""
 
@@ -96,7 +97,7 @@ class DiscoveryState:
     ready: int = 0
     wanted: int = 0
     error: str | None = None
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Observed:
     service_revision: str | None = None
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
-    key_fault: tuple[str, str] | None = None
+    key_fault: Problem | None = None
     worker_records: WorkerRecords | None = None
     decision: RecordedDecision | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)

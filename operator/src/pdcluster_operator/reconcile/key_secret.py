@@ -12,6 +12,7 @@ from pdcluster_operator.certificates.reading import Stored
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_operator.cluster.kinds import SECRET
+from pdcluster_operator.plan.problem import Problem
 
 KEY_SECRET_POLL_SECONDS = 15.0
 
@@ -22,7 +23,7 @@ class KeySecret:
 
     client: ApiClient
 
-    async def fault(self, namespace: str, name: str | None) -> tuple[str, str] | None:
+    async def fault(self, namespace: str, name: str | None) -> Problem | None:
         """Problem of a Secret without a usable key, or that cannot be read.
 
         None = there is a key, or no Secret is named.  Raises UnavailableError.
@@ -35,7 +36,7 @@ class KeySecret:
             raise
         except ClusterError as e:
             failure = failure_of(e, f"Secret {name}")
-            return failure.reason, f"{failure.object} of service.apiKeySecret cannot be read: {failure.message}"
+            return Problem(failure.reason, f"{failure.object} of service.apiKeySecret cannot be read: {failure.message}")
         if secret is None:
             wrong = "does not exist: make it with a key in each of its values"
         elif not any(is_key(entry, value) for entry, value in secret.data.items()):
@@ -43,7 +44,7 @@ class KeySecret:
         else:
             return None
         message = f"Secret {name} of service.apiKeySecret {wrong}, or leave apiKeySecret out; until then every request is refused"
-        return conditions.CONFIGURATION_REFUSED, message
+        return Problem(conditions.CONFIGURATION_REFUSED, message)
 
 
 def is_key(entry: str, value: bytes) -> bool:

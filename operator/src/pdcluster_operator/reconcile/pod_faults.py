@@ -22,6 +22,7 @@ from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.errors import ClusterError, UnavailableError
 from pdcluster_operator.cluster.kinds import CORE_EVENT
 from pdcluster_operator.cluster.observe import Live, is_short_of_pods
+from pdcluster_operator.plan.problem import Problem
 
 logger = logging.getLogger(__name__)
 SHORTAGE_GRACE_SECONDS = 3.0
@@ -40,7 +41,6 @@ SKEW_SECONDS = 30.0
 _FIELDS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
 _NEVER = ("", "")
 _Read = Mapping[str, tuple[str, str]] | ClusterError
-Fault = tuple[str, str]
 _POD = re.compile(r'pods "[^"]*" is ')
 _PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)
 
@@ -63,7 +63,7 @@ class PodFaults:
     _read: dict[str, tuple[float, _Read]] = field(default_factory=dict)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def of(self, live: Live) -> tuple[dict[str, Fault], float | None]:
+    async def of(self, live: Live) -> tuple[dict[str, Problem], float | None]:
         """Problems by name of the StatefulSet, and seconds until the next read (None = no need)."""
         now = self.clock()
         before = self._short_since.get(live.key, {})
@@ -128,16 +128,16 @@ class PodFaults:
         return (self.now() - timedelta(seconds=self.clock() - since + SKEW_SECONDS)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def fault_of(message: str) -> Fault:
+def fault_of(message: str) -> Problem:
     """Problem from an event's message, without the name of the pod that happened to be tried."""
     short = _POD.sub("a pod is ", _PREFIX.sub("", message))
     reason = conditions.QUOTA_EXCEEDED if "exceeded quota" in message else conditions.PODS_REFUSED
-    return reason, short
+    return Problem(reason, short)
 
 
-def _unknown(error: ClusterError) -> Fault:
+def _unknown(error: ClusterError) -> Problem:
     message = f"pods are missing, and the events that say why cannot be read: {error}"
-    return conditions.PODS_REFUSED, f"{message}; {error.fix}" if error.fix else message
+    return Problem(conditions.PODS_REFUSED, f"{message}; {error.fix}" if error.fix else message)
 
 
 def _uid(body: Body) -> str:

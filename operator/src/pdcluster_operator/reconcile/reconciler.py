@@ -33,6 +33,7 @@ from pdcluster_operator.manifests.render import Capabilities, Owner, Site
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_operator.plan.conditions import discovery_answers
 from pdcluster_operator.plan.events import cut_short
+from pdcluster_operator.plan.problem import Problem
 from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState, Event, Failure, Observed
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
@@ -263,7 +264,7 @@ class Reconciler:
         posted = [await self.events.post(live.body, event) for event in events]
         return changed or any(posted)
 
-    async def _discovery(self, live: Live, cluster: PDCluster, faults: Mapping[str, tuple[str, str]]) -> DiscoveryState:
+    async def _discovery(self, live: Live, cluster: PDCluster, faults: Mapping[str, Problem]) -> DiscoveryState:
         etcd = cluster.spec.discovery.etcd
         if not etcd.endpoints:
             self.discovery.forget(live.key)

@@ -24,18 +24,16 @@ from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestF
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver, random_epoch
+from pdcluster_worker.engine.reporting import Parts, Reporter
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine.stats import Counters, FirstTokens, Gauges, with_delays
+from pdcluster_worker.engine.stats import FirstTokens
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
 from pdcluster_worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
-
-STATS_INTERVAL_SECONDS = 0.1
-"""While the engine works, statistics go out at most this often."""
 
 
 class EngineCore:
@@ -64,15 +62,12 @@ class EngineCore:
         self._flights = Flights(self._executor, runner.depth, settings.max_model_len, clock)
         self._leaving: set[Request] = set()  # ended, and a step under way writes their blocks
         self._delayer = delayer
-        self._counters = Counters()
         self._first_tokens = FirstTokens()
         self._requests: dict[str, Request] = {}
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
-        self._changed = True  # something has happened since the last statistics; a new engine has yet to say what it has
-        self._reported_seconds = clock()
-        self._num_overdue = 0
-        self._num_inputs = 0
+        parts = Parts(self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer)
+        self._reporter = Reporter(parts, clock)
         self._check = IdleCheck(PoolWalk(self.pool, self._holders), clock)
 
     @property
@@ -83,7 +78,7 @@ class EngineCore:
     @property
     def num_steps(self) -> int:
         """Steps that ran the model, since the start."""
-        return self._counters.num_steps
+        return self._reporter.counters.num_steps
 
     def next_wake_seconds(self) -> float | None:
         """In how many seconds a turn is due though nothing happens; None when never.
@@ -103,7 +98,7 @@ class EngineCore:
         `Begin`, `Ping` and `Stop` are the process's business.
         """
         self._touch()
-        self._num_inputs += 1
+        self._reporter.num_inputs += 1
         match message:
             case messages.Submit(spec=spec):
                 self._submit(spec)
@@ -139,7 +134,7 @@ class EngineCore:
             self._land()
         if self._delayer is not None:
             self._delayer.finish(len(schedule.admitted), self._scheduler.num_requests == 0, started)
-        self._report()
+        self._outbox += self._reporter.report(idle=not self.has_work)
         outbox, self._outbox = self._outbox, []
         return outbox
 
@@ -177,7 +172,7 @@ class EngineCore:
         answer = self._receiver.receive(request, room, self._scheduler.num_reserved_blocks)
         self._outbox.append(answer)
         if isinstance(answer, messages.ReceiveReady):
-            self._counters.count_request(request)
+            self._reporter.counters.count_request(request)
         else:
             del self._requests[request.request_id]
 
@@ -271,7 +266,7 @@ class EngineCore:
             self._end(request)
         self._outbox.extend(messages.Preempted(each.request_id) for each in schedule.preempted if each.target is None)
         for request in schedule.started:
-            self._counters.count_request(request)
+            self._reporter.counters.count_request(request)
         for request in schedule.seated:
             self._first_tokens.schedule(request, now)
             self._write_full(request, now)
@@ -295,9 +290,9 @@ class EngineCore:
             self._release(request)
         if tokens:
             self._outbox.append(messages.Tokens(tokens))
-        self._changed = True
+        self._reporter.changed = True
         work, times = landing.flight.work, self._flights.times(landing)
-        self._counters.count_step(work, times, len(tokens))
+        self._reporter.counters.count_step(work, times, len(tokens))
         self._scheduler.completed(work.num_tokens, times.step)
 
     def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
@@ -357,43 +352,6 @@ class EngineCore:
         self._tables.release(request)
         self._runner.forget(request.request_id)
 
-    # --- statistics ---------------------------------------------------------------------------
-
     def _touch(self) -> None:
         self._stalled = False
-        self._changed = True
-
-    def _report(self) -> None:
-        if (events := self.pool.prefix_cache.take_events()) is not None:
-            self._outbox.append(events)
-        now = self._clock()
-        num_overdue = self._receiver.num_overdue(now)
-        if not self._changed and num_overdue == self._num_overdue:
-            return
-        idle = not self.has_work
-        if not idle and now - self._reported_seconds < STATS_INTERVAL_SECONDS:
-            return
-        self._num_overdue = num_overdue
-        self._changed = False
-        self._reported_seconds = now
-        report = self._counters.report(self._gauges(num_overdue))
-        self._outbox.append(report if self._delayer is None else with_delays(report, self._delayer.take_counts()))
-
-    def _gauges(self, num_overdue: int) -> Gauges:
-        scheduler, receiver = self._scheduler, self._receiver
-        return Gauges(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(scheduler.ready),
-            waiting_tokens=scheduler.num_waiting_tokens,
-            num_receiving=receiver.num_receiving,
-            blocks=self.pool.counts(),
-            free_blocks=self.pool.num_available,
-            fences_overdue=num_overdue,
-            preemptions=scheduler.num_preemptions,
-            bytes_sent=self._sender.num_bytes,
-            bytes_received=receiver.num_bytes,
-            num_transfers=self._sender.num_transfers + receiver.num_transfers,
-            num_inputs=self._num_inputs,
-            failed_rows=dict(self._executor.num_failed),
-            evictions=self.pool.num_evictions,
-        )
+        self._reporter.changed = True

@@ -19,10 +19,8 @@ from pdcluster_operator.api.autoscale import BudgetSpec
 from pdcluster_operator.api.values import MAX_WORKERS
 from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.giving import given_up, roles_of
-from pdcluster_operator.plan.autoscale.pools import Pool, Trail, Vector, num_ready_left
+from pdcluster_operator.plan.autoscale.pools import ALL, Pool, Trail, Vector, num_ready_left
 from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Problem, Step
-
-_ALL = ""  # the key of the total among types
 
 Amount = Callable[[Pool, int], int]
 Gate = Callable[..., bool]
@@ -38,7 +36,7 @@ def _held(pool: Pool, replicas: int) -> int:
 
 
 def _sum(pools: Iterable[Pool], vector: Vector, gpu: str, amount: Amount) -> int:
-    return sum(amount(pool, vector[pool.key]) for pool in pools if gpu in (_ALL, pool.facts.gpu))
+    return sum(amount(pool, vector[pool.key]) for pool in pools if gpu in (ALL, pool.facts.gpu))
 
 
 @dataclass(frozen=True)
@@ -56,20 +54,15 @@ class Budget:
         """Limits of the spec, and the most one object may have where its pools allow more together."""
         limits = dict(spec.per_gpu)
         if spec.total is not None:
-            limits[_ALL] = spec.total
+            limits[ALL] = spec.total
         if sum(pool.high for pool in pools) > MAX_WORKERS:
-            limits[_ALL] = min(limits.get(_ALL, MAX_WORKERS), MAX_WORKERS)
+            limits[ALL] = min(limits.get(ALL, MAX_WORKERS), MAX_WORKERS)
         others = Counter[str]()
         for facts in undeclared:
-            others[_ALL] += facts.current
-            if facts.gpu != _ALL:  # else its type is not known any more
+            others[ALL] += facts.current
+            if facts.gpu != ALL:  # else its type is not known any more
                 others[facts.gpu] += facts.current
         return cls(limits, others)
-
-    @property
-    def is_by_type(self) -> bool:
-        """Return whether any type has a limit of its own."""
-        return any(gpu != _ALL for gpu in self.limits)
 
     def asked(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
         """Accelerators that a vector asks for, by type and in all."""
@@ -84,7 +77,7 @@ class Budget:
         for pool in pools:
             number = amount(pool, vector[pool.key])
             sums[pool.facts.gpu] += number
-            sums[_ALL] += number
+            sums[ALL] += number
         return sums
 
     def keeping(self, pools: Iterable[Pool], raised: Vector, vector: Vector) -> "Budget":
@@ -93,7 +86,7 @@ class Budget:
         for pool in pools:
             waiting = raised[pool.key] - vector[pool.key]
             others[pool.facts.gpu] += waiting
-            others[_ALL] += waiting
+            others[ALL] += waiting
         return Budget(self.limits, others)
 
     def gate(self, trails: Sequence[Trail], base: Vector) -> Gate:
@@ -120,9 +113,9 @@ class Budget:
         return fits
 
     def room(self, pools: Sequence[Pool], base: Vector) -> dict[str, int]:
-        """Accelerators that are free, by each type that has a limit."""
+        """Accelerators that are free, by each type that has a limit, and in all under `ALL`."""
         held = self.held(pools, base)
-        return {gpu: max(0, limit - held[gpu]) for gpu, limit in self.limits.items() if gpu != _ALL}
+        return {gpu: max(0, limit - held[gpu]) for gpu, limit in self.limits.items()}
 
     def over(self, pools: Sequence[Pool], vector: Vector) -> str | None:
         """Limits that are exceeded, as text; None = none is."""
@@ -161,7 +154,7 @@ def trimmed(budget: Budget, pools: Sequence[Pool], base: Vector, sizes: Vector) 
     vector = dict(base)
     for gpu, limit in sorted(budget.limits.items(), reverse=True):  # all together last: what a type forbids takes no room there
         excess = budget.asked(pools, vector)[gpu] - limit
-        vector = given_up(excess, [pool for pool in pools if gpu in (_ALL, pool.facts.gpu)], pools, vector)
+        vector = given_up(excess, [pool for pool in pools if gpu in (ALL, pool.facts.gpu)], pools, vector)
     _keep_ready(pools, vector)
     raised = dict(vector)
     _wait_for_room(budget, pools, vector, sizes)
@@ -189,7 +182,7 @@ def _wait_for_room(budget: Budget, pools: Sequence[Pool], vector: dict[PoolKey, 
     for gpu, limit in sorted(budget.limits.items()):
         most = max(limit, budget.held(pools, sizes)[gpu])
         for pool in pools:
-            if gpu in (_ALL, pool.facts.gpu) and vector[pool.key] > sizes[pool.key]:
+            if gpu in (ALL, pool.facts.gpu) and vector[pool.key] > sizes[pool.key]:
                 free = most - budget.held(pools, vector)[gpu] + pool.held(vector[pool.key])
                 steps = range(sizes[pool.key], vector[pool.key] + 1)
                 vector[pool.key] = steps[max(0, bisect_right(steps, free, key=pool.held) - 1)]

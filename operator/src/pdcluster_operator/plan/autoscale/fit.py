@@ -99,19 +99,24 @@ def _fit_alone(frame: _Frame, possible: Mapping[str, int], steps: list[Step]) ->
         sizes = frame.trail(role, down_to=recommended, up_to=recommended)
         size = largest(sizes.first, sizes.clip(recommended), frame.budget.gate([sizes], frame.base))
         final = sizes.first if size is None else size
-        _note(steps, rules.BUDGET, role, (sizes.clip(recommended), final), frame.budget.used(frame.all, frame.base))
+        unlimited = frame.trail(role, down_to=recommended, up_to=recommended, has_room=False).clip(recommended)
+        _note(steps, rules.BUDGET, role, (unlimited, final), frame.budget.used(frame.all, frame.base))
         vector |= sizes.at(final)
     return vector
 
 
 def _fit_pair(frame: _Frame, recommendations: tuple[int, int], steps: list[Step]) -> Vector:
-    """Fit without a budget, then within it: a type that is used up also changes which pools grow."""
+    """Fit without a budget, then within it.
+
+    A limit that is reached also changes which pools grow: a pod that ends and is taken back holds
+    its accelerator already, in whatever pool it is.
+    """
     sides, banded = _sides(frame, recommendations, has_room=False), recommendations
     if _distance(frame, sides.vector(recommendations)) > 0.0:
         banded = nearest(sides, frame.band, lambda prefill, decode: True) or recommendations
         why = f"{ratio_said(frame.pools, sides.vector(recommendations))}, the band is {frame.band}"
         _note_pair(steps, rules.RATIO, recommendations, banded, why)
-    roomy = _sides(frame, recommendations) if frame.budget.is_by_type else sides
+    roomy = _sides(frame, recommendations) if frame.budget.limits else sides
     fits = frame.budget.gate([roomy.prefill, roomy.decode], frame.base)
     away = _distance(frame, sides.vector(banded))
     if roomy.has(banded) and fits(*banded) and _distance(frame, roomy.vector(banded)) <= away:

@@ -16,6 +16,9 @@ from functools import cached_property
 from pdcluster_operator.api.values import MAX_REPLICAS
 from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey
 
+ALL = ""
+"""The key of all types together, among accelerators by GPU type."""
+
 Vector = Mapping[PoolKey, int]
 """Replicas by pool"""
 
@@ -126,7 +129,8 @@ class Trail:
 def trail(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], *, down_to: int, up_to: int) -> Trail:
     """The sizes of a role around `base`, as far as its pools can follow.
 
-    room: accelerators by GPU type that may still be asked for; a type that is absent has no limit
+    room: accelerators by GPU type, and in all, that may still be asked for; what is absent has no
+          limit
     """
     here = {pool.key: base[pool.key] for pool in pools}
     return Trail(pools, here, _shrinking(pools, here, down_to), _growing(pools, here, room, up_to))
@@ -157,20 +161,20 @@ def _growing(pools: Sequence[Pool], base: Vector, room: Mapping[str, int], up_to
     left = dict(room)
     found: list[Stretch] = []
     for pool in sorted(pools, key=lambda pool: (pool.price, pool.order)):
-        here, gpu = base[pool.key], pool.facts.gpu
-        number = _growth(pool, here, lack, left.get(gpu))
+        here, limits = base[pool.key], {ALL, pool.facts.gpu} & left.keys()
+        number = _growth(pool, here, lack, min((left[key] for key in limits), default=None))
         if number > 0:
             found.append((pool.key, number))
             lack -= number
-            if gpu in left:
-                left[gpu] -= pool.held(here + number) - pool.held(here)
+            for key in limits:
+                left[key] -= pool.held(here + number) - pool.held(here)
     return found
 
 
 def _growth(pool: Pool, replicas: int, lack: int, free: int | None) -> int:
     """Workers that a pool can take of the lacking ones.
 
-    free: accelerators of its type; None = no limit
+    free: accelerators that it may ask for; None = no limit
     """
     if not pool.is_open or replicas + 1 < pool.low:
         return 0

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from pdcluster_operator.plan.problem import Problem as Problem
+
 PoolKey = tuple[str, str]
 """(role, pool)"""
 
@@ -194,14 +196,6 @@ class Decision:
     replicas: Mapping[PoolKey, int]
     inputs: tuple[Input, ...] = ()
     steps: tuple[Step, ...] = ()
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An obstacle, for a condition.  reason: of api.conditions."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
