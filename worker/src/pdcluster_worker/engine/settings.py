@@ -75,12 +75,14 @@ class SpeculationSettings:
 
     num_tokens:            most drafts of one request in a step.
     lookup_max, lookup_min: most and fewest last tokens that an n-gram match is looked for with [V30].
-    disable_above_running: with more running requests nothing is drafted; None = by measured times alone.
+    adaptive:              a request is not drafted while its drafts are measured not to pay.
+    disable_above_running: with more running requests nothing is drafted; None = no such bound.
     """
 
     num_tokens: int = 3
     lookup_max: int = 5
     lookup_min: int = 3
+    adaptive: bool = True
     disable_above_running: int | None = None
 
 

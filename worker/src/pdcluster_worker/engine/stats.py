@@ -93,6 +93,24 @@ class StepTimes:
 
 
 @dataclass(slots=True)
+class SpeculationCounts:
+    """What became of drafts, by position among those of one request in a step.
+
+    drafted, accepted: of each position, how many drafts were verified there, and how many were right.
+    """
+
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        """One request's drafts were verified."""
+        for counts, count in ((self.drafted, num_drafts), (self.accepted, num_accepted)):
+            counts += [0] * (num_drafts - len(counts))
+            for position in range(count):
+                counts[position] += 1
+
+
+@dataclass(slots=True)
 class Counters:
     """Totals since the engine started; see `messages.EngineStats` for their meaning."""
 
@@ -109,6 +127,7 @@ class Counters:
     prefix_hit_tokens: int = 0
     steps: list[tuple[str, float]] = field(default_factory=list)
     batches: list[tuple[int, int, int, int]] = field(default_factory=list)
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     def count_request(self, request: Request) -> None:
         """A request got its blocks for the first time; a prefill for a peer counts its prompt at the peer, which admitted it."""
@@ -165,6 +184,8 @@ class Counters:
             failed_rows=gauges.failed_rows,
             evictions=gauges.evictions,
             batches=batches,
+            drafted=list(self.speculation.drafted),
+            accepted=list(self.speculation.accepted),
         )
 
 

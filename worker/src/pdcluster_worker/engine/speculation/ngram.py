@@ -24,11 +24,8 @@ class NgramDrafter:
         self._texts: dict[str, str] = {}
 
     def may_follow(self, request: Request) -> bool:
-        """Whether the last tokens but the one to come stand somewhere before."""
-        if request.num_tokens < self._least:
-            return False
-        text = self._text(request)
-        return self._least == 1 or self._find(text, self._least - 1) >= 0
+        """See `engine.ports.Drafter`: where the known tokens have a match, those with one token more often have."""
+        return self._find(self._text(request), self._least) >= 0
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """See `engine.ports.Drafter`."""

@@ -15,24 +15,31 @@ from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.flights import Flight
 from pdcluster_worker.engine.ports import Drafter
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule
 from pdcluster_worker.engine.settings import EngineSettings, SpeculationSettings
-from pdcluster_worker.engine.speculation.counts import SpeculationCounts
 from pdcluster_worker.engine.speculation.pace import Share, StepTimes
+from pdcluster_worker.engine.stats import SpeculationCounts
 
 
 class Speculation:
     """Drafts of one engine.
 
-    looks_ahead: a step is planned while another computes: a request that may be drafted after that one waits for it.
-    counts:      since the start.
+    counts: of what was verified.  looks_ahead: a step is planned while another computes; a request
+    that may be drafted once that has ended waits for it.
     """
 
     def __init__(
-        self, settings: EngineSettings, tables: BlockTables, drafter: Drafter, clock: Callable[[], float], *, looks_ahead: bool
+        self,
+        settings: EngineSettings,
+        tables: BlockTables,
+        drafter: Drafter,
+        clock: Callable[[], float],
+        counts: SpeculationCounts,
+        *,
+        looks_ahead: bool,
     ) -> None:
-        self.counts = SpeculationCounts()
+        self._counts = counts
         self._own = settings.speculation or SpeculationSettings()
         self._max_model_len = settings.max_model_len
         self._tables = tables
@@ -48,7 +55,7 @@ class Speculation:
         if not schedule.items or (most is not None and num_running > most):
             return
         least_share = self._times.least_share(len(schedule.items))
-        items = [item for item in schedule.items.values() if self._is_open(item) and self._pays(item.request, least_share)]
+        items = [item for item in schedule.items.values() if _goes_on(item) and self._pays(item.request, least_share)]
         self._draft([item for item in items if _is_decode(item)], schedule)
         if self._looks_ahead:
             for item in items:
@@ -56,7 +63,9 @@ class Speculation:
 
     def settle(self, item: Scheduled, num_accepted: int) -> None:
         """The step of these drafts has ended; the accepted ones are tokens of the request."""
-        self.counts.add(len(item.drafts), num_accepted)
+        self._counts.add(len(item.drafts), num_accepted)
+        if item.request.status is Status.FINISHED:
+            return  # everything of it is given back
         self._share(item.request).add(len(item.drafts), num_accepted)
         self._tables.settle_drafts(item.request)
 
@@ -92,16 +101,12 @@ class Speculation:
 
     def _wait(self, request: Request, schedule: Schedule) -> None:
         item = schedule.items[request]
-        if item.samples and not item.drafts and self._drafter.may_follow(request):
+        if not item.drafts and self._drafter.may_follow(request):
             schedule.items[request] = replace(item, waits=True)
-
-    def _is_open(self, item: Scheduled) -> bool:
-        """Whether drafts may follow this item's request: its next token is sampled here, and all before it are known."""
-        return item.samples and item.request.target is None and item.end <= item.request.num_tokens
 
     def _pays(self, request: Request, least_share: float) -> bool:
         share = self._share(request)
-        if share.value > least_share:
+        if share.value > least_share or not self._own.adaptive:
             return True
         share.drift()
         return False
@@ -115,5 +120,11 @@ class Speculation:
         return self._shares.setdefault(request.request_id, Share())
 
 
+def _goes_on(item: Scheduled) -> bool:
+    """Whether the request makes more tokens here, one in this step."""
+    return item.samples and item.request.target is None
+
+
 def _is_decode(item: Scheduled) -> bool:
-    return item.num_tokens == 1 and item.start >= item.request.num_prompt_tokens
+    """Whether a known output token is all that is computed: what follows it can be guessed."""
+    return item.num_tokens == 1 and item.request.num_prompt_tokens <= item.start < item.request.num_tokens
