@@ -272,8 +272,10 @@ class PDClusterSpec(Section):
 
     @property
     def ingress_role(self) -> Literal["decode", "mixed", "router"]:
-        """The role whose workers answer clients."""
-        return self.decode_role if self.roles.router is None else "router"
+        """The role whose workers answer clients; routers of which none is asked for answer none."""
+        router = self.roles.router
+        has_routers = router is not None and any(pool.replicas for pool in router.pools)
+        return "router" if has_routers else self.decode_role
 
     @property
     def decode_role(self) -> Literal["decode", "mixed"]:

@@ -194,8 +194,8 @@ class BlockTables:
 
     def _match(self, request: Request) -> tuple[int, list[int]]:
         """The prefix hit: the index of its first block that is held again, and those blocks."""
-        if not self._prefix_caching:
-            return 0, []
+        if not self._prefix_caching or request.scores_prompt:
+            return 0, []  # a cached position has no logits
         request.extend_hashes(self._block_size)
         limit = (request.num_tokens - 1) // self._block_size
         num_last = blocks_before(self._settings)

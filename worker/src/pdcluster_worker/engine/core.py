@@ -341,6 +341,7 @@ class EngineCore:
             cached_tokens=request.num_cached_tokens,
             queue_seconds=queue_seconds,
             prefill_seconds=prefill_seconds,
+            prompt_logprobs=list(sample.prompt_logprobs),
         )
 
     def _write_full(self, request: Request, now: float) -> None:

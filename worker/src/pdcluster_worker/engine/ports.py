@@ -12,16 +12,21 @@ from typing import Literal, Protocol, get_args
 import msgspec
 
 from pdcluster_worker.engine.batch import Batch
+from pdcluster_worker.engine.messages import PromptLogprob
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The token chosen after the last scheduled position of one request."""
+    """The token chosen after the last scheduled position of one request.
+
+    prompt_logprobs: see `messages.Token`.
+    """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -102,3 +102,8 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens known so far, those made elsewhere included."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log probabilities of its prompt are still to be said, so that all of it must be computed here."""
+        return self.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt_tokens

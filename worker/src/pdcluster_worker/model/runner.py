@@ -38,6 +38,7 @@ from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
 from pdcluster_worker.model.pool_length import fit_length
+from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
 from pdcluster_worker.native_dtype import read_native_dtype
@@ -52,12 +53,14 @@ class _Step:
     """A batch that was submitted.
 
     unknown: its rows whose tokens are those that the step before samples, and their requests.
+    prompt_rows: its rows that give log probabilities of prompts.
     seconds: of making its inputs.  logits: of its forward pass, once that has begun.
     """
 
     batch: Batch
     plan: StepPlan
     unknown: list[tuple[int, Request]]
+    prompt_rows: list[PromptRow]
     seconds: float
     logits: "Future[tuple[Tensor, float]] | None" = None
 
@@ -92,12 +95,14 @@ class Runner:
             for _ in range(self.depth)
         )
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
+        self._prompts = PromptLogprobs(forward.operations.choosing.rank)
 
     def submit(self, batch: Batch) -> None:
         """Plan the batch; its forward pass begins now, or when the step before has its tokens.  See `engine.ports.ModelRunner`."""
         started = time.monotonic()
         self._planners.rotate(1)
-        step = _Step(batch, self._planners[0].plan(batch), _unknown_rows(batch), time.monotonic() - started)
+        plan = self._planners[0].plan(batch)
+        step = _Step(batch, plan, _unknown_rows(batch), prompt_rows(batch), time.monotonic() - started)
         self._steps.append(step)
         if len(self._steps) == 1:
             self._begin(step)
@@ -130,7 +135,8 @@ class Runner:
         def forward() -> tuple[Tensor, float]:
             started = time.monotonic()
             with torch.inference_mode():
-                logits = self.forward.logits(step.plan)
+                rows = step.prompt_rows
+                logits = self._prompts.logits(self.forward, step.plan, rows) if rows else self.forward.logits(step.plan)
             return logits, time.monotonic() - started
 
         step.logits = self._beginning.begin(forward)
@@ -146,7 +152,8 @@ class Runner:
             rows = iter(self._sampler.sample(logits, places) if places else ())
         self.seconds = StepSeconds(step.seconds, seconds + computed - started, time.monotonic() - computed)
         # Of an item with drafts, one row more for each.
-        return [verified(item.drafts, list(islice(rows, 1 + len(item.drafts)))) if item.samples else None for item in step.batch.items]
+        outcomes = [verified(item.drafts, list(islice(rows, 1 + len(item.drafts)))) if item.samples else None for item in step.batch.items]
+        return [self._prompts.of(item.request, outcome) for item, outcome in zip(step.batch.items, outcomes, strict=True)]
 
     def execute(self, batch: Batch) -> list[RowOutcome]:
         """Submit the batch and wait for it."""
@@ -158,6 +165,7 @@ class Runner:
         for planner in self._planners:
             planner.forget(request_id)
         self._sampler.forget(request_id)
+        self._prompts.forget(request_id)
 
     def close(self) -> None:
         """End the other ranks, where there are some, after the step under way."""

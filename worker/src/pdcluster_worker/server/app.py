@@ -27,6 +27,7 @@ from pdcluster_worker.server.body_limit import BodyLimit, taken_by
 from pdcluster_worker.server.crowd import Crowd
 from pdcluster_worker.server.farewell import Farewell
 from pdcluster_worker.server.generation import Serving
+from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
 from pdcluster_worker.server.limits import HttpLimits
 from pdcluster_worker.server.planning import check_model
@@ -71,7 +72,7 @@ def create_app(
     journeys:    where those of requests are kept; None = in new ones
     """
     app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
-    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock))
+    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses))
 
     @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -123,6 +124,7 @@ def _base_app(
 ) -> FastAPI:
     app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     limits, rejected = doors.limits, metrics.request_rejected
+    app.add_middleware(Head)
     app.add_middleware(
         BodyLimit,
         takes_body=taken_by(app),
