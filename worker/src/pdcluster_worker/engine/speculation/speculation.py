@@ -121,8 +121,8 @@ class Speculation:
 
 
 def _goes_on(item: Scheduled) -> bool:
-    """Whether the request makes more tokens here, one in this step."""
-    return item.samples and item.request.target is None
+    """Whether the request makes more tokens here, one in this step, and any token may follow any other."""
+    return item.samples and item.request.target is None and item.request.sampling.constraint is None
 
 
 def _is_decode(item: Scheduled) -> bool:
