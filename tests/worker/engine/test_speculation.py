@@ -257,10 +257,3 @@ def test_window_gives_back_what_left_it_under_drafts(speculating, spec):
     rig.run()
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 20)
     assert rig.token_ids("b") == rig.runner.reference(list(range(40, 50)), 20)
-
-
-def test_constrained_request_is_not_drafted(speculating, spec):
-    rig = speculating()
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=6, constraint=m.Constraint("json_object", ""))))
-    rig.run()
-    assert sizes_of(rig) == [10, 1, 1, 1, 1, 1]
