@@ -16,19 +16,20 @@ def select(costs: Mapping[str, float], temperature: float, draw: Random) -> str:
     """
     if not costs:
         raise ValueError("no candidate to choose from: ask only with at least one worker")
-    keys = sorted(costs)
-    lowest, highest = min(costs.values()), max(costs.values())
+    lowest = min(costs.values())
     if temperature == 0:
-        return draw.choice([key for key in keys if costs[key] == lowest])
+        return draw.choice(sorted([key for key, cost in costs.items() if cost == lowest]))
+    keys, highest = sorted(costs), max(costs.values())
     spread = (highest - lowest) or 1.0
     weights = [exp(-(costs[key] - lowest) / spread / temperature) for key in keys]
     return draw.choices(keys, weights)[0]
 
 
 def tainted(costs: Mapping[str, float], taints: Mapping[str, float]) -> dict[str, float]:
-    """Costs times the taint of each worker [Y10]; a cost below 0 grows as well.
+    """Costs times the taint of each worker, 1 where it has none [Y10]; a cost below 0 grows as well.
 
-    >>> tainted({"a": 4.0, "b": -4.0, "c": 0.0}, {"a": 2.0, "b": 2.0, "c": 1.0})
-    {'a': 8.0, 'b': -2.0, 'c': 0.0}
+    >>> tainted({"a": 4.0, "b": -4.0, "c": 3.0}, {"a": 2.0, "b": 2.0})
+    {'a': 8.0, 'b': -2.0, 'c': 3.0}
     """
-    return {key: cost * taints[key] if cost > 0 else cost / taints[key] for key, cost in costs.items()}
+    changed = {key: costs[key] * taint if costs[key] > 0 else costs[key] / taint for key, taint in taints.items()}
+    return {**costs, **changed}
