@@ -43,5 +43,5 @@ def test_status_tells_what_kubectl_shows(chat: Kubernetes) -> None:
     wanted = ("Ready", "Serving", "DiscoveryReady", "PrefillReady", "DecodeReady", "IngressReady")
     assert {name: conditions.get(name) for name in wanted} == dict.fromkeys(wanted, "True")
     columns = chat.kubectl("get", f"pdc/{NAME}").splitlines()
-    assert columns[0].split() == ["NAME", "MODEL", "PREFILL", "DECODE", "READY", "REASON", "AGE"]
+    assert columns[0].split() == ["NAME", "MODEL", "PREFILL", "DECODE", "ROUTER", "READY", "REASON", "AGE"]
     assert columns[1].split()[:5] == [NAME, "smollm2-135m-instruct", "1/1", "1/1", "True"]

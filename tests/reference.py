@@ -35,6 +35,11 @@ class Reference:
         """That many tokens after the prompt, end-of-sequence tokens taken as any other."""
         return self._answer(prompt, num_tokens)[0][:num_tokens]
 
+    def prompt_logprobs(self, prompt: list[int]) -> torch.Tensor:
+        """[N - 1, vocab_size]: of every token after each of the prompt's but the last."""
+        with torch.no_grad():
+            return torch.log_softmax(self._model(torch.tensor([prompt])).logits[0, :-1], dim=-1)
+
     def check(self, prompt: list[int], tokens: list[int]) -> None:
         """Fail unless a greedy answer is the reference's, or first leaves it at a near tie."""
         assert tokens, "an empty answer"

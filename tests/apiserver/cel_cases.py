@@ -45,13 +45,17 @@ class Rule:
 
 
 def only(role: str) -> Change:
-    """An object that has the role, and the other one that it needs."""
+    """An object that has the role, and the others that it needs."""
+    if role == "router":
+        return at("spec.roles.router", {"pools": [CPU]})
     return at("spec.roles", {"mixed": {"pools": [CPU]}}) if role == "mixed" else SAME
 
 
 def pool_rules(role: str) -> list[Rule]:
+    """What is said of the pools of every role, routers included."""
     pools = f"spec.roles.{role}.pools"
     first = f"{pools}.0"
+    other = "cpu" if role == "router" else "H200"
 
     def bounds(replicas: int, low: int, high: int) -> Change:
         return both(only(role), at(pools, [{"name": "cpu", "replicas": replicas, "minReplicas": low, "maxReplicas": high}]))
@@ -79,32 +83,34 @@ def pool_rules(role: str) -> list[Rule]:
         Rule(
             f"{pools}[].gpu",
             "gpu of a pool cannot change: add a pool under another name, and remove this one",
-            at(pools, [{**CPU, "gpu": "cpu"}, {"name": "other", "gpu": "H200", "replicas": 1}]),
+            at(pools, [{**CPU, "gpu": "cpu"}, {"name": "other", "gpu": other, "replicas": 1}]),
             at(f"{first}.gpu", "H200"),
             before=only(role),
         ),
-        Rule(
-            f"{pools}[].gpusPerReplica",
-            "gpusPerReplica of a pool cannot change: add a pool under another name, and remove this one",
-            at(f"{first}.replicas", 2),
-            at(f"{first}.gpusPerReplica", 4),
-            before=both(only(role), at(f"{first}.gpu", "H100"), at(f"{first}.gpusPerReplica", 2)),
-        ),
-        Rule(
-            pools,
-            GPU,
-            both(only(role), at("spec.accelerators", {"A1": {}}), at(f"{first}.gpu", "A1")),
-            both(only(role), at("spec.accelerators", {"A1": {}}), at(f"{first}.gpu", "A2")),
-        ),
+        *amount_rules(role),
+    ]
+
+
+def amount_rules(role: str) -> list[Rule]:
+    """What is said of the resources of every role, routers included."""
+    own = f"spec.roles.{role}"
+
+    def amounts(kind: str, value: object) -> Change:
+        return both(only(role), at(f"{own}.resources.{kind}", {"memory": value}))
+
+    return [
+        Rule(f"{own}.resources.requests{{}}", AMOUNT, amounts("requests", "1.5"), amounts("requests", "lots")),
+        Rule(f"{own}.resources.limits{{}}", AMOUNT, amounts("limits", 0), amounts("limits", -1)),
     ]
 
 
 def router_rules() -> list[Rule]:
-    """What is said of routers alone."""
-    own, there = "spec.roles.router", at("spec.roles.router", {"pools": [CPU]})
+    """What is said of routers."""
+    own, there = "spec.roles.router", only("router")
     name = "metadata.name and the name of each router pool may have at most 35 characters together: shorten one of them"
     long = at(own, {"pools": [{"name": "r" * 20, "replicas": 1}]})
     return [
+        *pool_rules("router"),
         Rule(f"{own}.engine", "routers have no engine: remove it", there, both(there, at(f"{own}.engine", {"blockSize": 16}))),
         Rule(f"{own}.pools", "a router computes nothing: leave gpu out", there, at(own, {"pools": [BIG]})),
         Rule("metadata.name", name, both(long, at("metadata.name", "c" * 15)), both(long, at("metadata.name", "c" * 16))),
@@ -121,11 +127,21 @@ def role_rules(role: str) -> list[Rule]:
     def named(characters: int) -> Change:
         return both(only(role), short, at(f"{own}.pools.0.name", "p" * 20), at("metadata.name", "c" * (characters - 20)))
 
-    def amounts(kind: str, value: object) -> Change:
-        return both(only(role), at(f"{own}.resources.{kind}", {"memory": value}))
-
     return [
         *pool_rules(role),
+        Rule(
+            f"{own}.pools[].gpusPerReplica",
+            "gpusPerReplica of a pool cannot change: add a pool under another name, and remove this one",
+            at(f"{own}.pools.0.replicas", 2),
+            at(f"{own}.pools.0.gpusPerReplica", 4),
+            before=both(only(role), at(f"{own}.pools.0.gpu", "H100"), at(f"{own}.pools.0.gpusPerReplica", 2)),
+        ),
+        Rule(
+            f"{own}.pools",
+            GPU,
+            both(only(role), at("spec.accelerators", {"A1": {}}), at(f"{own}.pools.0.gpu", "A1")),
+            both(only(role), at("spec.accelerators", {"A1": {}}), at(f"{own}.pools.0.gpu", "A2")),
+        ),
         Rule(
             "metadata.name",
             f"metadata.name and the name of each {role} pool may have at most {room} characters together: shorten one of them",
@@ -157,8 +173,6 @@ def role_rules(role: str) -> list[Rule]:
             both(only(role), at(f"{own}.engine.kvCacheMemory", "0.5Gi")),
             both(only(role), at(f"{own}.engine.kvCacheMemory", "0Gi")),
         ),
-        Rule(f"{own}.resources.requests{{}}", AMOUNT, amounts("requests", "1.5"), amounts("requests", "lots")),
-        Rule(f"{own}.resources.limits{{}}", AMOUNT, amounts("limits", 0), amounts("limits", -1)),
     ]
 
 
@@ -420,7 +434,7 @@ WORKERS = "replicas of all pools must be at most 4096 together: lower some, or m
 
 def many(role: str, replicas: int) -> Change:
     """So many in all, five pools of one role and what the other has."""
-    rest = replicas - 4 * 1023 - (0 if role == "mixed" else 1)
+    rest = replicas - 4 * 1023 - {"mixed": 0, "router": 2}.get(role, 1)
     pools = [{"name": f"p{number}", "replicas": 1023} for number in range(4)]
     return at(f"spec.roles.{role}.pools", [*pools, {"name": "p4", "replicas": rest}])
 
@@ -444,6 +458,18 @@ RULES = [
         "a remote prefill gives the same bits as a local one: give prefill and decode the same engine.batchInvariant",
         both(at("spec.engine.batchInvariant", True), at("spec.roles.decode.engine.batchInvariant", True)),
         at("spec.roles.prefill.engine.batchInvariant", True),
+    ),
+    Rule(
+        "spec.roles.prefill",
+        "engine.speculation is for decode and mixed workers: set it in roles.decode.engine, or method: Off for prefill",
+        both(at("spec.engine.speculation", {}), at("spec.roles.prefill.engine.speculation", {"method": "Off"})),
+        at("spec.engine.speculation", {}),
+    ),
+    Rule(
+        "spec.roles.decode.engine.speculation",
+        "promptLookupMin must be at most promptLookupMax: lower the one or raise the other",
+        at("spec.roles.decode.engine.speculation", {"promptLookupMin": 5}),
+        at("spec.roles.decode.engine.speculation", {"promptLookupMin": 6}),
     ),
     Rule(
         "spec.roles.decode",
@@ -476,7 +502,7 @@ RULES = [
         only("mixed"),
         at("spec.roles.mixed", {"pools": [CPU]}),
     ),
-    *(Rule("spec.roles", WORKERS, both(only(role), many(role, 4096)), both(only(role), many(role, 4097))) for role in ROLES),
+    *(Rule("spec.roles", WORKERS, both(only(role), many(role, 4096)), both(only(role), many(role, 4097))) for role in (*ROLES, "router")),
     *(
         Rule(
             "spec.accelerators{}",
@@ -494,6 +520,24 @@ RULES = [
     ),
     Rule("spec.engine.kvCacheMemory", MEMORY, at("spec.engine.kvCacheMemory", "1k"), at("spec.engine.kvCacheMemory", -1)),
     name_rule("spec.service.apiKeySecret"),
+    Rule(
+        "spec.service.cors.allowCredentials",
+        "is not for every origin: name them in allowedOrigins in place of *, or leave it out",
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example"], "allowCredentials": True}),
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example", "*"], "allowCredentials": True}),
+    ),
+    Rule(
+        "spec.service.cors.allowedOrigins[]",
+        "not an origin: write it as a browser sends it, like https://chat.example.com, without a path; or * for all",
+        at("spec.service.cors", {"allowedOrigins": ["*", "http://localhost:3000", "chrome-extension://abc"]}),
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example/"]}),
+    ),
+    Rule(
+        "spec.service.cors.allowedHeaders[]",
+        "not a header's name: write it like authorization",
+        at("spec.service.cors", {"allowedHeaders": ["x-a'b", "authorization"]}),
+        at("spec.service.cors", {"allowedHeaders": ["a b"]}),
+    ),
     *(
         Rule(
             f"spec.roles.{role}",

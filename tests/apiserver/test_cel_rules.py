@@ -43,9 +43,10 @@ def says(rule: Rule, field: str, message: str) -> bool:
 
 def test_every_rule_has_a_case() -> None:
     found = set(rules_below(SCHEMA))
-    # One schema, an alias in the YAML, is that of every role: what it says of a pool is shown on the others.
-    shared = {(field, said) for field, said in found if (field.replace(".router.", ".decode."), said) in found and ".router." in field}
-    assert {(rule.field, rule.message) for rule in RULES} == found - shared
+    # A router has neither an engine nor accelerators: what is said of those cannot be shown.
+    hidden = ("spec.roles.router.engine.", "spec.roles.router.pools[].gpusPerReplica")
+    shown = {(field, said) for field, said in found if not field.startswith(hidden)}
+    assert {(rule.field, rule.message) for rule in RULES} == shown
 
 
 @pytest.mark.parametrize("rule", STANDING, ids=name_of)
@@ -82,7 +83,7 @@ def test_rule_about_changes(rule: Rule, clusters: Objects) -> None:
     rule.wrong(wrong)
     answer = clusters.replace(wrong, dry_run=True)
     assert answer.code == 422
-    assert [says(rule, *cause) for cause in answer.causes] == [True], answer.causes
+    assert sum(says(rule, *cause) for cause in answer.causes) == 1, answer.causes
     right = clusters.get("chat")
     rule.right(right)
     answer = clusters.replace(right, dry_run=True)

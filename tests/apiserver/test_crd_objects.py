@@ -130,7 +130,7 @@ def table(text: str) -> list[list[str]]:
 def test_columns_as_kubectl_prints_them(control_plane: ControlPlane, namespace: str, clusters: Objects) -> None:
     clusters.create(minimal())
     get = ("get", "pdc", "--namespace", namespace)
-    assert table(control_plane.kubectl(*get))[0] == ["NAME", "MODEL", "PREFILL", "DECODE", "READY", "REASON", "AGE"]
+    assert table(control_plane.kubectl(*get))[0] == ["NAME", "MODEL", "PREFILL", "DECODE", "ROUTER", "READY", "REASON", "AGE"]
     answer = clusters.merge("chat", {"status": STATUS}, "status")
     assert answer.accepted, answer.causes
 
@@ -141,6 +141,7 @@ def test_columns_as_kubectl_prints_them(control_plane: ControlPlane, namespace: 
         "MODEL",
         "PREFILL",
         "DECODE",
+        "ROUTER",
         "READY",
         "REASON",
         "DISAGGREGATING",
@@ -151,6 +152,8 @@ def test_columns_as_kubectl_prints_them(control_plane: ControlPlane, namespace: 
         "AGE",
     ]
     assert wide[1][6:8] == ["True", "85%"]
+    assert clusters.merge("chat", {"status": {"router": "1/3"}}, "status").accepted
+    assert table(control_plane.kubectl(*get))[1][:-1] == ["chat", "tiny", "1/1", "1/2", "1/3", "False", "Starting"]
     assert wide[1][-3:-1] == ["http://chat.default.svc:8000", "0a1b2c3d"]
 
 

@@ -19,8 +19,9 @@ STATE = {
     "revision": "abc",
     "etcd": {"endpoints": ["127.0.0.1:1"], "pid": 5},
     "workers": [
-        {"name": "chat-decode-cpu-0", "state": "ready", "http": "127.0.0.1:8000", "pid": 7, "restarts": 0, "log": "/l"},
-        {"name": "chat-prefill-cpu-0", "state": "restarting", "http": None, "pid": None, "restarts": 2, "log": "/m"},
+        {"name": "chat-decode-cpu-0", "role": "decode", "state": "ready", "http": "127.0.0.1:8000", "pid": 7, "restarts": 0, "log": "/l"},
+        {"name": "chat-prefill-cpu-0", "role": "prefill", "state": "restarting", "http": None, "pid": None, "restarts": 2, "log": "/m"},
+        {"name": "chat-router-cpu-0", "role": "router", "state": "ready", "http": "127.0.0.1:8001", "pid": 8, "restarts": 0, "log": "/r"},
     ],
 }
 
@@ -110,6 +111,8 @@ def test_status_shows_workers(pdctl: Callable[..., Any], tmp_path: Path) -> None
         "name                state       http            pid  restarts  log\n"
         "chat-decode-cpu-0   ready       127.0.0.1:8000  7    0         /l\n"
         "chat-prefill-cpu-0  restarting  -               -    2         /m\n"
+        "chat-router-cpu-0   ready       127.0.0.1:8001  8    0         /r\n"
+        "ready: decode 1/1, prefill 0/1, router 1/1\n"
     )
     assert json.loads(as_json.output) == STATE
 

@@ -1,5 +1,6 @@
 """Routers before the other roles: where the Service leads, what counts as answering, and what the autoscaler leaves alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.manifests.engine_config import asks_for_keys
 from pdcluster_operator.manifests.render import render_shared
 from pdcluster_operator.manifests.worker_config import policy_file
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.local import plan_local
+from pdcluster_operator.plan.state import ScalerState
 from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE
 from tests.operator.object_cases import CPU, at, minimal
 from tests.operator.plan.clusters import NOW, condition_of, identity, running, workload
@@ -78,6 +81,64 @@ def test_service_leads_to_routers_and_to_decode_workers_without_them() -> None:
         return role
 
     assert (selected(CLUSTER), selected(parse(minimal()))) == ("router", "decode")
+
+
+def sized(routers: int, ready: int, decodes: int = 1) -> list[Any]:
+    """Workloads of the cluster, so many routers of which are asked for."""
+    sizes = {"prefill": (1, 1), "decode": (1, decodes), "router": (routers, ready)}
+    return [workload(identity(REVISION, role), wanted, num_ready) for role, (wanted, num_ready) in sizes.items()]
+
+
+def scalers(routers: int, declared: int) -> list[ScalerState]:
+    computing = [ScalerState(role, "cpu", 1, 1) for role in ("prefill", "decode")]
+    return [*computing, ScalerState("router", "cpu", routers, seen=declared)]
+
+
+@pytest.mark.parametrize("declared", [0, 2], ids=["replicas", "scaled"])
+def test_service_of_no_routers_leads_to_decode_workers(declared: int) -> None:
+    cluster = routed(spec__roles__router={"pools": [{"name": "cpu", "replicas": declared}]})
+    observed = running(cluster, workloads=sized(0, 0), scalers=scalers(0, declared), service_role="router")
+    plan = plan_cluster(cluster, observed, NOW)
+    settled = plan_cluster(cluster, replace(observed, service_role="decode"), NOW).status
+
+    assert revision_of(cluster.spec) == REVISION
+    assert (plan.serving_role, plan.status["router"]) == ("decode", "0/0")
+    assert condition_of(settled, words.INGRESS_READY)["message"] == "the Service leads to 1 ready decode worker"
+    assert {condition_of(settled, kind)["status"] for kind in (words.READY, words.SERVING)} == {"True"}
+
+
+@pytest.mark.parametrize(("ready", "role"), [(0, "decode"), (1, "router")])
+def test_service_leads_to_routers_again_when_one_is_ready(ready: int, role: str) -> None:
+    plan = plan_cluster(CLUSTER, running(CLUSTER, workloads=sized(2, ready), service_role="decode"), NOW)
+
+    assert plan.serving_role == role
+    assert condition_of(plan.status, words.SERVING)["status"] == "True"
+
+
+def test_older_revision_without_a_router_is_answered_by_its_decode_workers() -> None:
+    cluster = routed(spec__engine={"blockSize": 64})
+    old = [replace(state, id=replace(state.id, revision="old")) for state in sized(0, 0)]
+    status = {"servingRevision": "old"}
+    plan = plan_cluster(cluster, running(cluster, workloads=old, scalers=scalers(0, 2), service_revision="old", status=status), NOW)
+
+    assert (plan.serving, plan.serving_role) == ("old", "decode")
+
+
+def test_routers_of_which_none_is_asked_for_still_get_api_keys() -> None:
+    cluster = routed(spec__roles__router={"pools": [{"name": "cpu", "replicas": 0}]}, spec__service={"apiKeySecret": "keys"})
+
+    assert {role: asks_for_keys(cluster, role) for role in cluster.spec.roles.present()} == {
+        "prefill": False,
+        "decode": True,
+        "router": True,
+    }
+
+
+def test_one_machine_without_a_router_serves_from_its_decode_worker() -> None:
+    document = minimal()
+    at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 0}]})(document)
+
+    assert plan_local(parse(document), cores=4, port=8000).ingress.name == "chat-decode-cpu-0"
 
 
 def test_router_is_told_no_more_of_the_engine_than_it_needs() -> None:

@@ -73,12 +73,12 @@ async def test_race_that_an_entrant_leaves_goes_to_the_other(worker: Worker, eng
     assert (raced(worker), counted(worker)) == ({"rival": 1}, {})
 
 
-async def test_race_that_nobody_wins_is_tried_again_elsewhere(worker: Worker, engine: ScriptedEngine) -> None:
+async def test_race_that_neither_wins_is_tried_again_elsewhere(worker: Worker, engine: ScriptedEngine) -> None:
     first, rival = two()
     first.ends_after = rival.ends_after = 0
 
     assert ids(await collect(ingress_of(worker, engine, first, rival))) == WHOLE
-    assert (raced(worker), len(first.asked), len(rival.asked), len(engine.inputs)) == ({"nobody": 1}, 1, 1, 1)
+    assert (raced(worker), len(first.asked), len(rival.asked), len(engine.inputs)) == ({"none": 1}, 1, 1, 1)
 
 
 async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(worker: Worker, engine: ScriptedEngine) -> None:

@@ -7,14 +7,19 @@ at a time on one engine; half of the requests are greedy, half seeded, with pena
 KV blocks move between engines of unequal ranks, bytes and checksums compared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
+from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import SCHEDULER_NAMES, ChunkSchedule, SchedulerSettings
+from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
+from tests.reference import Reference
 from tests.system.prompts import Prompts
 from tests.worker.equality.engines import CONTINUOUS, Model, Pair, engines_over
 
@@ -41,13 +46,13 @@ class Models(dict[str, Model]):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._folder = folder
+        self.folder = folder
 
     def __missing__(self, name: str) -> Model:
         if name == "ahead":
             self[name] = self["tp 1"].ahead()
         else:
-            self[name] = Model(self._folder, max_batched_tokens=MAX_MODEL_LEN, **SIZES.get(name, {}))
+            self[name] = Model(self.folder, max_batched_tokens=MAX_MODEL_LEN, **SIZES.get(name, {}))
         return self[name]
 
 
@@ -72,7 +77,7 @@ def specs(case: str) -> list[RequestSpec]:
     return found
 
 
-def pair_of(models: Models, column: str, path: str, own: SchedulerSettings) -> Pair:
+def pair_of(models: Models, column: str, path: str, own: SchedulerSettings, drafter: Drafter | None = None) -> Pair:
     """The engines of a cell; `remote from` prefills there and decodes on one rank."""
     decodes = ["tp 1", "other"] if column == "dp 2" else [column]
     names = [column if column != "dp 2" else "tp 1", "peer"] if path == "remote from" else ["peer", *decodes]
@@ -81,7 +86,12 @@ def pair_of(models: Models, column: str, path: str, own: SchedulerSettings) -> P
         "max_batched_tokens": MAX_MODEL_LEN if own.computes_whole_prompts else 64,
         "max_model_len": MAX_MODEL_LEN,
     }
-    return Pair(*engines_over([models[name] for name in names], scheduler=own, **sizes))
+    return Pair(*engines_over([models[name] for name in names], scheduler=own, drafter=drafter, **sizes))
+
+
+@pytest.fixture(scope="module")
+def reference(models: Models) -> Reference:
+    return Reference(models.folder)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +137,80 @@ def test_tokens_are_those_of_one_request_at_a_time(name: str, column: str, path:
 def test_settings_of_a_scheduler_change_no_token(name: str, column: str, models: Models, expected: list[list[Token]]) -> None:
     own = VARIANTS[name]
     check_cell(pair_of(models, column, "preempted", own), "preempted", own, expected)
+
+
+class Guesses:
+    """A drafter that knows the answers, and is wrong at every fifth position."""
+
+    def __init__(self, expected: list[list[Token]]) -> None:
+        self._expected = expected
+
+    def may_follow(self, request: Request) -> bool:
+        return request.num_tokens % 3 > 0
+
+    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        return [self._draft(request, num_tokens) for request, num_tokens in wanted]
+
+    def _draft(self, request: Request, num_tokens: int) -> list[int]:
+        answer, start = self._expected[int(request.request_id.split("-")[-1])], request.num_output_tokens
+        return [token.token_id ^ (at % 5 == 0) for at, token in enumerate(answer[start : start + num_tokens], request.num_tokens)]
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
+def check_drafts(pair: Pair) -> None:
+    found = [engine.stats for engine in pair.decodes]
+    assert sum(sum(stats.drafted) for stats in found) > sum(sum(stats.accepted) for stats in found) > 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_drafts_change_no_token(column: str, path: str, models: Models, expected: list[list[Token]]) -> None:
+    pair = pair_of(models, column, path, CONTINUOUS, Guesses(expected))
+    check_cell(pair, path, CONTINUOUS, expected)
+    check_drafts(pair)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name != "continuous"])
+def test_drafts_of_a_scheduler_change_no_token(name: str, models: Models, expected: list[list[Token]]) -> None:
+    pair = pair_of(models, "tp 1", "preempted", OWN[name], Guesses(expected))
+    check_cell(pair, "preempted", OWN[name], expected)
+    check_drafts(pair)
+
+
+def check_prompt(answer: list[Token], logprobs: torch.Tensor) -> None:
+    """What an answer says of its prompt, against transformers' [N - 1, vocab_size]; the order of near ties may differ."""
+    said, prompt = answer[0].prompt_logprobs, answer[0].request_id
+    assert len(said) == len(logprobs), prompt
+    assert all(not token.prompt_logprobs for token in answer[1:])
+    for one, row in zip(said, logprobs, strict=True):
+        assert [value for _, value in one.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
+        assert [value for _, value in one.top_logprobs] == pytest.approx([row[token].item() for token, _ in one.top_logprobs], abs=1e-4)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_log_probabilities_of_prompts_are_those_of_transformers(
+    column: str, path: str, models: Models, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of chunks, of steps that run in parts, of ranks and of a prefill worker, and where the prompt is cached."""
+    monkeypatch.setattr(prompt_logprobs, "MOST_ROWS", 24)
+    pair = pair_of(models, column, path, CONTINUOUS)
+    source = Prompts("every column")
+    prompts = [source(length) for length in LENGTHS]
+    for case in ("first", "again"):
+        sampling = Sampling(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
+        requests = [RequestSpec(f"{case}-{index}", prompt, sampling) for index, prompt in enumerate(prompts)]
+        for prompt, answer in zip(prompts, pair.run(requests, remote=path.startswith("remote")), strict=True):
+            expected = reference.prompt_logprobs(prompt)
+            check_prompt(answer, expected)
+            chosen = expected[torch.arange(len(expected)), torch.tensor(prompt[1:], dtype=torch.long)]
+            assert [one.logprob for one in answer[0].prompt_logprobs] == pytest.approx(chosen.tolist(), abs=1e-4)
+            ranks = (expected > chosen[:, None] + 1e-4).sum(1) + 1, (expected > chosen[:, None] - 1e-4).sum(1)
+            assert all(low <= one.rank <= max(low, high) for one, low, high in zip(answer[0].prompt_logprobs, *ranks, strict=True))
+            assert answer[0].cached_tokens == 0
+            reference.check(prompt, [token.token_id for token in answer])
 
 
 def test_blocks_move_between_tensor_parallel_ranks_and_stages(models: Models, expected: list[list[Token]]) -> None:

@@ -76,6 +76,38 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_do_no_harm(tiny_folder, m
         assert_same_tokens(gaps, expected, driver.output(request))
 
 
+def test_a_prompt_that_is_computed_again_has_the_same_log_probabilities(tiny_folder, make_driver):
+    """As after a preemption in the middle of it; and they are said once, on the first token."""
+    driver = make_driver(tiny_folder("llama"))
+    request = driver.request("a", random_prompt(1, 50), prompt_logprobs=3)
+    driver.step((request, 20))
+    request.num_computed_tokens = 0
+    (first,) = driver.step((request, 50))
+    whole = driver.request("b", random_prompt(1, 50), prompt_logprobs=3)
+    (again,) = driver.step((whole, 50))
+    assert first.prompt_logprobs == again.prompt_logprobs
+    assert len(first.prompt_logprobs) == 49
+    assert all(one.top_logprobs[0] == (request.tokens[at], one.logprob) for at, one in enumerate(first.prompt_logprobs, 1) if one.rank == 1)
+    (second,) = driver.step((request, 1))
+    assert second.prompt_logprobs == ()
+    driver.runner.forget("a")
+    driver.runner.forget("b")
+    assert not driver.runner._prompts._kept
+
+
+def test_a_prompt_without_finite_logits_in_the_middle_fails_alone(tiny_folder, make_driver):
+    """Its last row is good here, as where NaN comes of one position alone."""
+    driver = make_driver(tiny_folder("llama"))
+    good, bad = driver.request("good", [5, 6, 7], prompt_logprobs=0), driver.request("bad", [5, 6, 7], prompt_logprobs=0)
+    logits = driver.runner.forward.logits
+    driver.runner.forward.logits = lambda plan: logits(plan).index_fill_(0, torch.tensor([4]), float("nan"))
+    sample, error = driver.step((good, 3), (bad, 3))
+    assert [one.top_logprobs for one in sample.prompt_logprobs] == [[], []]
+    assert isinstance(error, RequestError)
+    assert error.code == "not_finite"
+    assert "after 2 tokens" in str(error)
+
+
 def test_open_runner_describes_the_model_it_loaded(tiny_folder):
     folder = tiny_folder("mistral")
     keep_answer(folder, "float32", 100)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, PromptLogprob, RequestSpec, Sampling, Target, Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
@@ -18,6 +19,12 @@ positives = st.floats(0, 1e9)
 names = st.text(min_size=1, max_size=8)
 ids = st.lists(naturals, max_size=5)
 
+constraints = st.builds(
+    Constraint,
+    kind=st.sampled_from(["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]),
+    text=st.text(max_size=8),
+    after=st.lists(naturals, max_size=3).map(tuple),
+)
 samplings = st.builds(
     Sampling,
     max_tokens=st.integers(1, 2**31 - 1),
@@ -31,10 +38,12 @@ samplings = st.builds(
     repetition_penalty=positives,
     logit_bias=st.dictionaries(naturals, reals, max_size=3),
     logprobs=st.none() | naturals,
+    prompt_logprobs=st.none() | naturals,
     min_tokens=naturals,
     stop_token_ids=ids,
     eos_token_ids=ids,
     ignore_eos=st.booleans(),
+    constraint=st.none() | constraints,
 )
 specs = st.builds(
     RequestSpec,
@@ -67,6 +76,7 @@ tokens = st.builds(
     cached_tokens=naturals,
     queue_seconds=st.none() | reals,
     prefill_seconds=st.none() | reals,
+    prompt_logprobs=st.lists(st.builds(PromptLogprob, naturals, naturals, st.lists(st.tuples(naturals, reals), max_size=2)), max_size=2),
 )
 geometries = st.builds(
     KVGeometry, num_kv_heads=naturals, head_dim=naturals, num_layers=naturals, block_size=naturals, dtype=st.text(), kind=st.text()
@@ -164,6 +174,7 @@ def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> 
         {"top_k": -1},
         {"min_tokens": -1},
         {"logprobs": -1},
+        {"prompt_logprobs": -1},
         {"logit_bias": {1: float("nan")}},
         {"logit_bias": {-1: 1.0}},
         {"stop_token_ids": [-1]},
@@ -217,6 +228,22 @@ def test_hello_of_a_worker_that_knows_no_ranks_is_of_one() -> None:
 def test_hello_of_a_negative_limit_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is negative"):
         convert.hello_from_proto(pb.Hello(engine_id="e", **{name: -1}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"kind": "poem"}, "constraint of kind 'poem' is unknown"),
+        ({"kind": "regex", "text": 131_073 * "a"}, "constraint has 131073 characters, over 131072"),
+        ({"kind": "regex", "after": [-1]}, "constraint.after holds a negative number"),
+    ],
+)
+def test_a_constraint_that_no_ingress_sends_is_refused(wrong: dict[str, Any], words: str) -> None:
+    message = convert.sampling_to_proto(Sampling(max_tokens=1, seed=0))
+    message.constraint.CopyFrom(pb.Constraint(**wrong))
+
+    with pytest.raises(ValueError, match=words):
+        convert.sampling_from_proto(message)
 
 
 def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:

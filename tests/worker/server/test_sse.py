@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pdcluster_worker.server import sse
 from pdcluster_worker.server.chat import ChatShape
-from pdcluster_worker.server.choice import Delta
 from pdcluster_worker.server.completion import CompletionShape
+from pdcluster_worker.server.events import Delta, TextDelta
 from pdcluster_worker.server.generation_response import Shape
 from pdcluster_worker.server.tokenizer import Tokenizer
 
@@ -32,8 +32,8 @@ def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usag
     shape = made(kind, has_logprobs, has_usage)
     events = sse.Events(shape.chunk)
     for index, text in ((0, "x"), (3, EVERY_CHARACTER), (0, '"0"'), (3, "\x7f\\")):
-        delta = Delta(index, text)
-        assert delta.is_plain
+        delta = Delta(index, (TextDelta(text),))
+        assert delta.plain_text == text
         assert events.of(delta) == sse.event(shape.chunk(delta))
 
 
@@ -42,7 +42,7 @@ def test_events_of_an_answer_are_the_models_one_by_one(deltas) -> None:
     shape = made(ChatShape, False, True)
     events = sse.Events(shape.chunk)
     for index, text, is_first, reason in deltas:
-        delta = Delta(index, text, (), is_first, reason)
+        delta = Delta(index, (TextDelta(text),) if text else (), (), is_first, reason)
         body = shape.chunk(delta)
         assert events.of(delta) == (None if body is None else sse.event(body))
 
@@ -56,6 +56,6 @@ def test_no_model_is_made_for_a_token_that_is_text_alone() -> None:
 
     events = sse.Events(counted)
     for number in range(100):
-        events.of(Delta(number % 2, "word"))
+        events.of(Delta(number % 2, (TextDelta("word"),)))
 
     assert len(asked) == 2

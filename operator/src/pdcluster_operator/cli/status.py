@@ -1,6 +1,8 @@
 """`pdctl status`: find the run that is meant and put its state file in words."""
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +37,14 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
     widths = [max(len(row[index]) for row in rows) for index in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     head = f"{state['name']}  revision {state['revision']}  etcd {','.join(state['etcd']['endpoints'])}"
-    return "\n".join([head, *lines, *_together(state.get("disaggregation"))])
+    return "\n".join([head, *lines, _ready(state["workers"]), *_together(state.get("disaggregation"))])
+
+
+def _ready(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Ready workers of each role and how many there should be, as the columns of `kubectl get pdc`."""
+    wanted = Counter(worker["role"] for worker in workers)
+    ready = Counter(worker["role"] for worker in workers if worker["state"] == "ready")
+    return "ready: " + ", ".join(f"{role} {ready[role]}/{number}" for role, number in sorted(wanted.items()))
 
 
 def _together(found: dict[str, Any] | None) -> list[str]:

@@ -77,6 +77,7 @@ def observe(
     key_fault: problem of the API keys' Secret; None = there is a key, or no Secret is named
     """
     service = live.own("Service").get(live.key.name)
+    selector = {} if service is None else service["spec"].get("selector", {})
     return Observed(
         generation=live.body["metadata"]["generation"],
         status=live.body.get("status", {}),
@@ -86,7 +87,8 @@ def observe(
             {identity for body in live.own("ControllerRevision").values() if (identity := workload_of(body))}.difference(outdated)
         ),
         scalers=[_scaler(body) for body in live.own("PDPoolScaler").values()],
-        service_revision=None if service is None else service["spec"].get("selector", {}).get(labels.REVISION),
+        service_revision=selector.get(labels.REVISION),
+        service_role=selector.get(labels.ROLE),
         failures=failures,
         key_fault=key_fault,
         budgets={

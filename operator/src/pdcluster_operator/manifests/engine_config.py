@@ -3,7 +3,7 @@ the contract's ports.
 """
 
 from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.api.sections import PoolSpec
+from pdcluster_operator.api.sections import ROUTER, PoolSpec
 from pdcluster_operator.manifests.objects import ETCD_CLIENT_PORT, GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
 from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file
 from pdcluster_operator.manifests.yaml_text import yaml_text
@@ -26,8 +26,7 @@ def asks_for_keys(cluster: PDCluster, role: str) -> bool:
     """Return whether workers of a role check API keys: those that can answer a client, if a
     Secret with keys is named.
     """
-    answering = (cluster.spec.ingress_role, cluster.spec.decode_role)
-    return cluster.spec.service.api_key_secret is not None and role in answering
+    return cluster.spec.service.api_key_secret is not None and role in (ROUTER, cluster.spec.decode_role)
 
 
 def engine_config(cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool) -> Manifest:

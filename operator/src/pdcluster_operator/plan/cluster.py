@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
+from pdcluster_operator.api.sections import ROUTER
 from pdcluster_operator.api.workload import Workload, WorkloadId
 from pdcluster_operator.plan.accelerators import accelerators_in_use
 from pdcluster_operator.plan.autoscaled import (
@@ -209,9 +210,24 @@ def _has_ingress(sizes: Iterable[PoolSize]) -> bool:
 def _serving_role(scene: _Scene, step: Step) -> str:
     """The role that answers in the revision that serves: an older one may have had other roles."""
     if step.serving == scene.target:
-        return scene.cluster.spec.ingress_role
-    kept = ingress_of(workload.role for workload in step.kept)
+        return _ingress_role(scene)
+    kept = ingress_of(workload.role for workload in step.kept if workload.role != ROUTER or _size_before(scene, workload))
     return kept or scene.there.ingress_role(step.serving) or scene.cluster.spec.ingress_role
+
+
+def _ingress_role(scene: _Scene) -> str:
+    """The role that answers in the declared revision.
+
+    Of routers it takes one that is asked for.  A Service that leads to decode or mixed workers, for
+    there were no routers, leads on to them until one is ready.
+    """
+    decode_role = scene.cluster.spec.decode_role
+    if not any(size.wanted for size in scene.sizes if size.role == ROUTER):
+        return decode_role
+    states = scene.there.of_revision(scene.target)
+    is_ready = any(state.ready for state in states if state.id.role == ROUTER and not state.gone)
+    selected = (scene.observed.service_revision, scene.observed.service_role)
+    return decode_role if selected == (scene.target, decode_role) and not is_ready else ROUTER
 
 
 def _of_target(scene: _Scene, step: Step) -> Iterator[Workload]:
@@ -297,8 +313,8 @@ def _status(scene: _Scene, step: Step, leaving: Iterable[Workload], now: str, *,
         stalled=None if scene.rollout is None else scene.rollout.stalled,
         deadline=_deadline(scene.cluster),
         is_given_up=scene.is_given_up,
-        ingress_role=scene.there.ingress_role(observed.service_revision) or scene.cluster.spec.ingress_role,
-        num_answering=scene.there.num_answering(observed.service_revision),
+        ingress_role=observed.service_role or scene.there.ingress_role(observed.service_revision) or scene.cluster.spec.ingress_role,
+        num_answering=scene.there.num_answering(observed.service_revision, observed.service_role),
         has_prefill=scene.there.has_prefill(observed.service_revision),
     )
     autoscale = scene.cluster.spec.autoscale

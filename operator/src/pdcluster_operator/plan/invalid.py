@@ -65,8 +65,8 @@ def _still_true(previous: Previous, observed: Observed, there: Workloads, views:
         target=previous.text("revision"),
         current=current_revision(observed),
         waits_for=None,
-        ingress_role=there.ingress_role(observed.service_revision) or "decode",
-        num_answering=there.num_answering(observed.service_revision),
+        ingress_role=observed.service_role or there.ingress_role(observed.service_revision) or "decode",
+        num_answering=there.num_answering(observed.service_revision, observed.service_role),
         has_prefill=there.has_prefill(observed.service_revision),
     )
     for condition in condition_tree(facts)[1:]:

@@ -131,11 +131,15 @@ class Workloads:
         """Pods of a pool, of all revisions."""
         return sum(state.current for (each, name, _), state in self._by_place.items() if (each, name) == (role, pool))
 
-    def num_answering(self, revision: str | None) -> int:
-        """Ready workers of a revision that answer clients; none while routers have no worker to give a request to."""
+    def num_answering(self, revision: str | None, role: str | None = None) -> int:
+        """Ready workers of a revision that answer clients; none while routers have no worker to give a request to.
+
+        role: of those that the Service leads to; None = the one that answers in that revision
+        """
         states = [state for state in self.of_revision(revision) if not state.gone]
         is_decoding = any(state.ready for state in states if state.id.role not in (PREFILL, ROUTER))
-        return sum(state.ready for state in states if state.id.role == self.ingress_role(revision)) if is_decoding else 0
+        answering = role or self.ingress_role(revision)
+        return sum(state.ready for state in states if state.id.role == answering) if is_decoding else 0
 
     def has_prefill(self, revision: str | None) -> bool:
         """Return whether a prefill worker of a revision is ready."""
@@ -143,7 +147,7 @@ class Workloads:
 
     def ingress_role(self, revision: str | None) -> str | None:
         """The role of a revision that answers clients; None = it has no such workload."""
-        return ingress_of(state.id.role for state in self.of_revision(revision))
+        return ingress_of(state.id.role for state in self.of_revision(revision) if state.id.role != ROUTER or state.desired)
 
     def view(self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None) -> RoleView:
         """One role as declared, beside what runs."""

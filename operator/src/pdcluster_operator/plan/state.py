@@ -176,6 +176,7 @@ class Observed:
     status:           its status as last written; empty at first
     service_revision: the revision whose pods the ingress Service selects; None = no such Service
                       yet
+    service_role:     their role; None likewise
     records:          workloads with a snapshot (a ControllerRevision), from which a lost
                       StatefulSet can be made again
     failures:         writes that the API server refused in the last reconcile
@@ -191,6 +192,7 @@ class Observed:
     workloads: Sequence[WorkloadState] = ()
     scalers: Sequence[ScalerState] = ()
     service_revision: str | None = None
+    service_role: str | None = None
     records: Sequence[WorkloadId] = ()
     failures: Sequence[Failure] = ()
     key_fault: Problem | None = None

@@ -96,7 +96,7 @@ class Racing:
                     raise said
                 if race.failed:
                     race.ahead = index
-                    metrics.races.labels("nobody").inc()
+                    metrics.races.labels("none").inc()
                     raise said
                 race.failed.add(key_of(race.entrants[index]))
 

@@ -133,7 +133,12 @@ class Worker:
         return -(-num_tokens // self.block_size)
 
     def hashes(self, spec: RequestSpec) -> list[bytes]:
-        """Block hashes of all tokens known so far, as the engines of both roles compute them."""
+        """Block hashes of all tokens known so far, as the engines of both roles compute them.
+
+        None of a prompt whose log probabilities are asked for: it is computed whole, whatever is cached.
+        """
+        if spec.sampling.prompt_logprobs is not None and not spec.output:
+            return []
         return block_hashes([*spec.prompt, *spec.output], self.block_size, spec.cache_salt)
 
     def count_long_prompt(self, *, is_remote: bool) -> None:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from pdcluster_worker.engine.constraint import Constraint
+
 EPOCH_BYTES = 16
 """Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A request's life', 5)."""
 
@@ -73,10 +75,12 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None  # None = off; n = the chosen token's and the n most likely ones'
+    prompt_logprobs: int | None = None  # the same of the prompt's own tokens, on the first token
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     eos_token_ids: list[int] = []
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
     def capped(self, max_tokens: int) -> "Sampling":
         """The same with this `max_tokens`, and no more `min_tokens` than that."""
@@ -115,8 +119,19 @@ class Target(msgspec.Struct, frozen=True):
     block_ids: list[int]
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability of a prompt's token after those before it; rank: 1 = the most likely one."""
+
+    logprob: float
+    rank: int
+    top_logprobs: list[tuple[int, float]] = []
+
+
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sampled token of one request, with what the client may have asked to see of it."""
+    """One sampled token of one request, with what the client may have asked to see of it.
+
+    prompt_logprobs: of the prompt's tokens from the second on; on a request's first token alone.
+    """
 
     request_id: str
     token_id: int
@@ -127,6 +142,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0  # prefix hit at admission, for usage
     queue_seconds: float | None = None  # set on the first token that this engine made for the request
     prefill_seconds: float | None = None
+    prompt_logprobs: list[PromptLogprob] = []
 
 
 # --- server -> engine -------------------------------------------------------------------------
@@ -237,7 +253,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """What one step made, at most one token a request."""
+    """What one step made; of a request whose drafts were right several tokens, in order."""
 
     tokens: list[Token]
 
@@ -338,6 +354,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     evictions: int = 0  # cached blocks that were taken for other tokens
     # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
     batches: list[tuple[int, int, int, int]] = []
+    # Drafts that were verified, and those of them that were right, by position among a request's in one step.
+    drafted: list[int] = []
+    accepted: list[int] = []
     # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed, count), and (passes, seconds) waited.
     delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
     delay_waits: list[tuple[int, float]] = []

@@ -11,16 +11,16 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pdcluster_worker.config import EngineConfig, ModelConfig
-from pdcluster_worker.engine.batch import Batch, Scheduled
+from pdcluster_worker.engine.batch import Batch, Scheduled, sample_places
 from pdcluster_worker.engine.messages import Sampling
-from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
+from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.answers import Asked, Question, forget
@@ -38,6 +38,7 @@ from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
 from pdcluster_worker.model.pool_length import fit_length
+from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
 from pdcluster_worker.native_dtype import read_native_dtype
@@ -52,12 +53,14 @@ class _Step:
     """A batch that was submitted.
 
     unknown: its rows whose tokens are those that the step before samples, and their requests.
+    prompt_rows: its rows that give log probabilities of prompts.
     seconds: of making its inputs.  logits: of its forward pass, once that has begun.
     """
 
     batch: Batch
     plan: StepPlan
     unknown: list[tuple[int, Request]]
+    prompt_rows: list[PromptRow]
     seconds: float
     logits: "Future[tuple[Tensor, float]] | None" = None
 
@@ -85,18 +88,21 @@ class Runner:
                 block_size=limits.block_size,
                 max_sequences=limits.max_sequences,
                 max_tokens=limits.max_tokens,
+                max_decode_rows=limits.max_decode_rows,
                 max_blocks=limits.blocks,
                 pads=forward.operations.pads_rows,
             )
             for _ in range(self.depth)
         )
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
+        self._prompts = PromptLogprobs(forward.operations.choosing.rank)
 
     def submit(self, batch: Batch) -> None:
         """Plan the batch; its forward pass begins now, or when the step before has its tokens.  See `engine.ports.ModelRunner`."""
         started = time.monotonic()
         self._planners.rotate(1)
-        step = _Step(batch, self._planners[0].plan(batch), _unknown_rows(batch), time.monotonic() - started)
+        plan = self._planners[0].plan(batch)
+        step = _Step(batch, plan, _unknown_rows(batch), prompt_rows(batch), time.monotonic() - started)
         self._steps.append(step)
         if len(self._steps) == 1:
             self._begin(step)
@@ -129,7 +135,8 @@ class Runner:
         def forward() -> tuple[Tensor, float]:
             started = time.monotonic()
             with torch.inference_mode():
-                logits = self.forward.logits(step.plan)
+                rows = step.prompt_rows
+                logits = self._prompts.logits(self.forward, step.plan, rows) if rows else self.forward.logits(step.plan)
             return logits, time.monotonic() - started
 
         step.logits = self._beginning.begin(forward)
@@ -141,10 +148,12 @@ class Runner:
         with torch.inference_mode():
             logits = logits.cpu()  # tokens are chosen in host memory
             computed = time.monotonic()
-            sampled = [item.request for item in step.batch.items if item.samples]
-            samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
+            places = [place for item in step.batch.items if item.samples for place in sample_places(item)]
+            rows = iter(self._sampler.sample(logits, places) if places else ())
         self.seconds = StepSeconds(step.seconds, seconds + computed - started, time.monotonic() - computed)
-        return [next(samples) if item.samples else None for item in step.batch.items]
+        # Of an item with drafts, one row more for each.
+        outcomes = [verified(item.drafts, list(islice(rows, 1 + len(item.drafts)))) if item.samples else None for item in step.batch.items]
+        return [self._prompts.of(item.request, outcome) for item, outcome in zip(step.batch.items, outcomes, strict=True)]
 
     def execute(self, batch: Batch) -> list[RowOutcome]:
         """Submit the batch and wait for it."""
@@ -156,6 +165,7 @@ class Runner:
         for planner in self._planners:
             planner.forget(request_id)
         self._sampler.forget(request_id)
+        self._prompts.forget(request_id)
 
     def close(self) -> None:
         """End the other ranks, where there are some, after the step under way."""
@@ -188,7 +198,11 @@ class Runner:
 def _unknown_rows(batch: Batch) -> list[tuple[int, Request]]:
     """Rows of tokens that are not known when the batch is planned, each its request's only one."""
     ends = accumulate(item.num_tokens for item in batch.items)
-    return [(end - 1, item.request) for item, end in zip(batch.items, ends, strict=True) if item.end > item.request.num_tokens]
+    return [
+        (end - 1, item.request)
+        for item, end in zip(batch.items, ends, strict=True)
+        if item.end - len(item.drafts) > item.request.num_tokens
+    ]
 
 
 def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig) -> Runner:
@@ -202,7 +216,7 @@ def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: Eng
 
 
 def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
-    return StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, engine.block_size)
+    return StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, engine.block_size, engine.max_decode_rows)
 
 
 def open_runner(

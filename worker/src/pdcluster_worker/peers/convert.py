@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
 
+from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
 from pdcluster_worker.engine.messages import (
     EPOCH_BYTES,
     SALT_BYTES,
     FinishReason,
     KVGeometry,
     PrefillDone,
+    PromptLogprob,
     RequestSpec,
     Sampling,
     Target,
@@ -24,6 +26,7 @@ from pdcluster_worker.engine.messages import (
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
 
+_CONSTRAINT_KINDS: dict[str, ConstraintKind] = {kind: kind for kind in get_args(ConstraintKind)}
 _FINISH_REASONS: dict[str, FinishReason] = {reason: reason for reason in get_args(FinishReason)}
 
 # Fields of Sampling that the wire and we spell and type alike.
@@ -102,15 +105,19 @@ def hello_from_proto(message: pb.Hello) -> Hello:
 
 def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     """The whole sampling state."""
-    names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, "logit_bias", "logprobs", "ignore_eos")
-    return pb.Sampling(**{name: getattr(sampling, name) for name in names})
+    others = ("logit_bias", "logprobs", "prompt_logprobs", "ignore_eos")
+    names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, *others)
+    message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
+    if (constraint := sampling.constraint) is not None:
+        message.constraint.CopyFrom(pb.Constraint(kind=constraint.kind, text=constraint.text, after=constraint.after))
+    return message
 
 
 def sampling_from_proto(message: pb.Sampling) -> Sampling:
     """The whole sampling state.  Raises ValueError for what no ingress admits."""
     for name in _SAMPLING_REALS:
         _require(isfinite(getattr(message, name)), f"{name} is not a finite number")
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "top_k", "min_tokens", "logprobs"):
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "top_k", "min_tokens", "logprobs", "prompt_logprobs"):
         _require(getattr(message, name) >= 0, f"{name} is negative")
     _require(message.max_tokens >= 1, "max_tokens is below 1")
     _require(all(isfinite(bias) for bias in message.logit_bias.values()), "logit_bias is not a finite number")
@@ -123,8 +130,20 @@ def sampling_from_proto(message: pb.Sampling) -> Sampling:
         eos_token_ids=list(message.eos_token_ids),
         logit_bias=dict(message.logit_bias),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         ignore_eos=message.ignore_eos,
+        constraint=_constraint_from_proto(message.constraint) if message.HasField("constraint") else None,
     )
+
+
+def _constraint_from_proto(message: pb.Constraint) -> Constraint:
+    kind = _CONSTRAINT_KINDS.get(message.kind)
+    if kind is None:
+        raise ValueError(f"constraint of kind {message.kind!r} is unknown")
+    num_characters = len(message.text)
+    _require(num_characters <= MAX_CONSTRAINT_CHARACTERS, f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}")
+    _require_natural("constraint.after", message.after)
+    return Constraint(kind, message.text, tuple(message.after))
 
 
 def request_to_proto(spec: RequestSpec) -> pb.Request:
@@ -197,13 +216,25 @@ def token_to_proto(token: Token) -> pb.Token:
     return pb.Token(
         token_id=token.token_id,
         logprob=token.logprob,
-        top_logprobs=[pb.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top_logprobs],
+        top_logprobs=_top_to_proto(token.top_logprobs),
         finish_reason=token.finish_reason or "",
         stop_reason=token.stop_reason,
         cached_tokens=token.cached_tokens,
         queue_seconds=token.queue_seconds,
         prefill_seconds=token.prefill_seconds,
+        prompt_logprobs=[
+            pb.PromptLogprob(logprob=one.logprob, rank=one.rank, top_logprobs=_top_to_proto(one.top_logprobs))
+            for one in token.prompt_logprobs
+        ],
     )
+
+
+def _top_to_proto(top: Iterable[tuple[int, float]]) -> list[pb.TopLogprob]:
+    return [pb.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in top]
+
+
+def _top_from_proto(top: Iterable[pb.TopLogprob]) -> list[tuple[int, float]]:
+    return [(one.token_id, one.logprob) for one in top]
 
 
 def token_from_proto(request_id: str, message: pb.Token) -> Token:
@@ -214,12 +245,13 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
         request_id=request_id,
         token_id=message.token_id,
         logprob=message.logprob if message.HasField("logprob") else None,
-        top_logprobs=[(top.token_id, top.logprob) for top in message.top_logprobs],
+        top_logprobs=_top_from_proto(message.top_logprobs),
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
         stop_reason=message.stop_reason if message.HasField("stop_reason") else None,
         cached_tokens=message.cached_tokens,
         queue_seconds=message.queue_seconds if message.HasField("queue_seconds") else None,
         prefill_seconds=message.prefill_seconds if message.HasField("prefill_seconds") else None,
+        prompt_logprobs=[PromptLogprob(one.logprob, one.rank, _top_from_proto(one.top_logprobs)) for one in message.prompt_logprobs],
     )
 
 

@@ -7,16 +7,16 @@ from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import logprobs
-from pdcluster_worker.server.choice import Delta, finish_reason_of, served
+from pdcluster_worker.server.chat_parts import added_by, message_of
+from pdcluster_worker.server.choice import served
+from pdcluster_worker.server.events import Delta, assembled
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.generation_response import GenerationResponse
 from pdcluster_worker.server.planning import check_servable, respond
 from pdcluster_worker.server.replies import (
-    AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
-    ChatDelta,
     ChatLogprobs,
     ChatReply,
     ChatUsageChunk,
@@ -26,6 +26,7 @@ from pdcluster_worker.server.replies import (
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted
 from pdcluster_worker.server.schemas import ChatRequest, Message
+from pdcluster_worker.server.structured import constraint_of
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 
@@ -50,6 +51,7 @@ def _wanted(request: ChatRequest) -> Wanted:
         default_max_tokens=None,
         prompt_param="messages",
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        constraint=constraint_of(request),
     )
 
 
@@ -70,10 +72,9 @@ class ChatShape:
 
     def chunk(self, delta: Delta) -> BaseModel | None:
         """One event; None when the token adds nothing to see."""
-        if not (delta.text or delta.is_first or delta.scored or delta.finish_reason):
+        added = added_by(delta)
+        if added is None:
             return None
-        content = delta.text if delta.text or delta.is_first else None
-        added = ChatDelta(role="assistant" if delta.is_first else None, content=content)
         choice = ChatChunkChoice(index=delta.index, delta=added, logprobs=self._logprobs([delta]), finish_reason=delta.finish_reason)
         return self._chunk([choice], None, served([delta]))
 
@@ -93,8 +94,8 @@ class ChatShape:
         )
 
     def _choice(self, index: int, deltas: list[Delta]) -> ChatChoice:
-        message = AssistantMessage(content="".join(delta.text for delta in deltas))
-        return ChatChoice(index=index, message=message, logprobs=self._logprobs(deltas), finish_reason=finish_reason_of(deltas))
+        answer = assembled(deltas)
+        return ChatChoice(index=index, message=message_of(answer), logprobs=self._logprobs(deltas), finish_reason=answer.finish_reason)
 
     def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
         if not self.has_logprobs:

@@ -1,14 +1,14 @@
-"""One choice of a request: its tokens in, its text out, until a stop string or the engine ends it.
+"""One choice of a request: its tokens in, the parts of its answer out, until a stop string or the engine ends it.
 
+Stop strings are searched in the whole text, before it is split into parts.
 Holds what has to be remembered between two tokens; HTTP, JSON and clocks are elsewhere.
 """
 
 from dataclasses import dataclass
 
-import msgspec
-
-from pdcluster_worker.engine.messages import FinishReason, Token
+from pdcluster_worker.engine.messages import Token
 from pdcluster_worker.server.detokenizer import Detokenizer
+from pdcluster_worker.server.events import AnswerParser, AnswerReason, Delta, PlainText, ToolCallEnd
 from pdcluster_worker.server.replies import Served
 from pdcluster_worker.server.stop_strings import StopStrings
 from pdcluster_worker.server.tokenizer import Tokenizer
@@ -21,42 +21,14 @@ class TextRules:
     stop:         stop strings; they count in the text after the first `min_tokens` tokens.
     include_stop: keep the stop string, or the token that ended the choice, in the text.
     skip_special: control tokens give no text.
+    ends_by_calls: a choice with tool calls ends by "tool_calls"; OpenAI has "stop" where the request named the tool.
     """
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
     min_tokens: int = 0
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """What one token adds to one choice.
-
-    index:         of the choice, over all prompts.
-    degraded:      what the choice lost under load, on its first.
-    scored:        the token and its offset in the text, when log probabilities were asked for.
-    is_first:      whether it is the choice's first.
-    finish_reason: set on the last one.
-    """
-
-    index: int
-    text: str
-    scored: tuple[tuple[Token, int], ...] = ()
-    is_first: bool = False
-    finish_reason: FinishReason | None = None
-    degraded: tuple[str, ...] = ()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is text and nothing else."""
-        return bool(self.text) and not (self.is_first or self.scored or self.finish_reason)
-
-
-def finish_reason_of(deltas: list[Delta]) -> FinishReason:
-    """Of a choice that has ended: its last delta says it."""
-    reason = deltas[-1].finish_reason
-    assert reason is not None, "a generation yields until every choice has ended"
-    return reason
+    ends_by_calls: bool = True
 
 
 def served(deltas: list[Delta]) -> Served | None:
@@ -68,16 +40,19 @@ def served(deltas: list[Delta]) -> Served | None:
 class Choice:
     """Counts and decodes the tokens of one choice."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, rules: TextRules) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, rules: TextRules, parser: AnswerParser | None = None) -> None:
         self.index = index
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
         self.cached_tokens = 0
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: AnswerReason | None = None
         self._tokenizer = tokenizer
         self._rules = rules
+        self._parser = PlainText() if parser is None else parser
         self._detokenizer = Detokenizer()
         self._stops = StopStrings(rules.stop, include=rules.include_stop)
         self._offset = 0  # characters decoded so far, those held back included
+        self._has_calls = False
 
     def feed(self, token: Token) -> Delta:
         """Take the next token; `finish_reason` is set when it was the last."""
@@ -85,14 +60,24 @@ class Choice:
         if is_first:
             self.cached_tokens = token.cached_tokens
         self.num_tokens += 1
+        self.num_reasoning_tokens += self._parser.is_reasoning
         scored = () if token.logprob is None else ((token, self._offset),)
         decoded = self._decode(token)
         self._offset += len(decoded)
         text, stopped = self._visible(decoded)
-        self.finish_reason = "stop" if stopped else token.finish_reason
-        if self.finish_reason and not stopped:
+        if token.finish_reason and not stopped:
             text += self._stops.flush()
-        return Delta(self.index, text, scored, is_first, self.finish_reason)
+        is_last = stopped or token.finish_reason is not None
+        parts = (*self._parser.feed(text), *(self._parser.end() if is_last else ()))
+        self._has_calls = self._has_calls or any(isinstance(part, ToolCallEnd) for part in parts)
+        if is_last:
+            self.finish_reason = self._reason(token, stopped)
+        return Delta(self.index, parts, scored, is_first, self.finish_reason)
+
+    def _reason(self, token: Token, stopped: bool) -> AnswerReason:
+        if token.finish_reason == "length" and not stopped:
+            return "length"
+        return "tool_calls" if self._has_calls and self._rules.ends_by_calls else "stop"
 
     def _decode(self, token: Token) -> str:
         text = "" if self._is_hidden(token) else self._detokenizer.feed(self._tokenizer.piece(token.token_id))
@@ -101,7 +86,9 @@ class Choice:
     def _is_hidden(self, token: Token) -> bool:
         if token.finish_reason == "stop" and not self._rules.include_stop:
             return True  # the engine ended it by this token: eos or a stop token id
-        return self._rules.skip_special and self._tokenizer.is_special(token.token_id)
+        if not (self._rules.skip_special and self._tokenizer.is_special(token.token_id)):
+            return False
+        return self._tokenizer.piece(token.token_id).text not in self._parser.markers
 
     def _visible(self, decoded: str) -> tuple[str, bool]:
         if self.num_tokens <= self._rules.min_tokens:

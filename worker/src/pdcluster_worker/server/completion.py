@@ -7,7 +7,8 @@ from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import logprobs
-from pdcluster_worker.server.choice import Delta, finish_reason_of, served
+from pdcluster_worker.server.choice import served
+from pdcluster_worker.server.events import Delta, assembled
 from pdcluster_worker.server.fields import Prompt
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.generation_response import GenerationResponse
@@ -25,6 +26,7 @@ from pdcluster_worker.server.replies import (
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted, check_token_ids
 from pdcluster_worker.server.schemas import CompletionRequest
+from pdcluster_worker.server.structured import constraint_of
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -50,6 +52,7 @@ def _wanted(request: CompletionRequest) -> Wanted:
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         prompt_param="prompt",
         logprobs=request.logprobs,
+        constraint=constraint_of(request),
     )
 
 
@@ -97,8 +100,8 @@ class CompletionShape:
         )
 
     def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:
-        text = "".join(delta.text for delta in deltas)
-        return CompletionChoice(index=index, text=text, logprobs=self._logprobs(deltas), finish_reason=finish_reason_of(deltas))
+        answer = assembled(deltas)
+        return CompletionChoice(index=index, text=answer.text, logprobs=self._logprobs(deltas), finish_reason=answer.finish_reason)
 
     def _logprobs(self, deltas: list[Delta]) -> CompletionLogprobs | None:
         if not self.has_logprobs:

@@ -133,20 +133,27 @@ Content = Annotated[Text, BeforeValidator(_join_parts, json_schema_input_type=st
 
 
 class Only:
-    """Marks a field of OpenAI or vLLM that we do not serve: values that ask for nothing pass, any other is refused by name."""
+    """Marks a field of OpenAI, vLLM or SGLang that we do not serve: values that ask for nothing pass, any other is refused by name.
 
-    def __init__(self, *allowed: Any) -> None:
+    fix: what to do instead, besides leaving it out.
+    """
+
+    def __init__(self, *allowed: Any, fix: str = "") -> None:
         self._allowed = allowed
+        self._fix = fix
+
+    @property
+    def advice(self) -> str:
+        """The way out, in words."""
+        others = [repr(value) for value in self._allowed if value is not None]
+        instead = f" or set it to {' or '.join(others)}" if others else ""
+        return f"leave it out{instead}" + (f"; {self._fix}" if self._fix else "")
 
     def _check(self, value: Any) -> Any:
         # Types are compared too, for True == 1.
         if any(type(value) is type(allowed) and value == allowed for allowed in self._allowed):
             return value
-        raise _fail(f"is not supported here: leave it out{self._others()}")
-
-    def _others(self) -> str:
-        others = [repr(value) for value in self._allowed if value is not None]
-        return f" or set it to {' or '.join(others)}" if others else ""
+        raise _fail(f"is not supported here: {self.advice}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Validate by `_check` alone."""

@@ -19,13 +19,14 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.routing.hints import RouteHints
-from pdcluster_worker.routing.qos.slo import slo_of
-from pdcluster_worker.routing.qos.tenants import Tenants, tenant_policy
+from pdcluster_worker.routing.qos.slo import aged, slo_of
+from pdcluster_worker.routing.qos.tenants import Tenants, Wanted, tenant_policy
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS
 from pdcluster_worker.server.backend import Backend
-from pdcluster_worker.server.choice import Choice, Delta, TextRules
-from pdcluster_worker.server.replies import PromptTokensDetails, Usage
+from pdcluster_worker.server.choice import Choice, TextRules
+from pdcluster_worker.server.events import Delta, NewParser, PlainText
+from pdcluster_worker.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from pdcluster_worker.server.request_metrics import ChoiceTimer
 from pdcluster_worker.server.sampling import ModelLimits
 from pdcluster_worker.server.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ class Plan:
     specs:  for each prompt its n choices.
     tenant: whose API key it came with, "" where no key is asked for.
     hints:  what the request says of its route.
+    new_parser: makes what splits a choice's text into parts.
     """
 
     specs: list[list[RequestSpec]]
@@ -64,6 +66,7 @@ class Plan:
     rules: TextRules
     arrival_seconds: float
     tenant: str = ""
+    new_parser: NewParser = PlainText
 
 
 class Generation:
@@ -73,7 +76,7 @@ class Generation:
         self._serving = serving
         self._plan = plan
         self._specs = [spec for specs in plan.specs for spec in specs]
-        self._choices = [Choice(index, serving.tokenizer, plan.rules) for index in range(len(self._specs))]
+        self._choices = [Choice(index, serving.tokenizer, plan.rules, plan.new_parser()) for index in range(len(self._specs))]
         self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
@@ -100,8 +103,8 @@ class Generation:
     def _allowed(self) -> Iterator[None]:
         """Hold the tenant's place from here to the end."""
         serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
-        num_prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
-        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), num_prompt)
+        wanted = Wanted(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
+        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), wanted)
         if refusal is not None:
             serving.metrics.qos_rejected.labels(refusal.code, tier_of(self._specs[0].priority)).inc()
             raise RequestError(
@@ -111,7 +114,7 @@ class Generation:
             yield
         finally:
             made = sum(choice.num_tokens for choice in self._choices)
-            serving.tenants.end(tenant, made, serving.clock() - start)
+            serving.tenants.end(tenant, wanted, made, serving.clock() - start)
 
     async def _deltas(self) -> AsyncGenerator[Delta, None]:
         is_cut = False  # whether a stop string ended a choice that the engine would go on with
@@ -146,8 +149,14 @@ class Generation:
         firsts = [self._choices[specs * len(self._plan.specs[0])] for specs in range(len(self._plan.specs))]
         prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
         completion = sum(choice.num_tokens for choice in self._choices)
-        cached = PromptTokensDetails(cached_tokens=sum(choice.cached_tokens for choice in firsts))
-        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, prompt_tokens_details=cached)
+        reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(choice.cached_tokens for choice in firsts)),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning) if reasoning else None,
+        )
 
     def _prompt_of(self, choice: Choice) -> int:
         return choice.index // len(self._plan.specs[0])
@@ -165,13 +174,15 @@ class Generation:
         timer.token(token, self._serving.clock())
         delta = choice.feed(token)
         if delta.finish_reason is not None:
-            timer.finished(delta.finish_reason)
+            timer.finished("length" if delta.finish_reason == "length" else "stop")
         return delta
 
     def _generated(self) -> AsyncGenerator[Generated, None]:
         """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
-        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in plan.specs]
+        waited = self._serving.clock() - plan.arrival_seconds  # for a body that came slowly, and to be read
+        prompts = [[aged(spec, waited) for spec in specs] for specs in plan.specs]
+        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in prompts]
         if len(streams) == 1:
             return streams[0]
         n = len(plan.specs[0])

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import openai_errors, sse
-from pdcluster_worker.server.choice import Delta
+from pdcluster_worker.server.events import Delta
 from pdcluster_worker.server.generation import Generation
 from pdcluster_worker.server.replies import Usage
 from pdcluster_worker.server.sse import Events

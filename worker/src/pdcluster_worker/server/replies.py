@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from pdcluster_worker.engine.messages import FinishReason
+from pdcluster_worker.server.events import AnswerReason
 
 
 class Error(BaseModel):
@@ -33,6 +33,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """reasoning_tokens: of the completion, those before the answer itself."""
+
+    reasoning_tokens: int
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Usage(BaseModel):
     """Tokens of the whole request; a prompt counts once, however many choices it has."""
 
@@ -40,6 +50,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: Annotated[CompletionTokensDetails | None, Field(exclude_if=_is_none)] = None
 
 
 class TopLogprob(BaseModel):
@@ -72,12 +83,33 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class CalledFunction(BaseModel):
+    """A function's name and arguments; these are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(BaseModel):
+    """One call of a tool, whole."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """A whole answer."""
+    """A whole answer; content is null where it is calls of tools alone.
+
+    reasoning, reasoning_content: what came before it, left out where there is none; the second is the older name.
+    """
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    reasoning_content: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    tool_calls: Annotated[list[CalledTool] | None, Field(exclude_if=_is_none)] = None
 
 
 class ChatChoice(BaseModel):
@@ -86,11 +118,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-def _is_none(value: object) -> bool:
-    return value is None
+    finish_reason: AnswerReason
 
 
 class Served(BaseModel):
@@ -115,11 +143,30 @@ class ChatReply(BaseModel):
     pdcluster: ServedPart = None
 
 
+class FunctionDelta(BaseModel):
+    """The name comes in a call's first chunk, the arguments in pieces."""
+
+    name: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    arguments: str = ""
+
+
+class ToolCallDelta(BaseModel):
+    """What a chunk adds to the call `index`; id and type come in its first."""
+
+    index: int
+    id: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    type: Annotated[Literal["function"] | None, Field(exclude_if=_is_none)] = None
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
     """What a chunk adds to the answer."""
 
     role: Annotated[Literal["assistant"] | None, Field(exclude_if=_is_none)] = None
     content: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    reasoning: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    reasoning_content: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    tool_calls: Annotated[list[ToolCallDelta] | None, Field(exclude_if=_is_none)] = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -128,7 +175,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: AnswerReason | None
 
 
 class ChatChunk(BaseModel):
@@ -154,7 +201,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: AnswerReason
 
 
 class CompletionReply(BaseModel):
@@ -175,7 +222,7 @@ class CompletionChunkChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: AnswerReason | None
 
 
 class CompletionChunk(BaseModel):

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.engine.messages import RequestSpec, Sampling
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.schemas import Extension, Generate
@@ -35,6 +36,7 @@ class Wanted:
     max_tokens:         None when the client gave none.
     default_max_tokens: used then, cut to what the context leaves; None = all that it leaves.
     logprobs:           as in `Sampling`.
+    constraint:         of the answer, see `server.structured`.
     """
 
     max_tokens: int | None
@@ -42,6 +44,7 @@ class Wanted:
     default_max_tokens: int | None
     prompt_param: str
     logprobs: int | None
+    constraint: Constraint | None = None
 
 
 def specs_for(
@@ -86,28 +89,29 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
     """Output tokens to allow.  Raises RequestError when prompt and output cannot both fit the context."""
-    room = limits.max_model_len - len(prompt)
+    num_prompt, most = len(prompt), limits.max_model_len
+    room = most - num_prompt
+    name = wanted.prompt_param
     if room < 1:
-        raise RequestError(
-            f"{_longest(limits)}, and {wanted.prompt_param} has {len(prompt)} tokens: shorten it to at most {limits.max_model_len - 1}",
-            param=wanted.prompt_param,
-            code="context_length_exceeded",
-        )
+        says = f"your {name} resulted in {num_prompt} tokens"
+        raise _too_long(limits, says, f"shorten {name} to at most {most - 1}", name)
     if wanted.max_tokens is None:
         return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
     if wanted.max_tokens > room:
-        raise RequestError(
-            f"{_longest(limits)}, and {len(prompt)} of {wanted.prompt_param} plus "
-            f"{wanted.max_tokens} of {wanted.max_tokens_param} exceed it: {wanted.max_tokens_param} can be at most {room}",
-            param=wanted.max_tokens_param,
-            code="context_length_exceeded",
-        )
+        num_tokens = num_prompt + wanted.max_tokens
+        parts = f"{num_prompt} in the {name}, {wanted.max_tokens} in the completion"
+        says = f"you requested {num_tokens} tokens ({parts})"
+        fix = f"{wanted.max_tokens_param} can be at most {room}"
+        raise _too_long(limits, says, fix, wanted.max_tokens_param)
     return wanted.max_tokens
 
 
-def _longest(limits: ModelLimits) -> str:
+def _too_long(limits: ModelLimits, says: str, fix: str, param: str) -> RequestError:
+    """In OpenAI's words, by which clients know it: they shorten the prompt, or turn to another model."""
+    most = limits.max_model_len
     note = f" ({limits.length_note})" if limits.length_note else ""
-    return f"the maximum context length is {limits.max_model_len} tokens{note}"
+    message = f"This model's maximum context length is {most} tokens. However, {says}: {fix}{note}."
+    return RequestError(message, param=param, code="context_length_exceeded")
 
 
 def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, limits: ModelLimits) -> Sampling:
@@ -130,6 +134,7 @@ def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, lim
         stop_token_ids=_in_vocabulary("stop_token_ids", request.stop_token_ids or [], limits),
         eos_token_ids=limits.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
+        constraint=wanted.constraint,
     )
 
 

@@ -1,8 +1,9 @@
 """The requests of OpenAI's chat and completions APIs, with the extensions that vLLM's clients use.
 
 Every standard field is typed and bounded; null means the default.  A field that
-we know and do not serve is refused by name (`Only`), one that nobody defined is
-ignored.  Limits that depend on the model are checked in `sampling`.
+we know and do not serve is refused by name (`Only`) or, as a hint, passed over
+(`known_fields.Ignored`); so is one that no API defines.  Limits that depend on
+the model are checked in `sampling`.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +27,9 @@ from pdcluster_worker.server.fields import (
     Text,
     TokenIds,
 )
+from pdcluster_worker.server.known_fields import KnownChatFields, KnownFields
 from pdcluster_worker.server.route_fields import Route
+from pdcluster_worker.server.structured_fields import Structured
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -62,28 +65,17 @@ class Extension(_Body):
     route: Route | None = None
 
 
-class _Unsupported(_Body):
-    """Fields of both APIs that are known and not served."""
+class _Unsupported(_Body, KnownFields):
+    """More fields of both APIs that are known and not served."""
 
-    guided_json: Annotated[Any, Only(None)] = None
-    guided_regex: Annotated[Any, Only(None)] = None
-    guided_choice: Annotated[Any, Only(None)] = None
-    guided_grammar: Annotated[Any, Only(None)] = None
-    structured_outputs: Annotated[Any, Only(None)] = None
-    response_format: Annotated[Any, Only(None, {"type": "text"})] = None
     bad_words: Annotated[Any, Only(None, [])] = None
     allowed_token_ids: Annotated[Any, Only(None)] = None
-    logits_processors: Annotated[Any, Only(None, [])] = None
-    use_beam_search: Annotated[Any, Only(None, False)] = None
-    length_penalty: Annotated[Any, Only(None, 1, 1.0)] = None
     prompt_logprobs: Annotated[Any, Only(None)] = None
-    truncate_prompt_tokens: Annotated[Any, Only(None)] = None
     return_token_ids: Annotated[Any, Only(None, False)] = None
     echo: Annotated[Any, Only(None, False)] = None
-    service_tier: Annotated[Any, Only(None, "auto", "default")] = None
 
 
-class Generate(_Unsupported):
+class Generate(Structured, _Unsupported):
     """What the two APIs share."""
 
     model: Text
@@ -98,7 +90,6 @@ class Generate(_Unsupported):
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     logit_bias: LogitBias = None
-    user: Text | None = None
     top_k: Annotated[int | None, Field(ge=-1, le=_INT32)] = None
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
     repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
@@ -122,7 +113,7 @@ class Message(_Body):
     audio: Annotated[Any, Only(None)] = None
 
 
-class ChatRequest(Generate):
+class ChatRequest(Generate, KnownChatFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -134,13 +125,7 @@ class ChatRequest(Generate):
     parallel_tool_calls: Annotated[Any, Only(None, True)] = None
     functions: Annotated[Any, Only(None, [])] = None
     function_call: Annotated[Any, Only(None, "none", "auto")] = None
-    modalities: Annotated[Any, Only(None, ["text"])] = None
-    audio: Annotated[Any, Only(None)] = None
-    prediction: Annotated[Any, Only(None)] = None
     reasoning_effort: Annotated[Any, Only(None, "none")] = None
-    verbosity: Annotated[Any, Only(None, "medium")] = None
-    web_search_options: Annotated[Any, Only(None)] = None
-    store: Annotated[Any, Only(None, False)] = None
     documents: Annotated[Any, Only(None, [])] = None
     chat_template: Annotated[Any, Only(None)] = None
     chat_template_kwargs: Annotated[Any, Only(None, {})] = None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 from pydantic import BaseModel
 
-from pdcluster_worker.server.choice import Delta
+from pdcluster_worker.server.events import Delta, TextDelta
 
 DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
@@ -32,16 +32,17 @@ class Events:
 
     def of(self, delta: Delta) -> bytes | None:
         """The event of one delta; None when it shows nothing."""
-        if not delta.is_plain:
+        text = delta.plain_text
+        if not text:
             body = self._body_of(delta)
             return None if body is None else event(body)
         around = self._around.get(delta.index)
         if around is None:
             around = self._around[delta.index] = self._split(delta.index)
-        return around[0] + _to_json(delta.text) + around[1]
+        return around[0] + _to_json(text) + around[1]
 
     def _split(self, index: int) -> tuple[bytes, bytes]:
-        body = self._body_of(Delta(index, _MARK))
+        body = self._body_of(Delta(index, (TextDelta(_MARK),)))
         assert body is not None, "text shows"
         # What follows the text is written by us alone, so the last mark is the text's.
         before, _, after = event(body).rpartition(_to_json(_MARK))

@@ -1,0 +1,103 @@
+"""Log probabilities of a prompt's own tokens, from the rows of the steps that compute it.
+
+A row's logits are those of the next token, so the prompt's first token has none.
+They are large: a step with many such rows runs in parts, and of each part's
+logits only figures are kept.  What the chunks of a prompt give is kept until its
+request is forgotten; a prompt that is computed again gives the same once more.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pdcluster_worker.engine.batch import Batch
+from pdcluster_worker.engine.messages import PromptLogprob
+from pdcluster_worker.engine.ports import RowOutcome, Sample, failed_row
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.model.forward import Forward
+from pdcluster_worker.model.logprobs import Rank, Wanted, logprobs
+from pdcluster_worker.model.parallel.plan_parts import plan_parts
+from pdcluster_worker.model.step_plan import StepPlan
+
+MOST_ROWS = 256
+"""Rows whose logits are held at once: 156 MB of a vocabulary of 152k tokens, and as many rows as products need to run well."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A row of a step, and the position of the prompt's token that its logits are of."""
+
+    row: int
+    request: Request
+    position: int
+
+
+def prompt_rows(batch: Batch) -> list[PromptRow]:
+    """The rows of a batch that give log probabilities of prompts, in order."""
+    rows: list[PromptRow] = []
+    first = 0
+    for item in batch.items:
+        request = item.request
+        if request.scores_prompt:
+            last = min(item.end, request.num_prompt_tokens - 1)
+            rows += [PromptRow(first + at - item.start, request, at + 1) for at in range(item.start, last)]
+        first += item.num_tokens
+    return rows
+
+
+class PromptLogprobs:
+    """What has been computed of the prompts of live requests, by position."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._kept: dict[str, dict[int, PromptLogprob]] = {}
+
+    def logits(self, forward: Forward, plan: StepPlan, rows: Sequence[PromptRow]) -> Tensor:
+        """Logits of the plan's sampled rows, as `forward` gives them; figures of the prompts' rows are kept."""
+        by_row = {row.row: row for row in rows}
+        wanted = torch.tensor(sorted([*plan.sample_at.tolist(), *by_row]))
+        count = 1 if len(wanted) <= MOST_ROWS else -(-plan.num_tokens // MOST_ROWS)
+        sampled: list[Tensor] = []
+        first = 0
+        for part in plan_parts(replace(plan, sample_at=wanted), count):
+            logits = forward.logits(part).cpu()  # they hold until the next part
+            places = [by_row.get(first + at) for at in part.sample_at.tolist()]
+            self._keep(logits, places)
+            sampled.append(logits[[place for place, row in enumerate(places) if row is None]])
+            first += part.num_tokens
+        return torch.cat(sampled)
+
+    def of(self, request: Request, outcome: RowOutcome) -> RowOutcome:
+        """The outcome with the prompt's log probabilities, where they are still to be said.
+
+        A request whose logits were not finite anywhere fails.
+        """
+        if not isinstance(outcome, Sample) or not request.scores_prompt:
+            return outcome
+        kept = self._kept.get(request.request_id, {})
+        figures = tuple(kept[position] for position in range(1, request.num_prompt_tokens))
+        bad = next((position for position, one in enumerate(figures, start=1) if math.isnan(one.logprob)), None)
+        if bad is not None:
+            return failed_row("not_finite", f"request {request.request_id}: the model's logits are not finite after {bad} tokens")
+        return Sample(outcome.token_id, outcome.logprob, outcome.top_logprobs, figures)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for this request; unknown ids are a no-op."""
+        self._kept.pop(request_id, None)
+
+    def _keep(self, logits: Tensor, places: Sequence[PromptRow | None]) -> None:
+        """Figures of the rows of `logits` that belong to a prompt."""
+        rows = [(place, row) for place, row in enumerate(places) if row is not None]
+        if not rows:
+            return
+        wanted = [Wanted(place, row.request.tokens[row.position], row.request.sampling.prompt_logprobs or 0) for place, row in rows]
+        at = torch.tensor([one.row for one in wanted])
+        chosen = logits[at, torch.tensor([one.token_id for one in wanted])]
+        ranks = (logits[at] > chosen[:, None]).sum(1) + 1
+        figures = logprobs(logits, wanted, self._rank)
+        for (_, row), rank, (logprob, top) in zip(rows, ranks.tolist(), figures, strict=True):
+            kept = self._kept.setdefault(row.request.request_id, {})
+            kept[row.position] = PromptLogprob(logprob, rank, list(top))
