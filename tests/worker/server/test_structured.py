@@ -29,7 +29,7 @@ def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
         ({"response_format": None, "guided_json": None, "structured_outputs": None}, None),
         ({"response_format": {"type": "json_object"}}, OBJECT),
         (by_format(), BY_SCHEMA),
-        (by_format(strict=True, description="Two fields"), BY_SCHEMA),
+        (by_format(strict=True, description="Two fields"), Constraint("json_schema", WRITTEN, strict=True)),
         (by_format(True), Constraint("json_schema", "true")),
         (
             {"response_format": {"type": "structural_tag", "format": TAG}},

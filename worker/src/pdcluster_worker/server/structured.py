@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.structured_fields import ResponseFormat, Schema, Structured, StructuredOutputs
@@ -51,7 +53,7 @@ def _of_format(asked: ResponseFormat) -> Iterator[Found]:
     elif asked.type == "json_schema":
         if asked.json_schema is None:
             raise RequestError(f"{name}.json_schema: is required with type json_schema", param=f"{name}.json_schema")
-        yield name, _of_schema(f"{name}.json_schema.schema", asked.json_schema.schema_)
+        yield name, _of_schema(f"{name}.json_schema.schema", asked.json_schema.schema_, strict=bool(asked.json_schema.strict))
     elif asked.type == "structural_tag":
         if asked.format is None:
             raise RequestError(f"{name}.format: is required with type structural_tag", param=f"{name}.format")
@@ -78,7 +80,7 @@ def _of_outputs(asked: StructuredOutputs) -> Iterator[Found]:
         yield f"{name}.structural_tag", Constraint("structural_tag", asked.structural_tag)
 
 
-def _of_schema(param: str, schema: Schema | str) -> Constraint:
+def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Constraint:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -88,7 +90,7 @@ def _of_schema(param: str, schema: Schema | str) -> Constraint:
             raise _too_deep(param) from e
         if not isinstance(schema, dict | bool):
             raise RequestError(f"{param}: must be a JSON schema, which is an object, true or false", param=param)
-    return _of_json(param, "json_schema", schema)
+    return replace(_of_json(param, "json_schema", schema), strict=strict)
 
 
 def _of_json(param: str, kind: ConstraintKind, value: Any) -> Constraint:
