@@ -18,6 +18,7 @@ from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.checking import IdleCheck, PoolWalk
+from pdcluster_worker.engine.compiling import Compiling
 from pdcluster_worker.engine.delayed_schedule import delayed_schedule
 from pdcluster_worker.engine.execution import Executor
 from pdcluster_worker.engine.flights import Flights
@@ -62,6 +63,7 @@ class EngineCore:
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)
+        self._compiling = Compiling(runner.grammars)
         self._flights = Flights(self._executor, runner.depth, settings.max_model_len, clock)
         self._leaving: set[Request] = set()  # ended, and a step under way writes their blocks
         self._delayer = delayer
@@ -69,7 +71,7 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
-        parts = Parts(self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer)
+        parts = Parts(self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer, self._compiling, runner.grammars)
         self._reporter = Reporter(parts, clock)
         self._speculation: Speculation | None = None
         if drafter is not None:
@@ -128,6 +130,7 @@ class EngineCore:
         for event in self._transport.poll():
             self._touch()
             self._on_transfer(event)
+        self._go_on_compiled()
         requests = [*self._scheduler.computing, *self._scheduler.ready]
         if self._flights and (self._scheduler.displaced is not None or not self._tables.has_room_for_next(requests)):
             self._land()  # for blocks may be taken from a request now, and the step under way writes them
@@ -171,7 +174,7 @@ class EngineCore:
     def _submit(self, spec: RequestSpec) -> None:
         request = self._accept(spec, num_more=0)
         if request is not None:
-            self._scheduler.add(request)
+            self._enter(request)
 
     def _receive(self, spec: RequestSpec) -> None:
         request = self._accept(spec, num_more=1)
@@ -182,6 +185,7 @@ class EngineCore:
         self._outbox.append(answer)
         if isinstance(answer, messages.ReceiveReady):
             self._reporter.counters.count_request(request)
+            self._compiling.add(request)
         else:
             del self._requests[request.request_id]
 
@@ -211,7 +215,7 @@ class EngineCore:
         # A request that ends at its first token, whatever that is, moves no KV.
         if not ends_by_length(request, self._settings.max_model_len, num_more=1):
             self._sender.begin(request, target)
-        self._scheduler.add(request)
+        self._enter(request)
 
     def _abort(self, request_id: str) -> None:
         request = self._requests.get(request_id)
@@ -258,14 +262,39 @@ class EngineCore:
             return
         arrival.request.tokens.append(arrival.done.first.token_id)
         arrival.request.status = Status.WAITING
-        self._scheduler.add_ready(arrival.request)
+        self._queue(arrival.request)
 
     def _prefill_here(self, request: Request, first: Token | None) -> None:
         """Go on without the peer's KV; the token that the client already has is kept and not said again."""
         if first is not None:
             request.tokens.append(first.token_id)
         request.status = Status.PREEMPTED
-        self._scheduler.add(request)
+        self._queue(request)
+
+    # --- waiting lines ------------------------------------------------------------------------
+
+    def _enter(self, request: Request) -> None:
+        """A new request waits for its grammar, if it has one, then for a seat."""
+        self._compiling.add(request)
+        self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        """It waits for a seat, unless it waits for its grammar still."""
+        if request in self._compiling:
+            return
+        if request.block_table:  # with its KV in them
+            self._scheduler.add_ready(request)
+        else:
+            self._scheduler.add(request)
+
+    def _go_on_compiled(self) -> None:
+        for request, error in self._compiling.settled():
+            self._touch()
+            if error is not None:
+                self._outbox.append(RequestFailed(request.request_id, error.message, is_refusal=True, param=error.param))
+                self._end(request)
+            elif request.status is not Status.RECEIVING:
+                self._queue(request)
 
     # --- a step -------------------------------------------------------------------------------
 
@@ -368,6 +397,7 @@ class EngineCore:
     def _leave(self, request: Request) -> None:
         """No more model steps for this request."""
         self._scheduler.remove(request)
+        self._compiling.remove(request)
         self._first_tokens.forget(request)
         if request.num_in_flight_tokens:
             self._leaving.add(request)

@@ -8,7 +8,7 @@ sending it again costs nothing.  Every method is called from the engine's thread
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,27 +51,34 @@ class Grammar:
 class GrammarBook:
     """One per engine; on_change: called from another thread when a constraint is compiled, or cannot be.
 
-    folder: of the model, whose tokenizer.json says what its tokens are.
+    folder: of the model, whose tokenizer.json says what its tokens are; None = it has none, and no constraint can be compiled.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, seconds: float = COMPILE_SECONDS) -> None:
+    def __init__(self, vocab_size: int, seconds: float = COMPILE_SECONDS) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        self._folder = folder
+        self.folder: Path | None = None
         self._vocab_size = vocab_size
         self._seconds = seconds
         self._pool: ThreadPoolExecutor | None = None
         self._of_thread = threading.local()
         self._processes: list[CompileProcess] = []
         self._vocabulary: Any = None
-        self._lock = threading.Lock()  # of the two above and the counts
+        self._lock = threading.Lock()  # of the vocabulary
         self._entries: OrderedDict[Key, Future[Grammar]] = OrderedDict()
         self._followers: dict[str, Follower] = {}
         self._counts = GrammarCounts()
+        self._compiles: list[tuple[str, float]] = []  # appended to by the threads
+
+    def begin(self, request: Request) -> None:
+        """See `engine.ports.Grammars`."""
+        constraint = _constraint_of(request)
+        self._counts.requests[constraint.kind] += 1
+        self._counts.hits += _key(constraint) in self._entries
+        self._entry(constraint)
 
     def open(self, request: Request) -> bool | RequestError:
         """See `engine.ports.Grammars`."""
-        constraint = request.sampling.constraint
-        assert constraint is not None, "a request without a constraint needs no grammar"
+        constraint = _constraint_of(request)
         if request.request_id in self._followers:
             return True
         entry = self._entry(constraint)
@@ -88,25 +95,27 @@ class GrammarBook:
         """Of a request that is open."""
         return self._followers[request.request_id]
 
-    def close_request(self, request_id: str) -> None:
-        """Forget where a request stands; unknown ids are a no-op."""
+    def forget(self, request_id: str) -> None:
+        """Drop where a request stands; unknown ids are a no-op."""
         self._followers.pop(request_id, None)
 
     def take_counts(self) -> GrammarCounts:
         """What was done since the last call."""
-        with self._lock:
-            counts, self._counts = self._counts, GrammarCounts()
+        counts, self._counts = self._counts, GrammarCounts()
+        counts.compiles, self._compiles = self._compiles, []
         return counts
 
     def close(self) -> None:
         """End the compile processes."""
         for process in self._processes:
-            process.close()
+            process.kill()
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
 
     def _entry(self, constraint: Constraint) -> Future[Grammar]:
-        key = (constraint.kind, constraint.text, constraint.strict)
+        key = _key(constraint)
         entry = self._entries.get(key)
         if entry is None:
             self._make_room()
@@ -141,13 +150,14 @@ class GrammarBook:
             logger.info("constraint refused kind=%s characters=%d reason=%s", constraint.kind, len(constraint.text), e)
             raise
         finally:
-            with self._lock:
-                self._counts.compiles.append((outcome, time.monotonic() - started))
+            self._compiles.append((outcome, time.monotonic() - started))
 
     def _process(self) -> CompileProcess:
         process: CompileProcess | None = getattr(self._of_thread, "process", None)
         if process is None:
-            process = self._of_thread.process = CompileProcess(self._folder, self._vocab_size, self._seconds)
+            if self.folder is None:
+                raise CompileError("cannot be compiled: this engine does not know its tokens' text")
+            process = self._of_thread.process = CompileProcess(self.folder, self._vocab_size, self._seconds)
             self._processes.append(process)
         return process
 
@@ -156,6 +166,16 @@ class GrammarBook:
             if self._vocabulary is None:
                 self._vocabulary = library().TokenizerInfo.deserialize_json(self._process().vocabulary)
             return self._vocabulary
+
+
+def _constraint_of(request: Request) -> Constraint:
+    constraint = request.sampling.constraint
+    assert constraint is not None, "a request without a constraint needs no grammar"
+    return constraint
+
+
+def _key(constraint: Constraint) -> Key:
+    return constraint.kind, constraint.text, constraint.strict
 
 
 def _num_bytes(entry: Future[Grammar]) -> int:

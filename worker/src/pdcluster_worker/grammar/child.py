@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.grammar.wire import LENGTH_BYTES, Compiled, Opened, Wrong, decode_answer, frame
+from pdcluster_worker.grammar.wire import LENGTH_BYTES, Answer, Compiled, Opened, Wrong, decode_answer, frame
 
 START_SECONDS = 60.0
 """For the process to import what it needs and read the vocabulary."""
@@ -45,42 +45,46 @@ class CompileProcess:
             return answer
         raise CompileError(answer.message if isinstance(answer, Wrong) else f"{type(answer).__name__} is no answer")
 
-    def close(self) -> None:
-        """End the process; safe from any thread."""
+    def kill(self) -> None:
+        """End what is under way, which fails; safe from any thread."""
         process = self._process
         if process is not None:
             process.kill()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
     def _start(self) -> None:
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         answer = self._ask(b"", START_SECONDS)
         if not isinstance(answer, Opened):
-            self._end()
+            self.close()
             raise CompileError(answer.message if isinstance(answer, Wrong) else f"{type(answer).__name__} is no beginning")
         self.vocabulary = answer.vocabulary
 
-    def _ask(self, question: bytes, seconds: float) -> Opened | Compiled | Wrong:
+    def _ask(self, question: bytes, seconds: float) -> Answer:
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         deadline = time.monotonic() + seconds
         try:
             process.stdin.write(question)
             process.stdin.flush()
             out = process.stdout.fileno()
             length = int.from_bytes(_read(out, LENGTH_BYTES, deadline), "little")
-            return decode_answer(_read(out, length, deadline))
+            answer: Answer = decode_answer(_read(out, length, deadline))
+            return answer
         except TimeoutError as e:
-            self._end()
+            self.close()
             raise CompileError(f"takes more than {seconds:g} s to compile: make it simpler") from e
         except (OSError, EOFError, msgspec.DecodeError) as e:
-            self._end()
+            self.close()
             raise CompileError("cannot be compiled: the compiler gave up on it: make it simpler") from e
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
 
 
 def _read(file: int, count: int, deadline: float) -> bytes:

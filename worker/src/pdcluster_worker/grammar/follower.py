@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.request import Request
 
-ALL = np.int32(-1)
-"""A word of a mask that lets all its tokens pass."""
+_ALL = np.int32(-1)  # a word of a mask that lets all its tokens pass
 
 
 class OutsideError(Exception):
@@ -35,15 +35,15 @@ class Follower:
         """Output tokens that it has been fed."""
         return len(self._fed)
 
-    def new_tokens(self, output: Sequence[int]) -> list[int]:
-        """The tokens of an output that it has not been fed; all of them where it was fed others, and it begins anew."""
-        num_fed = len(self._fed)
-        if num_fed > len(output) or (num_fed and output[num_fed - 1] != self._fed[-1]):
+    def new_tokens(self, request: Request) -> list[int]:
+        """The tokens of its output that it has not been fed; all of them where it was fed others, and it begins anew."""
+        num_fed, first = len(self._fed), request.num_prompt_tokens
+        if num_fed > request.num_output_tokens or (num_fed and request.tokens[first + num_fed - 1] != self._fed[-1]):
             self._matcher.reset()
             self._fed.clear()
             self._begin = 0 if not self._after else None
             num_fed = 0
-        return list(output[num_fed:])
+        return request.tokens[first + num_fed :]
 
     def feed(self, token_ids: Sequence[int]) -> None:
         """Go on by tokens that the answer has.  Raises OutsideError."""
@@ -71,7 +71,7 @@ class Follower:
                 num_taken += 1
             if self._matcher.is_terminated():
                 return False
-            words.fill(ALL)
+            words.fill(_ALL)
             return bool(self._matcher.fill_next_token_bitmask(words[None, :], 0, False))
         finally:
             if num_taken:

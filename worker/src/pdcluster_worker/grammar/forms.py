@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any
 
+import numpy as np
+
 from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.grammar.native import complaint
 from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prepare
@@ -25,13 +27,21 @@ class FormError(ValueError):
 class Forms:
     """Compiles constraints over one vocabulary.  native: see `grammar.native`."""
 
-    def __init__(self, native: Any, vocabulary: Any) -> None:
+    def __init__(self, native: Any, vocabulary: Any, vocab_size: int) -> None:
         self._native = native
-        self._num_words = -(-vocabulary.vocab_size // 32)
+        self._num_words = -(-vocab_size // 32)
         self._compiler = native.GrammarCompiler(vocabulary, 1, False, -1)
 
     def compile(self, constraint: Constraint) -> Any:
         """The compiled grammar.  Raises FormError, and RuntimeError as xgrammar does."""
+        compiled = self._compile(constraint)
+        matcher = self._native.GrammarMatcher(compiled, [0], False, -1, None)
+        words = np.zeros((1, self._num_words), dtype=np.int32)
+        if matcher.fill_next_token_bitmask(words, 0, False) and not words.any():
+            raise FormError("#: no text at all fits it" if constraint.kind == "json_schema" else "no text at all fits it")
+        return compiled
+
+    def _compile(self, constraint: Constraint) -> Any:
         text = constraint.text
         match constraint.kind:
             case "json_object":

@@ -5,13 +5,14 @@ A mask depends on the request's own tokens alone.  Tokens that must not come yet
 here too, unless nothing else is left: a grammar that has ended cannot go on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdcluster_worker.engine.batch import SamplePlace
 from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
@@ -23,13 +24,13 @@ BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """words: [M, ceil(vocab_size / 32)] int32.  places: [R] int64, of each row's mask, -1 without one.
+    """rows: [M] int64, in order, the rows that have a mask.  allowed: [M, vocab_size] bool.
 
     errors: of rows whose tokens do not fit their grammar.
     """
 
-    words: NDArray[np.int32]
-    places: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    allowed: NDArray[np.bool_]
     errors: dict[int, RequestError]
 
 
@@ -41,7 +42,7 @@ class _Row:
     request_id: str
     follower: Follower
     new: list[int]
-    guessed: Sequence[int]
+    guessed: list[int]
     barred: list[int]
 
 
@@ -50,60 +51,68 @@ class MaskMaker:
 
     def __init__(self, book: GrammarBook, vocab_size: int) -> None:
         self._book = book
-        self._num_words = -(-vocab_size // BITS)
+        self._vocab_size = vocab_size
         self._pool: ThreadPoolExecutor | None = None
 
-    def begin(self, rows: Sequence[tuple[Request, Sequence[int]]]) -> "Future[Masks] | None":
+    def begin(self, places: Sequence[SamplePlace], chosen: Mapping[Request, int]) -> "Future[Masks] | None":
         """Begin to fill the masks of these rows; None where no row is constrained.
 
-        A row is a request and the tokens that come after those that it has: one that the step
-        before samples, or drafts.  The masks are for the token after these.
+        chosen: the token of a request that it has not yet, which the step before has sampled.
         """
-        found = [
-            self._row(row, request, guessed) for row, (request, guessed) in enumerate(rows) if request.sampling.constraint is not None
-        ]
+        found: list[_Row] = []
+        for row, place in enumerate(places):
+            if place.sampling.constraint is not None:
+                is_new = not found or found[-1].request_id != place.request_id
+                found.append(self._row(row, place, chosen, is_new=is_new))
         if not found:
             return None
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "masks")
-        return self._pool.submit(self._fill, found, len(rows))
+        return self._pool.submit(self._fill, found)
 
     def close(self) -> None:
         """Wait for the masks under way."""
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _row(self, row: int, request: Request, guessed: Sequence[int]) -> _Row:
+    def _row(self, row: int, place: SamplePlace, chosen: Mapping[Request, int], *, is_new: bool) -> _Row:
+        """is_new: the first row of its request, which feeds its follower."""
+        request, drafts = (place, ()) if isinstance(place, Request) else (place.request, place.drafts)
         follower = self._book.follower(request)
-        new = follower.new_tokens(request.tokens[request.num_prompt_tokens :])
-        sampling, num_output = request.sampling, request.num_output_tokens + len(guessed)
-        is_early = num_output < sampling.min_tokens
+        new = follower.new_tokens(request) if is_new else []
+        guessed = [chosen[request], *drafts] if request in chosen else list(drafts)
+        sampling = request.sampling
+        is_early = request.num_output_tokens + len(guessed) < sampling.min_tokens
         barred = [*sampling.eos_token_ids] if is_early or sampling.ignore_eos else []
-        return _Row(row, request.request_id, follower, new, list(guessed), [*barred, *sampling.stop_token_ids] if is_early else barred)
+        return _Row(row, request.request_id, follower, new, guessed, [*barred, *sampling.stop_token_ids] if is_early else barred)
 
-    def _fill(self, rows: list[_Row], num_rows: int) -> Masks:
-        words = np.empty((len(rows), self._num_words), dtype=np.int32)
-        places = np.full(num_rows, -1, dtype=np.int64)
+    def _fill(self, rows: list[_Row]) -> Masks:
+        words = np.empty(-(-self._vocab_size // BITS), dtype=np.int32)
+        masked: list[int] = []
+        allowed = np.empty((len(rows), self._vocab_size), dtype=np.bool_)
         errors: dict[int, RequestError] = {}
-        for place, row in enumerate(rows):
+        for row in rows:
+            mask = allowed[len(masked)]
             try:
                 row.follower.feed(row.new)
             except OutsideError as e:
                 errors[row.row] = failed_row("outside_grammar", f"request {row.request_id}: {e}")
                 continue
-            if row.follower.fill(words[place], row.guessed):
-                places[row.row] = place
-                _bar(words[place], row.barred)
-        return Masks(words, places, errors)
+            if row.follower.fill(words, row.guessed):
+                mask[:] = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
+            elif row.barred:
+                mask[:] = True
+            else:
+                continue
+            bar(mask, row.barred)
+            masked.append(row.row)
+        return Masks(np.array(masked, dtype=np.int64), allowed[: len(masked)], errors)
 
 
-def _bar(words: NDArray[np.int32], token_ids: list[int]) -> None:
-    """Bar these tokens too, unless they are all that is left."""
-    if not token_ids:
-        return
-    before = words.copy()
-    for token_id in token_ids:
-        if 0 <= token_id < len(words) * BITS:
-            words.view(np.uint32)[token_id // BITS] &= np.uint32(~(1 << token_id % BITS) & 0xFFFFFFFF)
-    if not words.any():
-        words[:] = before
+def bar(mask: NDArray[np.bool_], token_ids: list[int]) -> None:
+    """Bar these tokens of one row too, unless they are all that is left."""
+    known = [token_id for token_id in token_ids if 0 <= token_id < len(mask)]
+    before = mask[known]
+    mask[known] = False
+    if before.any() and not mask.any():
+        mask[known] = before

@@ -14,8 +14,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-_WHERE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
-"""Time and source line, which xgrammar puts before what it says."""
+_WHERE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
+"""Time, source line and check, which xgrammar puts before what it says."""
 
 
 @cache

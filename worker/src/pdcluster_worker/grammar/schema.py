@@ -102,6 +102,15 @@ class _Preparing:
             made["$ref"] = self._reference(part["$ref"], place)
             return made
         made.update(self._values(part, place))
+        made.update(self._inner(part, place))
+        self._check_enforced(part, place)
+        if _is_closed(part, place):
+            made["additionalProperties"] = False
+        return made
+
+    def _inner(self, part: Node, place: Pointer) -> Node:
+        """The schemas in a schema."""
+        made: Node = {}
         for name in _MAPS:
             if name in part:
                 made[name] = {key: self._part(value, (*place, name, key)) for key, value in _items(part[name], (*place, name))}
@@ -114,9 +123,6 @@ class _Preparing:
         if isinstance(part.get("items"), list):  # before 2020: the first items, and those after them
             made["prefixItems"] = self._parts(part["items"], (*place, "items"))
             made["items"] = self._part(part.get("additionalItems", True), (*place, "additionalItems"))
-        self._check_enforced(part, place)
-        if _is_closed(part, place):
-            made["additionalProperties"] = False
         return made
 
     def _parts(self, parts: Any, place: Pointer) -> list[Any]:

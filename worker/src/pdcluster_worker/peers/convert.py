@@ -109,7 +109,9 @@ def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, *others)
     message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
     if (constraint := sampling.constraint) is not None:
-        message.constraint.CopyFrom(pb.Constraint(kind=constraint.kind, text=constraint.text, strict=constraint.strict, after=constraint.after))
+        message.constraint.CopyFrom(
+            pb.Constraint(kind=constraint.kind, text=constraint.text, strict=constraint.strict, after=constraint.after)
+        )
     return message
 
 
