@@ -122,6 +122,9 @@ class Backend:
     def draining(self) -> bool:
         return False
 
+    def num_ingresses(self) -> int:
+        return 1
+
 
 def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -> Backend:
     facts = EngineReady(

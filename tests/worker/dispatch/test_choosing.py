@@ -292,11 +292,16 @@ async def test_y13_too_many_that_wait_are_refused(worker: Worker) -> None:
     first = asyncio.create_task(collect(ingress, spec("r0")))
     while not ingress._choosing._num_held:
         await asyncio.sleep(0)
-    with pytest.raises(RequestError) as caught:
-        await collect(ingress, spec("r1"))
+    refusals = []
+    for seconds_ago in (1.0, 7200.0):
+        ingress._choosing._held_seconds, ingress._choosing._held_at = 30.0, ingress._choosing._clock() - seconds_ago
+        with pytest.raises(RequestError) as caught:
+            await collect(ingress, spec("r1"))
+        refusals.append(caught.value.retry_after_seconds)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
 
+    assert refusals == [30, 1]  # a wait of hours ago says nothing of now
     assert (caught.value.code, ingress._choosing._num_held, worker.active) == ("queue_full", 0, 0)
 
 

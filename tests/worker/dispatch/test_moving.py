@@ -434,3 +434,24 @@ async def test_request_that_has_begun_is_not_asked_by_admission_again(worker: Wo
         await anext(handler.generate(spec(), "auto"))
     begun = replace(spec("r~1"), output=WHOLE[:2])
     assert [g.token.token_id async for g in handler.generate(begun, "auto")] == WHOLE[2:]
+
+
+async def test_moved_request_keeps_its_deadline_and_the_tier_that_it_was_demoted_to(worker: Worker, engine: ScriptedEngine) -> None:
+    now = [100.0]
+
+    class Slow(Model):
+        async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+            specs.append(spec)
+            async with aclosing(super().generate(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    now[0] += 3.0
+                    yield replace(generated, degraded=("priority=low",) if self.key == "a" else ())
+
+    specs: list[RequestSpec] = []
+    first, second = Slow("a", ends_after=2), Slow("b")
+    second.load = Load(num_running=1)
+    ingress = ingress_of(worker, engine, first, second)
+    ingress._clock = lambda: now[0]
+    await collect(ingress, replace(spec(), deadline_seconds=20.0))
+
+    assert [(each.deadline_seconds, each.priority) for each in specs] == [(20.0, 0), (14.0, 100)]

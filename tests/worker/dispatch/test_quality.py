@@ -21,7 +21,7 @@ from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine
 
 LOW, NORMAL, HIGH = 100, 0, -100
-BUSY = Measured(1.0, waiting_seconds=1.0, prompt_tokens=10, first_tokens=1, ended=1)
+BUSY = Measured(1.0, waiting_seconds=1.0, prompt_tokens=10, first_tokens=1, ended=1, busy_seconds=1.0)
 """0.1 s for each prompt token ahead: ten of them are twice the default objective."""
 
 
@@ -224,7 +224,7 @@ async def test_normal_priority_that_waited_too_long_begins_anew_as_low(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker
 ) -> None:
     worker.policy = PolicyConfig(low_priority=LowPriorityPolicy(threshold_milliseconds=1.0, past_threshold="Demote"))
-    late = (await waiting(dispatcher, engine, spec("late", NORMAL)))[0]
+    late = (await waiting(dispatcher, engine, replace(spec("late", NORMAL), deadline_seconds=20.0)))[0]
     high = await waiting(dispatcher, engine, spec("high", HIGH), spec("low", LOW))
     async with asyncio.timeout(5):
         tokens = await late
@@ -233,6 +233,8 @@ async def test_normal_priority_that_waited_too_long_begins_anew_as_low(
     assert tokens[0].degraded == ("priority=low",)
     again = next(each.spec for each in engine.inputs if isinstance(each, Submit) and each.spec.request_id == "late-low")
     assert again.priority == LOW
+    assert again.deadline_seconds is not None
+    assert again.deadline_seconds < 20.0  # it does not begin again
     assert not any(task.done() for task in high)  # neither high nor low priority moves down
     assert counted(worker, "degraded", reason="priority", priority="normal") == 1
     await end(high)

@@ -59,6 +59,20 @@ async def test_router_keeps_what_decodes_and_nobody_keeps_a_router(worker: Any, 
     assert [key for key in d.metrics.peers._metrics if key[0] == "router"] == []
 
 
+async def test_ingresses_are_routers_where_there_are_any_else_what_decodes(worker: Any, record: Any) -> None:
+    d, r = await worker("d", "decode"), await worker("r", "router")
+    members = {"d": record("d"), "e": record("e"), "m": record("m", role="mixed"), "p": record("p", role="prefill")}
+    drains = {"x": record("x", state="draining")}
+    assert d.directory.num_ingresses() == 1
+    d.directory.set_members(members | drains)
+    assert d.directory.num_ingresses() == 3
+    routers = {"r": record("r", role="router"), "r2": record("r2", role="router")}
+    for each in (d, r):
+        each.directory.set_members(members | routers)
+
+    assert (d.directory.num_ingresses(), r.directory.num_ingresses()) == (2, 2)
+
+
 async def test_absence_names_each_worker_and_what_keeps_work_from_it(worker: Any, record: Any, eventually: Eventually) -> None:
     r = await worker("r", "router")
     assert r.directory.absence() == "none is registered"

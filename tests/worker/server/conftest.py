@@ -82,6 +82,7 @@ class ScriptedBackend:
     dead: str | None = None
     short: str | None = None
     drains: bool = False
+    ingresses: int = 1
 
     def ready(self) -> str | None:
         return self.not_ready
@@ -94,6 +95,9 @@ class ScriptedBackend:
 
     def draining(self) -> bool:
         return self.drains
+
+    def num_ingresses(self) -> int:
+        return self.ingresses
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

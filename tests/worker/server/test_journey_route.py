@@ -7,6 +7,7 @@ import pytest
 
 from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.dispatch.journey import note
+from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.peers import trace_context
 from tests.worker.server.conftest import Rig
@@ -78,8 +79,30 @@ async def test_journeys_are_closed_to_strangers_where_keys_are_asked_for(rig: Ri
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             return (await http.get("/debug/requests/nothing", headers=headers)).status_code
 
-    assert [await ask("10.0.0.9"), await ask("10.0.0.9", authorization="Bearer wrong"), await ask("socket")] == [401, 401, 401]
-    assert [await ask("10.0.0.9", authorization="Bearer secret"), await ask("127.0.0.1"), await ask("::1")] == [404, 404, 404]
+    addresses = ("10.0.0.9", "socket", "127.0.0.1", "::1")  # a proxy in the pod comes from its loopback address
+    assert [await ask(address) for address in addresses] == [401] * 4
+    assert [await ask(address, authorization="Bearer wrong") for address in addresses] == [401] * 4
+    assert [await ask(address, authorization="Bearer secret") for address in addresses] == [404] * 4
+
+
+async def test_requests_that_no_route_takes_push_no_journey_out(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    journeys = Journeys(kept=2)
+    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of, journeys=journeys)
+    key = {"authorization": "Bearer secret"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        kept = await http.post("/v1/chat/completions", json=CHAT, headers=key)
+        strangers = [
+            await http.post("/v1/chat/completions", json=CHAT),
+            await http.post("/v1/nothing", headers=key),
+            await http.post("/nothing"),
+            await http.post("/health"),
+            await http.post("/v1/chat/completions", json={**CHAT, "model": "other"}, headers=key),
+        ]
+        found = await http.get(f"/debug/requests/{kept.headers['x-request-id']}", headers=key)
+
+    assert [response.status_code for response in strangers] == [401, 404, 404, 405, 404]
+    assert found.status_code == 200
 
 
 @pytest.mark.usefixtures("decides")

@@ -52,18 +52,15 @@ async def test_wrong_wishes_are_refused_with_the_field_and_the_limit(rig, http, 
     assert rig.backend.calls == []
 
 
-async def test_objectives_travel_with_the_request_in_seconds(rig, http):
-    await http.post(CHAT, json=BODY | {"pdcluster": {"ttft_slo_ms": 250, "tpot_slo_ms": 40.5}})
+async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_its_arrival(rig):
+    rig.policy = replace(rig.policy, estimation=EstimationPolicy(allow_client_deadline=True))
+    times = iter([100.0])  # of the arrival
+    app = rig.make_app(clock=lambda: next(times, 100.125))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        await http.post(CHAT, json=BODY | {"pdcluster": {"ttft_slo_ms": 250, "tpot_slo_ms": 40.5, "deadline_ms": 1500}})
     spec = rig.backend.calls[0][0][0]
 
-    assert (spec.ttft_slo_seconds, spec.tpot_slo_seconds) == (0.25, 0.0405)
-
-
-async def test_a_deadline_travels_where_the_policy_lets_it_count(rig, http):
-    rig.policy = replace(rig.policy, estimation=EstimationPolicy(allow_client_deadline=True))
-    await http.post(CHAT, json=BODY | {"pdcluster": {"deadline_ms": 1500}})
-
-    assert rig.backend.calls[0][0][0].deadline_seconds == 1.5
+    assert (spec.ttft_slo_seconds, spec.tpot_slo_seconds, spec.deadline_seconds) == (0.125, 0.0405, 1.375)
 
 
 async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):
@@ -165,3 +162,23 @@ async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_p
     assert (other.status_code, again.status_code) == (200, 200)
     assert rig.value("pdcluster_qos_rejected_total", reason="tenant_concurrency", priority="normal") == 1
     assert rig.value("pdcluster_request_rejected_total", reason="tenant_concurrency") == 1
+
+
+async def test_each_choice_counts_against_the_limits_of_a_tenant(rig, http):
+    rig.policy = replace(rig.policy, tenant_defaults=TenantPolicy(requests_per_second=4.0, max_concurrent_requests=4))
+    taken = await http.post("/v1/completions", json={"model": "tiny", "prompt": ["Hi", "Ho"], "n": 2})
+    late = await http.post(CHAT, json=BODY)
+    never = await http.post(CHAT, json=BODY | {"n": 5})
+
+    assert (taken.status_code, late.status_code, never.status_code) == (200, 429, 400)
+    assert late.json()["error"]["code"] == "tenant_requests"
+    assert never.json()["error"]["param"] == "n"
+    assert "more than the 4 that may be open of this API key (maxConcurrentRequests)" in never.json()["error"]["message"]
+
+
+async def test_tenant_gets_its_share_at_one_of_several_ingresses(rig, http):
+    rig.policy = replace(rig.policy, tenant_defaults=TenantPolicy(requests_per_second=4.0))
+    rig.backend.ingresses = 4
+    statuses = [(await http.post(CHAT, json=BODY)).status_code for _ in range(2)]
+
+    assert statuses == [200, 429]

@@ -95,7 +95,9 @@ class EstimationPolicy(PolicySection, frozen=True):
 
 
 class TenantPolicy(PolicySection, frozen=True):
-    """What the requests with one API key may use of one ingress worker; None = no limit.
+    """What the requests with one API key may use of the service; None = no limit.
+
+    Each ingress worker lets through an even share (`routing.qos.tenants`).  Each choice of each prompt is a request.
 
     priority:                the highest that they may have, and what they have when they ask for none.
     requests_per_second:     on average; as many may come at once as in one second, and one at least.

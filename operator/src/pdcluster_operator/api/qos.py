@@ -117,7 +117,9 @@ class EstimationSpec(Section):
 
 
 class TenantSpec(Section):
-    """Limits of the requests with one API key at one ingress worker; None = no limit.
+    """Limits of the requests with one API key; None = no limit.
+
+    Each ingress worker lets through an even share.  Each choice of each prompt is a request.
 
     priority:                the highest that they may have, and what they have when they ask for none
     requests_per_second:     on average; a second's may come at once, and one at least

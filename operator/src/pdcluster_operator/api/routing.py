@@ -231,7 +231,7 @@ class DecodeScoreSpec(Section):
     hot_workers_ratio:  share of the workers that have a prefix from which on it attracts no more
     max_share_ratio:    most requests of one worker, in means of all
     min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing
-    failure_taint:      factor of the cost of a worker that failed a request lately
+    failure_taint:      factor of the cost of a worker that failed a request lately; at least this - 1 is added
     queue_threshold_tokens: a worker with more prompt tokens queued is busy; while all are, requests
                         wait at the ingress; None = never
     allow_request_overrides: requests may name a worker, a policy or weights of their own

@@ -84,7 +84,7 @@ async def _of_pod(client: ApiClient, namespace: str, pod: str, request_id: str) 
     except NotFoundError:
         return Found(pod)
     except ClusterError as e:
-        fix = f"kubectl port-forward {pod} {HTTP_PORT}, then give --url http://127.0.0.1:{HTTP_PORT}"
+        fix = f"kubectl port-forward {pod} {HTTP_PORT}, then give --url http://127.0.0.1:{HTTP_PORT} and --api-key"
         return Found(pod, problem=f"cannot be asked through the API server: {e}; {fix}")
 
 

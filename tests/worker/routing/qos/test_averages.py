@@ -41,6 +41,7 @@ def test_meter_tells_what_passed_while_requests_waited_and_decoded() -> None:
     assert measured is not None
     assert (measured.prompt_tokens, measured.first_tokens, measured.tokens, measured.ended) == (100, 1, 1, 2)
     assert measured.elapsed_seconds == pytest.approx(2.0)
+    assert measured.busy_seconds == pytest.approx(2.0)
     assert measured.waiting_seconds == pytest.approx(1.0)
     assert (measured.stream_seconds, measured.decoding_seconds) == (pytest.approx(1.6), pytest.approx(1.6))
     assert (meter.num_waiting, meter.num_streams, meter.take()) == (0, 0, None)
@@ -84,7 +85,7 @@ def test_averages_follow_the_worker_and_weigh_by_tokens() -> None:
     assert averages.prompt_token_seconds == pytest.approx(1.8 / 820)
 
     for _ in range(30):
-        averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=100, first_tokens=2, ended=4))
+        averages.refresh(Measured(1.0, waiting_seconds=1.0, prompt_tokens=100, first_tokens=2, ended=4, busy_seconds=1.0))
     assert averages.prompt_token_seconds == pytest.approx(0.01, rel=0.01)
     assert (averages.firsts_per_second, averages.ends_per_second) == (pytest.approx(2, rel=0.01), pytest.approx(4, rel=0.01))
 
@@ -104,3 +105,31 @@ def test_time_of_a_token_grows_with_each_stream_that_joins() -> None:
 
     assert averages.estimated_tpot_seconds(7) == pytest.approx(0.055, rel=0.02)
     assert averages.estimated_tpot_seconds(0) is None
+
+
+def test_hours_without_a_request_leave_no_trace_in_the_pace() -> None:
+    """Retry-After goes by the pace while there is work, and what is older than minutes counts for nothing."""
+    clock, averages = FakeClock(), Averages()
+    meter = Meter(clock)
+
+    def serve(prompt_tokens: int, seconds: float) -> None:
+        meter.joined()
+        clock.advance(seconds)
+        meter.started(prompt_tokens)
+        meter.left(has_started=True)
+        averages.refresh(meter.take() or Measured())
+
+    for _ in range(20):
+        serve(100, 1.0)
+    slow = (averages.firsts_per_second, averages.ends_per_second, averages.prompt_token_seconds)
+    clock.advance(4 * 3600.0)
+    averages.refresh(meter.take() or Measured())
+    after_pause = (averages.firsts_per_second, averages.ends_per_second, averages.prompt_token_seconds)
+    clock.advance(4 * 3600.0)
+    for _ in range(5):
+        serve(100, 0.25)
+
+    assert slow == pytest.approx((1.0, 1.0, 0.01))
+    assert after_pause == pytest.approx(slow)  # nothing better is known
+    assert (averages.firsts_per_second, averages.ends_per_second) == (pytest.approx(4.0, rel=0.01), pytest.approx(4.0, rel=0.01))
+    assert averages.prompt_token_seconds == pytest.approx(0.0025, rel=0.01)

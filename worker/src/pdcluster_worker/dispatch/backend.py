@@ -62,6 +62,10 @@ class WorkerBackend:
             raise RequestError(f"this worker is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
         return self._node.ingress.generate(specs, prefill, hints)
 
+    def num_ingresses(self) -> int:
+        """See `dispatch.node.Node.num_ingresses`; 1 before it is known."""
+        return 1 if self._node is None else self._node.num_ingresses()
+
     def abort(self, request_id: str) -> None:
         """End one choice early."""
         if self._node is not None and self._node.ingress is not None:

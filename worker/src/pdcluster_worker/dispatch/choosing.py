@@ -6,6 +6,7 @@ policy sets a threshold, requests wait here while every worker is busy [Y13].
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -25,7 +26,7 @@ from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 from pdcluster_worker.routing.decode_score.policies import PREFIX_POLICIES, Decision, DecodeChooser
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
-from pdcluster_worker.routing.qos.verdict import retry_after
+from pdcluster_worker.routing.qos.verdict import MAX_RETRY_SECONDS, retry_after
 from pdcluster_worker.routing.recent_prefixes import RecentPrefixes
 from pdcluster_worker.routing_config import DecodeScorePolicy
 
@@ -95,7 +96,8 @@ class Choosing:
         self._eased = asyncio.Event()
         self._num_held = 0
         self._held_tokens = 0
-        self._held_seconds: float | None = None  # that the last one waited
+        self._held_seconds = 0.0  # that the last one waited,
+        self._held_at = -math.inf  # and when that was
 
     @contextmanager
     def following(self, specs: Sequence[RequestSpec], hints: RouteHints = NO_HINTS) -> Iterator[None]:
@@ -148,7 +150,7 @@ class Choosing:
         num_tokens = sum(len(spec.prompt) + len(spec.output) for spec in specs)
         reason = full(self._policy.admission, self._num_held, self._held_tokens, num_tokens)
         if reason is not None:
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry_after(self._held_seconds))
+            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry_after(self._recently_held()))
         start = self._clock()
         self._num_held += 1
         self._held_tokens += num_tokens
@@ -159,8 +161,13 @@ class Choosing:
         finally:
             self._num_held -= 1
             self._held_tokens -= num_tokens
-        self._held_seconds = self._clock() - start
+        self._held_at = self._clock()
+        self._held_seconds = self._held_at - start
         note("held", seconds=self._held_seconds)
+
+    def _recently_held(self) -> float | None:
+        """Seconds that the last one waited; None where that is too long ago to say anything of now."""
+        return self._held_seconds if self._clock() - self._held_at <= MAX_RETRY_SECONDS else None
 
     async def _until_eased(self) -> None:
         while self._all_busy():

@@ -8,7 +8,8 @@ ingress's choice, how often a choice moves is `routing.moving`'s rule.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -26,8 +27,14 @@ from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.routing.moving import MoveReason, leg_id
+from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.routing.qos.tiers import PRIORITIES
 
 Stream = AsyncGenerator[Generated, None]
+
+
+_DEMOTED = "priority=low"
+"""Of what a request has lost: see `dispatch.quality`."""
 
 
 class CalledOffError(PeerError):
@@ -48,10 +55,13 @@ class Course:
     left:         the worker, if any, that would go on with it but was left; the last resort.
     moves_for:    what the present leg is for, until its first token.
     is_over:      its last token was passed on.
+    clock:        seconds that only go forward; arrival_seconds: of it, from which deadlines count.
     """
 
     spec: RequestSpec
     prefill: PrefillMode
+    clock: Callable[[], float] = time.monotonic
+    arrival_seconds: float = 0.0
     output: list[int] = field(default_factory=list)
     num_legs: int = 0
     num_moves: int = 0
@@ -73,13 +83,14 @@ class Course:
         """The request of the next leg, and where it is to be prefilled.
 
         A prefill that was forced to be remote has been: later ones go by the offload rule.
+        Its deadline does not begin again.
         """
         spec = self.spec
         if self.num_legs:
             spec = replace(self.so_far(), request_id=leg_id(spec.request_id, self.num_legs))
         self.num_legs += 1
         is_later = self.has_begun and self.prefill == "remote"
-        return spec, "auto" if is_later else self.prefill
+        return aged(spec, self.clock() - self.arrival_seconds), "auto" if is_later else self.prefill
 
     def take(self, generated: Generated) -> Generated:
         """Note the next token, and return it as one of the choice's, whatever leg it is of."""
@@ -135,18 +146,20 @@ class Leg:
 
 
 def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
-    """The request as its worker runs it: a bound that was lowered there holds on the next one too.
+    """The request as its worker runs it: a bound or a priority that was lowered there holds on the next one too.
 
     >>> from pdcluster_worker.engine.messages import Sampling
     >>> spec = RequestSpec("r", [1], Sampling(max_tokens=100, seed=1, min_tokens=50))
-    >>> sampling = _as_degraded(spec, ["prefill=local", "max_tokens=20"]).sampling
-    >>> sampling.max_tokens, sampling.min_tokens
-    (20, 20)
+    >>> lowered = _as_degraded(spec, ["prefill=local", "max_tokens=20", "priority=low"])
+    >>> lowered.sampling.max_tokens, lowered.sampling.min_tokens, lowered.priority
+    (20, 20, 100)
     """
     for what in lost:
         name, _, value = what.partition("=")
         if name == "max_tokens":
             spec = replace(spec, sampling=spec.sampling.capped(int(value)))
+        elif what == _DEMOTED:
+            spec = replace(spec, priority=PRIORITIES["low"])
     return spec
 
 

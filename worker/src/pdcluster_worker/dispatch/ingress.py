@@ -5,6 +5,7 @@ now: it relays to a peer that stays.  What follows when the chosen worker fails
 or leaves is `dispatch.legs`' rule, and what it does `dispatch.decoding`'s business.
 """
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -19,13 +20,26 @@ from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.slo import aged
 
 
 class Ingress:
-    """Takes requests from HTTP; one per decode worker.  pod: this worker's name among its peers."""
+    """Takes requests from HTTP; one per decode worker.
 
-    def __init__(self, worker: Worker, here: DecodeDispatcher, decodes: Callable[[], list[Peer]], pod: str = HERE) -> None:
+    pod:   this worker's name among its peers.
+    clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        here: DecodeDispatcher,
+        decodes: Callable[[], list[Peer]],
+        pod: str = HERE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._worker = worker
+        self._clock = clock
         self._here = here
         self._choosing = Choosing(worker, here, decodes, pod)
         self._racing = Racing(worker, here, decodes)
@@ -40,24 +54,25 @@ class Ingress:
         The first choice may be prefilled remotely; the others start from its
         cached prompt, on the same worker.
         """
+        arrival = self._clock()
         with self._choosing.following(specs, hints):
             await self._choosing.room(specs)
-            async with aclosing(self._generate(specs, prefill)) as tokens:
+            async with aclosing(self._generate(specs, prefill, arrival)) as tokens:
                 async for generated in tokens:
                     self._choosing.on_token(specs[generated.index].request_id)
                     yield generated
 
-    async def _generate(self, specs: list[RequestSpec], prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+    async def _generate(self, specs: list[RequestSpec], prefill: PrefillMode, arrival: float) -> AsyncGenerator[Generated, None]:
         may_run_here = self._worker.takes_new  # decided once: a drain that begins later lets the request go on
         peer = self._choosing.choose(specs[0], may_run_here)
         if peer is None and not may_run_here:
             raise self._worker.refusal()
         with self._worker.request():
             if peer is None:
-                self._here.admit(specs)
+                self._here.admit([aged(spec, self._clock() - arrival) for spec in specs])
             others: PrefillMode = "local" if prefill == "remote" else prefill
             route = Route(peer, may_run_here, self._racing.race(specs, peer))
-            courses = [Course(spec, others if index else prefill) for index, spec in enumerate(specs)]
+            courses = [Course(spec, others if index else prefill, self._clock, arrival) for index, spec in enumerate(specs)]
             streams = {course.spec.request_id: self._legs.run(course, route) for course in courses}
             async with aclosing(self._together(streams)) as tokens:
                 async for generated in tokens:

@@ -19,6 +19,9 @@ KEPT = 2048
 MAX_ROUTE_CHARACTERS = 2000
 """Of the response header: proxies take 4 KiB of one at least."""
 
+UNKEPT_STATUSES = frozenset({401, 404, 405})
+"""Of answers to requests that no route took: any stranger can send them, and would push out the journeys of others."""
+
 _HEX = re.compile("[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[^\x21-\x7e]+")
 
@@ -54,6 +57,9 @@ class Journeys:
         return self._ended.get(_key(request_id), [])
 
     def _keep(self, journey: Journey) -> None:
+        answered = journey.last("answered")
+        if answered is not None and answered.facts["status"] in UNKEPT_STATUSES:
+            return
         key = _key(journey.request_id)
         self._ended.setdefault(key, []).append(journey)
         self._ended.move_to_end(key)

@@ -121,6 +121,10 @@ class Node:
         """Decode and mixed peers that take new work."""
         return self._directory.decodes()
 
+    def num_ingresses(self) -> int:
+        """Workers that clients' requests come to, this one included."""
+        return self._directory.num_ingresses()
+
     def absence(self) -> str:
         """Why no decode peer takes new work."""
         return self._directory.absence()

@@ -25,7 +25,7 @@ from pdcluster_worker.routing.offload import length_threshold
 from pdcluster_worker.routing.qos import verdict
 from pdcluster_worker.routing.qos.averages import Averages
 from pdcluster_worker.routing.qos.meter import Meter
-from pdcluster_worker.routing.qos.slo import slo_of
+from pdcluster_worker.routing.qos.slo import aged, slo_of
 from pdcluster_worker.routing.qos.tiers import PRIORITIES, tier_of
 from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS, Outlook, Refusal
 
@@ -87,6 +87,7 @@ class Quality:
     def __init__(self, worker: Worker, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
         self._clock = clock
+        self._clock = clock
         self._meter = Meter(clock)
         self._averages = Averages()
         self._waits: dict[_Wait, None] = {}  # by arrival
@@ -126,13 +127,14 @@ class Quality:
 
     async def served(self, run: Run, spec: RequestSpec, prefill: PrefillMode) -> Stream:
         """The tokens of an admitted request on the terms that it gets; what it lost is with the first one."""
+        start = self._clock()
         terms = self._terms(spec, prefill)
         try:
             async with aclosing(self._run(run, terms)) as tokens:
                 async for generated in tokens:
                     yield generated
         except _DemotedError:
-            terms = self._demoted(terms)
+            terms = self._demoted(terms, self._clock() - start)
             async with aclosing(self._run(run, terms)) as tokens:
                 async for generated in tokens:
                     yield generated
@@ -232,9 +234,10 @@ class Quality:
         self._count_lost(lost, tier)
         return _Terms(spec, prefill, tuple(lost))
 
-    def _demoted(self, terms: _Terms) -> _Terms:
+    def _demoted(self, terms: _Terms, waited_seconds: float) -> _Terms:
         """The same request with low priority, and what that loses."""
-        spec = replace(terms.spec, request_id=terms.spec.request_id + _DEMOTED, priority=PRIORITIES["low"])
+        spec = aged(terms.spec, waited_seconds)
+        spec = replace(spec, request_id=spec.request_id + _DEMOTED, priority=PRIORITIES["low"])
         self._count_lost(["priority=low"], terms.tier)
         low = self._terms(spec, terms.prefill)
         return _Terms(low.spec, low.prefill, (*terms.lost, "priority=low", *low.lost))

@@ -37,6 +37,7 @@ from pdcluster_worker.engine.messages import (
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated
+from pdcluster_worker.routing.qos.slo import aged
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +67,13 @@ class RemotePrefill:
         hashes: of the full blocks of its tokens.  Yields nothing when the prefill will be local after all.  Raises
         RequestError 503 when that happens although the client forced `remote`.
         """
+        start = asyncio.get_running_loop().time()
         reserved = await self._reserve(place, spec, hashes)
         if reserved is None:
             if forced:
                 raise RequestError('no prefill worker is ready, and pdcluster.prefill is "remote"', status=503, code="no_prefill_worker")
             self._worker.count_long_prompt(is_remote=False)
-            place.send(Submit(spec))
+            place.send(Submit(aged(spec, asyncio.get_running_loop().time() - start)))
             return
         first: Token | None = None
         done = False
@@ -111,7 +113,7 @@ class RemotePrefill:
         blocks = reserved.blocks
         engine = place.engine
         target = Target(blocks.epoch, engine.facts.engine_id, engine.kv_address, blocks.cached_tokens, blocks.block_ids)
-        return reserved.peer.prefill(spec, target)
+        return reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
 
     async def _next(self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:
         """The next reply, None at the end.
@@ -150,7 +152,7 @@ class RemotePrefill:
         try:
             async with checked(place.check, self._period):
                 while (peer := await self._broker.acquire(spec.request_id, num_tokens, spec.priority, hashes)) is not None:
-                    blocks = await self._receive(place, spec, peer)
+                    blocks = await self._receive(place, aged(spec, clock() - start), peer)
                     if isinstance(blocks, ReceiveReady):
                         waited = clock() - start
                         note("credit", peer=peer.key, waited_seconds=waited)

@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from pdcluster_worker.dispatch.ingress import Ingress
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, PrefillMode
 from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.routing.qos.verdict import retry_after
 
 
@@ -66,8 +68,13 @@ class RouterBackend:
         """See `dispatch.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
             raise RequestError(f"this router is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
-        tokens = self._node.ingress.generate(specs, prefill, hints)
-        return tokens if self._arrived.is_set() else self._later(self._node, specs, tokens)
+        if self._arrived.is_set():
+            return self._node.ingress.generate(specs, prefill, hints)
+        return self._later(self._node, self._node.ingress, specs, prefill, hints)
+
+    def num_ingresses(self) -> int:
+        """See `dispatch.node.Node.num_ingresses`; 1 before it is known."""
+        return 1 if self._node is None else self._node.num_ingresses()
 
     def abort(self, request_id: str) -> None:
         """End one choice early."""
@@ -88,11 +95,14 @@ class RouterBackend:
         self._arrived.set()
 
     async def _later(
-        self, node: Node, specs: list[RequestSpec], tokens: AsyncGenerator[Generated, None]
+        self, node: Node, ingress: Ingress, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints
     ) -> AsyncGenerator[Generated, None]:
         """The tokens, as soon as a decode worker takes new work.  Raises RequestError when none does in time."""
-        async with aclosing(tokens):
-            await self._wait(node, sum(len(spec.prompt) + len(spec.output) for spec in specs))
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        await self._wait(node, sum(len(spec.prompt) + len(spec.output) for spec in specs))
+        waited = clock() - start
+        async with aclosing(ingress.generate([aged(spec, waited) for spec in specs], prefill, hints)) as tokens:
             async for generated in tokens:
                 yield generated
 

@@ -47,6 +47,16 @@ class Directory:
         """Decode and mixed workers that take new work, this one not among them."""
         return self._ready(*_DECODING)
 
+    def num_ingresses(self) -> int:
+        """Workers that clients' requests come to, this one included: routers where there are any, else decode and mixed ones.
+
+        Those that drain are left out, for they get no new connections.
+        """
+        ready = [record.role for pod, record in self._members.items() if record.state == "ready" and pod != self._pod]
+        here = self._here.hello.role
+        roles = ("router",) if here == "router" or "router" in ready else _DECODING
+        return max(1, sum(role in roles for role in ready) + (here in roles))
+
     def refused(self, role: Role) -> dict[str, str]:
         """Members of a role that the handshake refused, from either side: reason by pod."""
         members = [record for pod, record in self._members.items() if pod != self._pod and record.role == role]

@@ -47,6 +47,10 @@ class Worker(Protocol):
 class Backend(Worker, Protocol):
     """A worker that generates."""
 
+    def num_ingresses(self) -> int:
+        """Workers over which the requests of clients are spread, this one included."""
+        ...
+
     def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
         """Run all choices of one prompt; `Generated.index` counts in `specs`.  hints: what it says of its route.
 

@@ -29,6 +29,7 @@ from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted
 from pdcluster_worker.server.schemas import ChatRequest, Message
 from pdcluster_worker.server.shown import Shown
+from pdcluster_worker.server.structured import constraint_of
 
 
 async def complete(serving: Serving, request: ChatRequest, context: RequestContext) -> GenerationResponse:
@@ -66,6 +67,7 @@ def _wanted(request: ChatRequest) -> Wanted:
         prompt_param="messages",
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
+        constraint=constraint_of(request),
     )
 
 

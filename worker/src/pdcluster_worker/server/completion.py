@@ -30,6 +30,7 @@ from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted, check_token_ids
 from pdcluster_worker.server.schemas import CompletionRequest
 from pdcluster_worker.server.shown import Shown
+from pdcluster_worker.server.structured import constraint_of
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -71,6 +72,7 @@ def _wanted(request: CompletionRequest) -> Wanted:
         prompt_param="prompt",
         logprobs=request.logprobs,
         prompt_logprobs=max(counts, default=None),
+        constraint=constraint_of(request),
     )
 
 

@@ -19,8 +19,8 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.routing.hints import RouteHints
-from pdcluster_worker.routing.qos.slo import slo_of
-from pdcluster_worker.routing.qos.tenants import Tenants, tenant_policy
+from pdcluster_worker.routing.qos.slo import aged, slo_of
+from pdcluster_worker.routing.qos.tenants import Tenants, Wanted, tenant_policy
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS
 from pdcluster_worker.server.backend import Backend
@@ -103,8 +103,8 @@ class Generation:
     def _allowed(self) -> Iterator[None]:
         """Hold the tenant's place from here to the end."""
         serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
-        num_prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
-        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), num_prompt)
+        wanted = Wanted(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
+        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), wanted)
         if refusal is not None:
             serving.metrics.qos_rejected.labels(refusal.code, tier_of(self._specs[0].priority)).inc()
             raise RequestError(
@@ -114,7 +114,7 @@ class Generation:
             yield
         finally:
             made = sum(choice.num_tokens for choice in self._choices)
-            serving.tenants.end(tenant, made, serving.clock() - start)
+            serving.tenants.end(tenant, wanted, made, serving.clock() - start)
 
     async def _deltas(self) -> AsyncGenerator[Delta, None]:
         is_cut = False  # whether a stop string ended a choice that the engine would go on with
@@ -180,7 +180,9 @@ class Generation:
     def _generated(self) -> AsyncGenerator[Generated, None]:
         """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
-        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in plan.specs]
+        waited = self._serving.clock() - plan.arrival_seconds  # for a body that came slowly, and to be read
+        prompts = [[aged(spec, waited) for spec in specs] for specs in plan.specs]
+        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in prompts]
         if len(streams) == 1:
             return streams[0]
         n = len(plan.specs[0])

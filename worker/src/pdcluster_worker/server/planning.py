@@ -64,6 +64,20 @@ def allowed_priority(request: Generate, policy: PolicyConfig, tenant: str) -> in
         raise RequestError(str(e), param="priority") from e
 
 
+def check_tenant(num_prompts: int, n: int, policy: PolicyConfig, tenant: str) -> None:
+    """Raises RequestError for more generations than the API key may ever have open at once."""
+    limit = tenant_policy(policy, tenant).max_concurrent_requests
+    if limit is None or num_prompts * n <= limit:
+        return
+    param = "prompt" if num_prompts > 1 else "n"
+    raise RequestError(
+        f"{param}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, "
+        f"more than the {limit} that may be open of this API key (maxConcurrentRequests): "
+        "send fewer prompts, or a smaller n",
+        param=param,
+    )
+
+
 def check_model(name: str, served: str) -> None:
     """Raises RequestError 404 for a model that this worker does not serve."""
     if name != served:
@@ -83,6 +97,7 @@ def respond(
     """The answer to a checked request, which runs when it is sent.  Raises RequestError for limits of the model."""
     policy = serving.policy()
     priority = allowed_priority(request, policy, context.tenant)
+    check_tenant(len(prompts), request.n or 1, policy, context.tenant)
     shared = policy.shared_prefix_cache
     salt = cache_salt(context.key_digest, request.cache_salt, shared=shared)
     specs = specs_for(request, wanted, prompts, serving.limits, response_id=response_id, priority=priority, cache_salt=salt)

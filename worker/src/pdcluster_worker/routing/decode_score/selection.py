@@ -28,7 +28,16 @@ def select(costs: Mapping[str, float], temperature: float, draw: Random) -> str:
 def tainted(costs: Mapping[str, float], taints: Mapping[str, float]) -> dict[str, float]:
     """Costs times the taint of each worker [Y10]; a cost below 0 grows as well.
 
+    A product alone leaves a cost of 0, that of an idle worker, as it is: each cost grows by
+    taint - 1 at least, as one of 1 would.
+
     >>> tainted({"a": 4.0, "b": -4.0, "c": 0.0}, {"a": 2.0, "b": 2.0, "c": 1.0})
     {'a': 8.0, 'b': -2.0, 'c': 0.0}
+    >>> tainted({"a": 0.0, "b": 0.5, "c": -0.5}, dict.fromkeys("abc", 3.0))
+    {'a': 2.0, 'b': 2.5, 'c': 1.5}
     """
-    return {key: cost * taints[key] if cost > 0 else cost / taints[key] for key, cost in costs.items()}
+    return {key: _tainted(cost, taints[key]) for key, cost in costs.items()}
+
+
+def _tainted(cost: float, taint: float) -> float:
+    return max(cost * taint if cost > 0 else cost / taint, cost + taint - 1)

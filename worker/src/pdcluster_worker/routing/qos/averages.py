@@ -13,7 +13,10 @@ from pdcluster_worker.routing.waiting_time.line import ahead_of
 from pdcluster_worker.routing.waiting_time.step_time import StepTime
 
 KEPT = 0.8
-"""Share of its weight that a second keeps at each later one: half of it after three."""
+"""Share of its weight that a second keeps with each that passes: half of it after three."""
+
+LEAST_KEPT = 1e-6
+"""After however long a pause: what is measured next counts nearly alone, and until then the last figures do."""
 
 MIN_TOKENS = 2
 """Of the streams in a second, below which it says nothing of their pace."""
@@ -36,16 +39,17 @@ class Averages:
 
     def __init__(self) -> None:
         self._waiting = self._prompt_tokens = 0.0  # sums, faded
-        self._firsts = self._ended = self._elapsed = 0.0
+        self._firsts = self._ended = self._busy = 0.0
         self._step = StepTime(None, min_samples=1)
 
     def refresh(self, measured: Measured) -> None:
         """Take what was measured since the last time."""
-        self._waiting = KEPT * self._waiting + measured.waiting_seconds
-        self._prompt_tokens = KEPT * self._prompt_tokens + measured.prompt_tokens
-        self._firsts = KEPT * self._firsts + measured.first_tokens
-        self._ended = KEPT * self._ended + measured.ended
-        self._elapsed = KEPT * self._elapsed + measured.elapsed_seconds
+        kept = max(LEAST_KEPT, KEPT**measured.elapsed_seconds)
+        self._waiting = kept * self._waiting + measured.waiting_seconds
+        self._prompt_tokens = kept * self._prompt_tokens + measured.prompt_tokens
+        self._firsts = kept * self._firsts + measured.first_tokens
+        self._ended = kept * self._ended + measured.ended
+        self._busy = kept * self._busy + measured.busy_seconds
         if measured.tokens >= MIN_TOKENS and measured.decoding_seconds:
             batch = measured.stream_seconds / measured.decoding_seconds
             self._step.observe(measured.stream_seconds, measured.tokens + 1, batch)
@@ -83,10 +87,10 @@ class Averages:
 
     @property
     def firsts_per_second(self) -> float:
-        """First tokens of late; 0 = none."""
-        return self._firsts / self._elapsed if self._elapsed else 0.0
+        """First tokens of late, while any request waited; 0 = none."""
+        return self._firsts / self._waiting if self._waiting else 0.0
 
     @property
     def ends_per_second(self) -> float:
-        """Requests that ended of late; 0 = none."""
-        return self._ended / self._elapsed if self._elapsed else 0.0
+        """Requests that ended of late, while there were any; 0 = none."""
+        return self._ended / self._busy if self._busy else 0.0

@@ -15,7 +15,7 @@ REFRESH_SECONDS = 1.0
 class Measured:
     """Sums over a stretch of time.
 
-    elapsed_seconds: of it.
+    elapsed_seconds: of it; busy_seconds: with any request.
     waiting_seconds: with a request that waited for its first token.
     prompt_tokens:   of the requests that got theirs; first_tokens: how many did.
     stream_seconds:  that streams were past their first token, each counted; decoding_seconds: with one at least.
@@ -24,6 +24,7 @@ class Measured:
     """
 
     elapsed_seconds: float = 0.0
+    busy_seconds: float = 0.0
     waiting_seconds: float = 0.0
     prompt_tokens: int = 0
     first_tokens: int = 0
@@ -81,6 +82,7 @@ class Meter:
         now = self._clock()
         passed, self._settled = now - self._settled, now
         self._sums.elapsed_seconds += passed
+        self._sums.busy_seconds += passed * (self.num_waiting + self.num_streams > 0)
         self._sums.stream_seconds += passed * self.num_streams
         self._sums.waiting_seconds += passed * (self.num_waiting > 0)
         self._sums.decoding_seconds += passed * (self.num_streams > 0)

@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.qos_config import SloPolicy
+
+LEAST_SECONDS = 0.001
+"""Left of a time that has passed: a request that is late is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +27,22 @@ def slo_of(spec: RequestSpec, policy: SloPolicy) -> Slo:
     if tpot is None and policy.tpot_milliseconds is not None:
         tpot = policy.tpot_milliseconds / 1000.0
     return Slo(ttft, tpot)
+
+
+def aged(spec: RequestSpec, seconds: float) -> RequestSpec:
+    """The request so many seconds later: its times count from its arrival, not from when another worker gets it.
+
+    >>> from pdcluster_worker.engine.messages import Sampling
+    >>> spec = RequestSpec("r", [1], Sampling(1, 1), ttft_slo_seconds=0.5, tpot_slo_seconds=0.1, deadline_seconds=20.0)
+    >>> later = aged(spec, 5.0)
+    >>> later.ttft_slo_seconds, later.tpot_slo_seconds, later.deadline_seconds
+    (0.001, 0.1, 15.0)
+    """
+    ttft, deadline = spec.ttft_slo_seconds, spec.deadline_seconds
+    if seconds <= 0 or (ttft is None and deadline is None):
+        return spec
+    return replace(spec, ttft_slo_seconds=_left(ttft, seconds), deadline_seconds=_left(deadline, seconds))
+
+
+def _left(whole: float | None, seconds: float) -> float | None:
+    return None if whole is None else max(LEAST_SECONDS, whole - seconds)

@@ -1,4 +1,9 @@
-"""What each tenant may use of one ingress worker: the limits of its API key, kept by token buckets.
+"""What each tenant may use: the limits of its API key, kept by token buckets.
+
+Limits are of the whole service, and each ingress worker counts by itself: it
+lets through its even share of them, by the number of ingresses there are, so
+all together never pass the limit however clients' connections fall on them.
+What counts is the sequence: each choice (`n`) of each prompt.
 
 A bucket holds what may be used at once and fills at the limit's rate.  Output
 tokens are charged when they have been made, so a bucket may owe; it lets
@@ -9,6 +14,8 @@ force at each request.  `clock` gives monotonic seconds.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.qos_config import TenantPolicy
 from pdcluster_worker.routing.qos.verdict import Refusal, retry_after
@@ -16,10 +23,43 @@ from pdcluster_worker.routing.qos.verdict import Refusal, retry_after
 KEPT = 0.9
 """Share of its weight that a request's duration keeps at each later one of its tenant."""
 
+HALVED_SECONDS = 60.0
+"""And without a later one it halves in this time."""
+
 
 def tenant_policy(policy: PolicyConfig, tenant: str) -> TenantPolicy:
     """The limits of a tenant: its own, else those of all others."""
     return policy.tenants.get(tenant, policy.tenant_defaults)
+
+
+def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
+    """The part of the limits that each of so many ingresses lets through; whole numbers are at least 1.
+
+    >>> share = share_of(TenantPolicy(requests_per_second=5.0, max_concurrent_requests=7), 2)
+    >>> share.requests_per_second, share.max_concurrent_requests, share.tokens_per_minute
+    (2.5, 3, None)
+    """
+    if num_ingresses <= 1:
+        return limits
+    rate, at_once, tokens = limits.requests_per_second, limits.max_concurrent_requests, limits.tokens_per_minute
+    return replace(
+        limits,
+        requests_per_second=None if rate is None else rate / num_ingresses,
+        max_concurrent_requests=None if at_once is None else max(1, at_once // num_ingresses),
+        tokens_per_minute=None if tokens is None else max(1, tokens // num_ingresses),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request asks for.
+
+    prompt_tokens: of each of its prompts once: choices share theirs.
+    num_sequences: choices of all prompts.
+    """
+
+    prompt_tokens: int
+    num_sequences: int = 1
 
 
 @dataclass(slots=True)
@@ -46,54 +86,88 @@ class Bucket:
 
 @dataclass(slots=True)
 class _Usage:
-    """Of one tenant.  seconds: that its requests took, a moving average; 0 = none has ended."""
+    """Of one tenant.
+
+    num_open: sequences.
+    seconds:  that its requests took, a moving average; 0 = none has ended.  ended_at: the last one.
+    """
 
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
     num_open: int = 0
     seconds: float = 0.0
+    ended_at: float = 0.0
+
+    def ended(self, now: float, seconds: float) -> None:
+        """Average the duration of a request that ended now."""
+        kept = KEPT * 0.5 ** ((now - self.ended_at) / HALVED_SECONDS) if self.seconds else 0.0
+        self.seconds = kept * self.seconds + (1 - kept) * seconds
+        self.ended_at = now
 
 
 class Tenants:
-    """Usage of all tenants of one ingress worker, by name."""
+    """Usage of all tenants at this ingress worker, by name.  num_ingresses: that share the limits now, this one included."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], num_ingresses: Callable[[], int] = lambda: 1) -> None:
         self._clock = clock
+        self._num_ingresses = num_ingresses
         self._usage: dict[str, _Usage] = {}
 
-    def begin(self, tenant: str, limits: TenantPolicy, prompt_tokens: int) -> Refusal | None:
+    def begin(self, tenant: str, limits: TenantPolicy, wanted: Wanted) -> Refusal | None:
         """Take a request of a tenant, or say why not; what is taken is given back by `end`."""
         usage = self._usage.setdefault(tenant, _Usage())
-        refusal = self._excess(usage, tenant, limits, prompt_tokens)
+        refusal = self._excess(usage, tenant, limits, wanted)
         if refusal is None:
-            usage.num_open += 1
-            usage.requests.take(1)
-            usage.tokens.take(prompt_tokens)
+            usage.num_open += wanted.num_sequences
+            usage.requests.take(wanted.num_sequences)
+            usage.tokens.take(wanted.prompt_tokens)
         return refusal
 
-    def end(self, tenant: str, output_tokens: int, seconds: float) -> None:
+    def end(self, tenant: str, wanted: Wanted, output_tokens: int, seconds: float) -> None:
         """A request that was taken is over, after so many seconds; its answer is charged now."""
         usage = self._usage[tenant]
-        usage.num_open -= 1
+        usage.num_open -= wanted.num_sequences
         usage.tokens.take(output_tokens)
-        usage.seconds = seconds if usage.seconds == 0 else KEPT * usage.seconds + (1 - KEPT) * seconds
+        usage.ended(self._clock(), seconds)
 
-    def _excess(self, usage: _Usage, tenant: str, limits: TenantPolicy, prompt_tokens: int) -> Refusal | None:
-        now, whose = self._clock(), f"of the API key {tenant!r}" if tenant else "of all clients"
-        per_second, at_once, per_minute = limits.requests_per_second, limits.max_concurrent_requests, limits.tokens_per_minute
-        level = usage.requests.fill(now, per_second, max(1.0, per_second or 1.0))
-        if per_second is not None and level < 1:
-            message = f"more than {per_second:g} requests a second {whose} (requestsPerSecond): retry later"
-            return Refusal("tenant_requests", message, retry_after((1 - level) / per_second))
-        if at_once is not None and usage.num_open >= at_once:
-            message = f"{usage.num_open} requests {whose} are open, and at most {at_once} may be (maxConcurrentRequests): retry later"
-            return Refusal("tenant_concurrency", message, retry_after(usage.seconds / usage.num_open))
-        level = usage.tokens.fill(now, None if per_minute is None else per_minute / 60.0, float(per_minute or 0))
-        if per_minute is not None:
-            needed = min(prompt_tokens, per_minute)  # a prompt beyond a minute's tokens waits for a full bucket
-            if level < needed:
-                message = (
-                    f"{prompt_tokens} prompt tokens are over what is left of {per_minute} a minute {whose} (tokensPerMinute): retry later"
-                )
-                return Refusal("tenant_tokens", message, retry_after((needed - level) * 60.0 / per_minute))
+    def _excess(self, usage: _Usage, tenant: str, limits: TenantPolicy, wanted: Wanted) -> Refusal | None:
+        num_ingresses = self._num_ingresses()
+        share = share_of(limits, num_ingresses)
+        whose = f"of the API key {tenant!r}" if tenant else "of all clients"
+        if num_ingresses > 1:
+            whose += f" at this one of {num_ingresses} ingress workers"
+        return (
+            self._beyond_rate(usage, share, wanted, whose)
+            or _beyond_seats(usage, share, wanted, whose)
+            or self._beyond_tokens(usage, share, wanted, whose)
+        )
+
+    def _beyond_rate(self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str) -> Refusal | None:
+        rate = share.requests_per_second
+        size = max(1.0, rate or 1.0)
+        level = usage.requests.fill(self._clock(), rate, size)
+        needed = min(wanted.num_sequences, size)  # one of more than that waits for a full bucket, and leaves it owing
+        if rate is None or level >= needed:
+            return None
+        message = f"more than {rate:g} requests a second {whose} (requestsPerSecond; each choice of each prompt is one): retry later"
+        return Refusal("tenant_requests", message, retry_after((needed - level) / rate))
+
+    def _beyond_tokens(self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str) -> Refusal | None:
+        limit = share.tokens_per_minute
+        level = usage.tokens.fill(self._clock(), None if limit is None else limit / 60.0, float(limit or 0))
+        if limit is None:
+            return None
+        needed = min(wanted.prompt_tokens, limit)  # a prompt beyond a minute's tokens waits for a full bucket
+        if level >= needed:
+            return None
+        message = f"{wanted.prompt_tokens} prompt tokens are over what is left of {limit} a minute {whose} (tokensPerMinute): retry later"
+        return Refusal("tenant_tokens", message, retry_after((needed - level) * 60.0 / limit))
+
+
+def _beyond_seats(usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str) -> Refusal | None:
+    at_once = share.max_concurrent_requests
+    # One that is larger than a share is taken alone; one that is larger than the limit was refused for good before.
+    if at_once is None or not usage.num_open or usage.num_open + wanted.num_sequences <= at_once:
         return None
+    message = f"{usage.num_open} requests {whose} are open, and at most {at_once} may be (maxConcurrentRequests): retry later"
+    return Refusal("tenant_concurrency", message, retry_after(usage.seconds / usage.num_open))
