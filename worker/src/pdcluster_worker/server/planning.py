@@ -17,6 +17,7 @@ from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.route_fields import check_route, hints_of
 from pdcluster_worker.server.sampling import Wanted, specs_for
 from pdcluster_worker.server.schemas import Extension, Generate
+from pdcluster_worker.server.structured import constraint_param
 
 logger = logging.getLogger(__name__)
 
@@ -119,5 +120,6 @@ def respond(
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    generation = Generation(serving, Plan(specs, extension.prefill, hints, rules, context.arrival_seconds, context.tenant))
+    arrival, tenant, param = context.arrival_seconds, context.tenant, constraint_param(request)
+    generation = Generation(serving, Plan(specs, extension.prefill, hints, rules, arrival, tenant, param))
     return GenerationResponse(generation, writer, context.request_id, stream=bool(request.stream))
