@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, PromptLogprob, RequestSpec, Sampling, Target, Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.types import Hello, Load
@@ -18,6 +19,12 @@ positives = st.floats(0, 1e9)
 names = st.text(min_size=1, max_size=8)
 ids = st.lists(naturals, max_size=5)
 
+constraints = st.builds(
+    Constraint,
+    kind=st.sampled_from(["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]),
+    text=st.text(max_size=8),
+    after=st.lists(naturals, max_size=3).map(tuple),
+)
 samplings = st.builds(
     Sampling,
     max_tokens=st.integers(1, 2**31 - 1),
@@ -36,6 +43,7 @@ samplings = st.builds(
     stop_token_ids=ids,
     eos_token_ids=ids,
     ignore_eos=st.booleans(),
+    constraint=st.none() | constraints,
 )
 specs = st.builds(
     RequestSpec,
@@ -220,6 +228,22 @@ def test_hello_of_a_worker_that_knows_no_ranks_is_of_one() -> None:
 def test_hello_of_a_negative_limit_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is negative"):
         convert.hello_from_proto(pb.Hello(engine_id="e", **{name: -1}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"kind": "poem"}, "constraint of kind 'poem' is unknown"),
+        ({"kind": "regex", "text": 131_073 * "a"}, "constraint has 131073 characters, over 131072"),
+        ({"kind": "regex", "after": [-1]}, "constraint.after holds a negative number"),
+    ],
+)
+def test_a_constraint_that_no_ingress_sends_is_refused(wrong: dict[str, Any], words: str) -> None:
+    message = convert.sampling_to_proto(Sampling(max_tokens=1, seed=0))
+    message.constraint.CopyFrom(pb.Constraint(**wrong))
+
+    with pytest.raises(ValueError, match=words):
+        convert.sampling_from_proto(message)
 
 
 def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from pdcluster_worker.engine.constraint import Constraint
+
 EPOCH_BYTES = 16
 """Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A request's life', 5)."""
 
@@ -78,6 +80,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: list[int] = []
     eos_token_ids: list[int] = []
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
     def capped(self, max_tokens: int) -> "Sampling":
         """The same with this `max_tokens`, and no more `min_tokens` than that."""

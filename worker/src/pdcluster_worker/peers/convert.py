@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
 
+from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
 from pdcluster_worker.engine.messages import (
     EPOCH_BYTES,
     SALT_BYTES,
@@ -25,6 +26,7 @@ from pdcluster_worker.engine.messages import (
 from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
 
+_CONSTRAINT_KINDS: dict[str, ConstraintKind] = {kind: kind for kind in get_args(ConstraintKind)}
 _FINISH_REASONS: dict[str, FinishReason] = {reason: reason for reason in get_args(FinishReason)}
 
 # Fields of Sampling that the wire and we spell and type alike.
@@ -105,7 +107,10 @@ def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     """The whole sampling state."""
     others = ("logit_bias", "logprobs", "prompt_logprobs", "ignore_eos")
     names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, *others)
-    return pb.Sampling(**{name: getattr(sampling, name) for name in names})
+    message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
+    if (constraint := sampling.constraint) is not None:
+        message.constraint.CopyFrom(pb.Constraint(kind=constraint.kind, text=constraint.text, after=constraint.after))
+    return message
 
 
 def sampling_from_proto(message: pb.Sampling) -> Sampling:
@@ -127,7 +132,18 @@ def sampling_from_proto(message: pb.Sampling) -> Sampling:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         ignore_eos=message.ignore_eos,
+        constraint=_constraint_from_proto(message.constraint) if message.HasField("constraint") else None,
     )
+
+
+def _constraint_from_proto(message: pb.Constraint) -> Constraint:
+    kind = _CONSTRAINT_KINDS.get(message.kind)
+    if kind is None:
+        raise ValueError(f"constraint of kind {message.kind!r} is unknown")
+    num_characters = len(message.text)
+    _require(num_characters <= MAX_CONSTRAINT_CHARACTERS, f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}")
+    _require_natural("constraint.after", message.after)
+    return Constraint(kind, message.text, tuple(message.after))
 
 
 def request_to_proto(spec: RequestSpec) -> pb.Request:

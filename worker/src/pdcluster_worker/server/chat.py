@@ -26,6 +26,7 @@ from pdcluster_worker.server.replies import (
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted
 from pdcluster_worker.server.schemas import ChatRequest, Message
+from pdcluster_worker.server.structured import constraint_of
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 
@@ -50,6 +51,7 @@ def _wanted(request: ChatRequest) -> Wanted:
         default_max_tokens=None,
         prompt_param="messages",
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        constraint=constraint_of(request),
     )
 
 

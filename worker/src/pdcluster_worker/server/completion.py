@@ -26,6 +26,7 @@ from pdcluster_worker.server.replies import (
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted, check_token_ids
 from pdcluster_worker.server.schemas import CompletionRequest
+from pdcluster_worker.server.structured import constraint_of
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -51,6 +52,7 @@ def _wanted(request: CompletionRequest) -> Wanted:
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         prompt_param="prompt",
         logprobs=request.logprobs,
+        constraint=constraint_of(request),
     )
 
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.engine.messages import RequestSpec, Sampling
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.schemas import Extension, Generate
@@ -35,6 +36,7 @@ class Wanted:
     max_tokens:         None when the client gave none.
     default_max_tokens: used then, cut to what the context leaves; None = all that it leaves.
     logprobs:           as in `Sampling`.
+    constraint:         of the answer, see `server.structured`.
     """
 
     max_tokens: int | None
@@ -42,6 +44,7 @@ class Wanted:
     default_max_tokens: int | None
     prompt_param: str
     logprobs: int | None
+    constraint: Constraint | None = None
 
 
 def specs_for(
@@ -131,6 +134,7 @@ def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, lim
         stop_token_ids=_in_vocabulary("stop_token_ids", request.stop_token_ids or [], limits),
         eos_token_ids=limits.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
+        constraint=wanted.constraint,
     )
 
 

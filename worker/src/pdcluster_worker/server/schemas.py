@@ -29,6 +29,7 @@ from pdcluster_worker.server.fields import (
 )
 from pdcluster_worker.server.known_fields import KnownChatFields, KnownFields
 from pdcluster_worker.server.route_fields import Route
+from pdcluster_worker.server.structured_fields import Structured
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -67,12 +68,6 @@ class Extension(_Body):
 class _Unsupported(_Body, KnownFields):
     """More fields of both APIs that are known and not served."""
 
-    guided_json: Annotated[Any, Only(None)] = None
-    guided_regex: Annotated[Any, Only(None)] = None
-    guided_choice: Annotated[Any, Only(None)] = None
-    guided_grammar: Annotated[Any, Only(None)] = None
-    structured_outputs: Annotated[Any, Only(None)] = None
-    response_format: Annotated[Any, Only(None, {"type": "text"})] = None
     bad_words: Annotated[Any, Only(None, [])] = None
     allowed_token_ids: Annotated[Any, Only(None)] = None
     prompt_logprobs: Annotated[Any, Only(None)] = None
@@ -80,7 +75,7 @@ class _Unsupported(_Body, KnownFields):
     echo: Annotated[Any, Only(None, False)] = None
 
 
-class Generate(_Unsupported):
+class Generate(Structured, _Unsupported):
     """What the two APIs share."""
 
     model: Text

@@ -1,0 +1,29 @@
+"""What constrains the text of an answer, as it travels with a request.
+
+The text is checked by the server that takes the request, and compiled by each
+engine that samples under it.
+"""
+
+from typing import Literal
+
+import msgspec
+
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+
+MAX_CONSTRAINT_CHARACTERS = 131_072
+"""Of a constraint's text; OpenAI's limit on the names and values of a schema is 120,000."""
+
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The form that the text of an answer must have; it travels as text, and each engine compiles it for itself.
+
+    text:  of kind json_schema a schema; of json_object nothing, for any object; of regex a regular
+           expression that the whole answer matches; of choice a JSON list of strings; of grammar a
+           grammar in EBNF, whose rule `root` is the answer; of structural_tag xgrammar's JSON of one.
+    after: tokens after whose first occurrence in the output, in this order and side by side, the
+           constrained text begins, such as the end of a model's thinking; () = at the first token.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    after: tuple[int, ...] = ()
