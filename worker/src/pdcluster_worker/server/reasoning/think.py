@@ -8,7 +8,6 @@ since that model may leave the opening tag out.  Reasoning that never ends is
 all reasoning: the answer is empty.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +34,11 @@ def start_of(prompt: str, *, assumes_open: bool) -> Start:
     if end.endswith(CLOSE):
         return "answer"
     return "inside" if assumes_open else "before"
+
+
+def start_within(message: str) -> Start:
+    """How an answer begins that goes on with this message of the assistant."""
+    return "inside" if message.rfind(OPEN) > message.rfind(CLOSE) else "answer"
 
 
 @dataclass(slots=True)
@@ -64,8 +68,8 @@ class ThinkTags:
         if self._state == "answer":
             return Split([], text)
         self._text += text
-        if self._state == "before" and not self._opens():
-            return Split([], self._taken("answer") if self._state == "answer" else "")
+        if self._state == "before":
+            return self._before()
         return self._inside()
 
     def end(self) -> Split:
@@ -74,15 +78,13 @@ class ThinkTags:
             return Split(self._shown(self._taken("inside")) + self._leftover(), "")
         return Split([], self._taken("answer"))
 
-    def _opens(self) -> bool:
-        """Whether the opening tag is there; without it the state is `answer` once that is certain."""
+    def _before(self) -> Split:
+        """The opening tag, or text without one: that is the answer."""
         start = self._text.lstrip()
         if start.startswith(OPEN):
             self._state, self._text = "inside", start[len(OPEN) :]
-            return True
-        if not OPEN.startswith(start):
-            self._state = "answer"
-        return False
+            return self._inside()
+        return Split([], "" if OPEN.startswith(start) else self._taken("answer"))
 
     def _inside(self) -> Split:
         before, tag, after = self._text.partition(CLOSE)
@@ -95,8 +97,9 @@ class ThinkTags:
 
     def _opened(self, text: str) -> str:
         """Without an opening tag at the start, which a model may write although the prompt has one."""
-        start = text.lstrip()
-        return start[len(OPEN) :] if self._begins and start.startswith(OPEN) else text
+        while self._begins and (start := text.lstrip()).startswith(OPEN):
+            text = start[len(OPEN) :]
+        return text
 
     def _shown(self, text: str) -> list[Part]:
         if self._begins:

@@ -42,7 +42,7 @@ class _JsonNames(ast.NodeTransformer):
 
     _VALUES = {"true": True, "false": False, "null": None}  # noqa: RUF012 - read only
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - ast's name
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         """Take JSON's word for Python's."""
         return ast.Constant(self._VALUES[node.id]) if node.id in self._VALUES else node
 
