@@ -461,6 +461,21 @@ BAD = [
         "spec.roles.prefill.engine.prefillDelayer.maxDelayPasses",
     ),
     Wrong(
+        at("spec.engine", {"speculation": {}}),
+        "spec.roles.prefill.engine.speculation: is for decode and mixed workers, and this holds for prefill; set it in roles.decode",
+        "spec.roles.prefill",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"numTokens": 17}}),
+        "spec.roles.decode.engine.speculation.numTokens: must be at most 16, not 17",
+        "spec.roles.decode.engine.speculation.numTokens",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"promptLookupMin": 6}}),
+        "spec.roles.decode.engine.speculation.promptLookupMin: must be at most promptLookupMax (5), not 6; lower the one",
+        "spec.roles.decode.engine.speculation",
+    ),
+    Wrong(
         at("spec.engine", {"dataParallelSize": 9}),
         "spec.engine.dataParallelSize: must be at most 8, not 9; lower it",
         "spec.engine.dataParallelSize",
@@ -558,6 +573,26 @@ BAD = [
         at("spec.routing.prefillScore.loadWeight", float("inf")),
         "spec.routing.prefillScore.loadWeight: must be a finite number, not inf; write one",
         None,
+    ),
+    Wrong(
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example/"]}),
+        "spec.service.cors.allowedOrigins[0]: 'https://a.example/' is not an origin; write it as a browser sends it, like https://chat.",
+        "spec.service.cors.allowedOrigins[0]",
+    ),
+    Wrong(
+        at("spec.service.cors", {"allowedHeaders": ["a b"]}),
+        "spec.service.cors.allowedHeaders[0]: 'a b' is not a header's name; write it like authorization",
+        "spec.service.cors.allowedHeaders[0]",
+    ),
+    Wrong(
+        at("spec.service.cors", {"allowedOrigins": ["*"], "allowCredentials": True}),
+        "spec.service.cors.allowCredentials: is not for every origin; name them in allowedOrigins in place of *, or leave it out",
+        "spec.service.cors.allowCredentials",
+    ),
+    Wrong(
+        at("spec.service.limits.maxHeaderBytes", 100),
+        "spec.service.limits.maxHeaderBytes: must be at least 4096, not 100; raise it",
+        "spec.service.limits.maxHeaderBytes",
     ),
     Wrong(
         at("spec.qos.admission.maxQueuedRequests", 0),

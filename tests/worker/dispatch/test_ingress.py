@@ -219,7 +219,9 @@ async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(worker: Wo
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
 
     assert await collect(make_ingress(worker, engine, peer), hasty) == [(0, 5)]
+    alone = make_ingress(worker, engine)
+    alone._clock = lambda: 0.0
     with pytest.raises(RequestError, match="after the deadline of 1 s") as refused:
-        await collect(make_ingress(worker, engine), hasty)
+        await collect(alone, hasty)
     assert (refused.value.status, refused.value.code) == (503, "deadline_unmeetable")
     assert not engine.inputs

@@ -30,8 +30,9 @@ class UnmeetableDeadlineError(RequestError):
     """This worker would complete the request too late; another one may not.  Both in seconds from now."""
 
     def __init__(self, estimated: float, deadline: float) -> None:
+        said = f"{deadline:.3g}" if deadline < 1000 else f"{deadline:.0f}"
         super().__init__(
-            f"pdcluster.deadline_ms: the answer would be complete in about {estimated:.1f} s, after the deadline of {deadline:g} s: "
+            f"pdcluster.deadline_ms: the answer would be complete in about {estimated:.1f} s, after the deadline of {said} s: "
             "allow more time or fewer tokens, or retry later",
             status=503,
             param="pdcluster.deadline_ms",

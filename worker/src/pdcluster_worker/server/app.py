@@ -24,12 +24,13 @@ from pdcluster_worker.server import chat, completion, openai_errors
 from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit, taken_by
+from pdcluster_worker.server.cors import Cors
 from pdcluster_worker.server.crowd import Crowd
 from pdcluster_worker.server.farewell import Farewell
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
-from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.limits import LimitsNow, limits_of
 from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
@@ -46,7 +47,6 @@ from pdcluster_worker.server.request_context import RequestContextMiddleware, co
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
 from pdcluster_worker.server.tokenizer import Tokenizer
 
-DEFAULT_LIMITS = HttpLimits()
 DEFAULT_PARSERS = ParserNames()
 
 _CHAT = "/v1/chat/completions"
@@ -63,7 +63,7 @@ def create_app(
     clock: Callable[[], float] = time.monotonic,
     *,
     tenant_of: TenantOfKey = None,
-    limits: HttpLimits = DEFAULT_LIMITS,
+    limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
     parsers: ParserNames = DEFAULT_PARSERS,
 ) -> FastAPI:
@@ -71,7 +71,7 @@ def create_app(
 
     policy:      returns the policy in force now
     tenant_of:   see `authorization.Authorization`
-    limits:      of all clients together
+    limits:      of clients; None = by the policy
     journeys:    where those of requests are kept; None = in new ones
     parsers:     how the model writes calls and reasoning
     """
@@ -98,7 +98,7 @@ def create_prefill_app(
     clock: Callable[[], float] = time.monotonic,
     *,
     tenant_of: TenantOfKey = None,
-    limits: HttpLimits = DEFAULT_LIMITS,
+    limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
@@ -117,7 +117,7 @@ class _Doors:
     """What a request passes before a route sees it."""
 
     tenant_of: TenantOfKey
-    limits: HttpLimits
+    limits: LimitsNow | None
     journeys: Journeys
 
 
@@ -129,7 +129,8 @@ def _base_app(
     doors: _Doors,
 ) -> FastAPI:
     app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
-    limits, rejected = doors.limits, metrics.request_rejected
+    limits = doors.limits or (lambda: limits_of(policy().http_limits))
+    rejected = metrics.request_rejected
     app.add_middleware(Head)
     app.add_middleware(
         BodyLimit,
@@ -141,6 +142,7 @@ def _base_app(
     app.add_middleware(Authorization, tenant_of=doors.tenant_of, rejected=rejected, limits=limits)
     app.add_middleware(Crowd, limits=limits, rejected=rejected)
     app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
+    app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
     app.add_middleware(Farewell, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected)
     _add_models(app, worker)
