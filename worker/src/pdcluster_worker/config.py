@@ -29,6 +29,7 @@ from pdcluster_worker.engine.settings import (
 )
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.http_config import CorsPolicy, HttpLimitsPolicy
+from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.moving_config import MovingPolicy, RacingPolicy
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
@@ -56,30 +57,7 @@ ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
 NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
 
 
-MAX_TEMPLATE = 65_536
-"""Characters of a chat template."""
-
 SectionT = TypeVar("SectionT", bound=Section)
-
-
-ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"]
-ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3"]
-
-
-class ModelConfig(Section, frozen=True):
-    """Which model.
-
-    dtype:         auto = one for all workers of the revision (`peers.dtype`)
-    chat_template: Jinja text in place of the model's own, or the name of one of ours (`server.default_templates`); None = its own
-    tool_parser, reasoning_parser: how the model writes calls and thoughts; auto = as its chat template says
-    """
-
-    name: str
-    path: str
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEMPLATE)] | None = None
-    tool_parser: ToolParserName = "auto"
-    reasoning_parser: ReasoningParserName = "auto"
 
 
 class ChunkScheduleConfig(Section, frozen=True):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pdcluster_worker.config import ModelConfig, ReasoningParserName, ToolParserName
+from pdcluster_worker.model_config import ModelConfig, ReasoningParserName, ToolParserName
 from pdcluster_worker.server.chat_template import ChatTemplate
 from pdcluster_worker.server.reasoning import registry as reasoning_registry
 from pdcluster_worker.server.tools import registry as tools_registry
