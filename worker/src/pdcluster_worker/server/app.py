@@ -44,6 +44,7 @@ from pdcluster_worker.server.replies import (
 )
 from pdcluster_worker.server.request_context import RequestContextMiddleware, context_of
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+from pdcluster_worker.server.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 _CHAT = "/v1/chat/completions"
@@ -81,6 +82,7 @@ def create_app(
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await completion.complete(serving, body, context_of(request))
 
+    add_tokenizing(app, serving)
     return app
 
 
@@ -100,7 +102,7 @@ def create_prefill_app(
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
 
-    for path in (_CHAT, _COMPLETIONS):
+    for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
     return app
 

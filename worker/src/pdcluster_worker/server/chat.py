@@ -12,6 +12,8 @@ from pdcluster_worker.server.choice import served
 from pdcluster_worker.server.events import Delta, assembled
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.generation_response import GenerationResponse
+from pdcluster_worker.server.logprobs import TokenNames
+from pdcluster_worker.server.openai_writer import OpenAIWriter
 from pdcluster_worker.server.planning import check_servable, respond
 from pdcluster_worker.server.replies import (
     ChatChoice,
@@ -26,19 +28,32 @@ from pdcluster_worker.server.replies import (
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted
 from pdcluster_worker.server.schemas import ChatRequest, Message
+from pdcluster_worker.server.shown import Shown
 from pdcluster_worker.server.structured import constraint_of
-from pdcluster_worker.server.tokenizer import Tokenizer
 
 
 async def complete(serving: Serving, request: ChatRequest, context: RequestContext) -> GenerationResponse:
     """The answer to one chat request.  Raises RequestError when it cannot be served."""
     check_servable(request, 1, serving)
     wanted = _wanted(request)
-    prompt = await serving.tokenizer.encode_chat([_templated(message) for message in request.messages])
+    prompt = await prompt_of(serving, request)
     response_id = f"chatcmpl-{context.request_id}"
     has_usage = bool(request.stream_options and request.stream_options.include_usage)
-    shape = ChatShape(response_id, int(time.time()), request.model, serving.tokenizer, bool(request.logprobs), has_usage)
-    return respond(serving, request, wanted, [prompt], shape, response_id=response_id, context=context)
+    shown = Shown(
+        TokenNames(serving.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
+        [prompt],
+        request.n or 1,
+        has_token_ids=bool(request.return_token_ids),
+        prompt_logprobs=request.prompt_logprobs,
+    )
+    shape = ChatShape(response_id, int(time.time()), request.model, shown, bool(request.logprobs), has_usage)
+    writer = OpenAIWriter(shape, include_usage=has_usage)
+    return respond(serving, request, wanted, [prompt], writer, response_id=response_id, context=context)
+
+
+async def prompt_of(serving: Serving, request: ChatRequest) -> list[int]:
+    """The tokens that the model sees of a conversation.  Raises RequestError."""
+    return await serving.tokenizer.encode_chat([_templated(message) for message in request.messages])
 
 
 def _wanted(request: ChatRequest) -> Wanted:
@@ -51,6 +66,7 @@ def _wanted(request: ChatRequest) -> Wanted:
         default_max_tokens=None,
         prompt_param="messages",
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=request.prompt_logprobs,
         constraint=constraint_of(request),
     )
 
@@ -66,7 +82,7 @@ class ChatShape:
     response_id: str
     created: int
     model: str
-    tokenizer: Tokenizer
+    shown: Shown
     has_logprobs: bool
     has_usage: bool
 
@@ -75,8 +91,16 @@ class ChatShape:
         added = added_by(delta)
         if added is None:
             return None
-        choice = ChatChunkChoice(index=delta.index, delta=added, logprobs=self._logprobs([delta]), finish_reason=delta.finish_reason)
-        return self._chunk([choice], None, served([delta]))
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=added,
+            logprobs=self._logprobs([delta]),
+            finish_reason=delta.finish_reason,
+            token_ids=self.shown.token_ids([delta]),
+        )
+        chunk = self._chunk([choice], None, served([delta]))
+        chunk.prompt_token_ids = self.shown.prompt_token_ids(0) if delta.is_first else None
+        return chunk
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         """The event with the usage and no choices."""
@@ -84,6 +108,7 @@ class ChatShape:
 
     def reply(self, choices: list[list[Delta]], usage: Usage) -> BaseModel:
         """The whole answer."""
+        self.shown.note([deltas[0] for deltas in choices])
         return ChatReply(
             id=self.response_id,
             created=self.created,
@@ -91,16 +116,24 @@ class ChatShape:
             choices=[self._choice(index, deltas) for index, deltas in enumerate(choices)],
             usage=usage,
             pdcluster=served([delta for deltas in choices for delta in deltas]),
+            prompt_logprobs=self.shown.of_prompt(0),
+            prompt_token_ids=self.shown.prompt_token_ids(0),
         )
 
     def _choice(self, index: int, deltas: list[Delta]) -> ChatChoice:
         answer = assembled(deltas)
-        return ChatChoice(index=index, message=message_of(answer), logprobs=self._logprobs(deltas), finish_reason=answer.finish_reason)
+        return ChatChoice(
+            index=index,
+            message=message_of(answer),
+            logprobs=self._logprobs(deltas),
+            finish_reason=answer.finish_reason,
+            token_ids=self.shown.token_ids(deltas),
+        )
 
     def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
         if not self.has_logprobs:
             return None
-        return logprobs.for_chat([scored for delta in deltas for scored in delta.scored], self.tokenizer)
+        return logprobs.for_chat([scored for delta in deltas for scored in delta.scored], self.shown.names)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None, part: Served | None = None) -> ChatChunk:
         if self.has_usage:

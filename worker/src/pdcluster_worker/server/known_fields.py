@@ -92,7 +92,10 @@ class KnownFields(BaseModel):
     no_stop_trim: Annotated[Any, Only(None, False, fix="use include_stop_str_in_output")] = None
     return_hidden_states: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
     return_routed_experts: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
+<<<<<<< HEAD
     return_tokens_as_token_ids: Annotated[Any, Only(None, False, fix=_TOKEN_IDS)] = None
+=======
+>>>>>>> main
     mm_processor_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
     media_io_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
     extra_body: Annotated[

@@ -12,7 +12,7 @@ from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 from pdcluster_worker.server.cache_salt import cache_salt
 from pdcluster_worker.server.choice import TextRules
 from pdcluster_worker.server.generation import Generation, Plan, Serving
-from pdcluster_worker.server.generation_response import Form, GenerationResponse, Shape
+from pdcluster_worker.server.generation_response import GenerationResponse, Writer
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.route_fields import check_route, hints_of
 from pdcluster_worker.server.sampling import Wanted, specs_for
@@ -89,7 +89,7 @@ def respond(
     request: Generate,
     wanted: Wanted,
     prompts: list[list[int]],
-    shape: Shape,
+    writer: Writer,
     *,
     response_id: str,
     context: RequestContext,
@@ -115,9 +115,9 @@ def respond(
         include_stop=bool(request.include_stop_str_in_output),
         skip_special=request.skip_special_tokens is not False,
         min_tokens=request.min_tokens or 0,
+        shows_tokens=bool(request.return_token_ids) or wanted.prompt_logprobs is not None,
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
     generation = Generation(serving, Plan(specs, extension.prefill, hints, rules, context.arrival_seconds, context.tenant))
-    include_usage = bool(request.stream_options and request.stream_options.include_usage)
-    return GenerationResponse(generation, Form(shape, bool(request.stream), include_usage), context.request_id)
+    return GenerationResponse(generation, writer, context.request_id, stream=bool(request.stream))

@@ -54,6 +54,20 @@ class Tokenizer:
         """Tokens of plain prompts, with the special tokens that the model puts around one."""
         return await self._encode(texts, add_special_tokens=True)
 
+    async def encode_bare(self, text: str) -> list[int]:
+        """Tokens of a text alone, without any around it."""
+        return (await self._encode([text], add_special_tokens=False))[0]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of tokens, control tokens among it."""
+        decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=False)
+        is_long = len(token_ids) > _INLINE_CHARACTERS // 4
+        return str(await asyncio.to_thread(decode) if is_long else decode())
+
+    def token(self, token_id: int) -> str:
+        """A token as its vocabulary spells it; "" for an id beyond it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Tokens of a conversation up to where the assistant answers.
 
