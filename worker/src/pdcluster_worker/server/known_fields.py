@@ -47,7 +47,6 @@ _LORA = "serve the merged model as a PDCluster of its own, and name it in model"
 _ROUTE = "workers are chosen by policy, and pdcluster.prefill may say where the prompt is computed"
 _ONE_CACHE = "the prefix cache finds prompts by their tokens, for as long as there is room"
 _LABEL = "an answer's id is ours; the header x-request-id is in the log"
-_TOKEN_IDS = "tokens of logprobs are shown as text and as bytes"
 _TEXT_ONLY = "this server takes text"
 _TEXT_ANSWERS = "this server answers with text"
 
@@ -92,10 +91,6 @@ class KnownFields(BaseModel):
     no_stop_trim: Annotated[Any, Only(None, False, fix="use include_stop_str_in_output")] = None
     return_hidden_states: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
     return_routed_experts: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
-<<<<<<< HEAD
-    return_tokens_as_token_ids: Annotated[Any, Only(None, False, fix=_TOKEN_IDS)] = None
-=======
->>>>>>> main
     mm_processor_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
     media_io_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
     extra_body: Annotated[
