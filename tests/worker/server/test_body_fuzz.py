@@ -72,10 +72,10 @@ LIKELY = {
 
 
 def bodies(schema, required: dict[str, object]):
-    """Bodies that are right but for up to four fields, and some that miss what is required."""
+    """Bodies that are right but for up to three fields, and some that miss what is required."""
     names = st.sampled_from(sorted({*table(schema), "nobody_defined_this"} - {"model"}))
     field = names.flatmap(lambda name: st.tuples(st.just(name), LIKELY.get(name, JSON) if name in LIKELY else JSON))
-    fields = st.lists(field, max_size=4).map(dict)
+    fields = st.lists(field, max_size=3).map(dict)
     return st.builds(lambda some, whole: ({"model": "tiny"} | required if whole else {"model": "tiny"}) | some, fields, st.integers(0, 9))
 
 
@@ -107,5 +107,5 @@ def test_no_body_is_answered_5xx(rig, path, schema, required):
                 assert reply.json()["error"]["message"]
 
         check()
-    assert statuses[200] > 10  # some of it gets through
-    assert statuses[400] > 10
+    assert statuses[200] > 5  # some of it gets through
+    assert statuses[400] > 5
