@@ -33,7 +33,7 @@ def test_every_endpoint_is_on_the_page(rig):
     listed = set(re.findall(r"`(GET|POST|DELETE) ([^`]+)`", TEXT))
     paths = {(method, re.sub(r":path", "", path)) for method, path in served}
 
-    assert paths == listed - {("GET", "/openapi.json")}
+    assert paths <= listed
 
 
 @pytest.mark.parametrize("piece", SAYS)
