@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled, sample_places
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
@@ -41,6 +41,7 @@ from pdcluster_worker.model.pool_length import fit_length
 from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
+from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.native_dtype import read_native_dtype
 
 logger = logging.getLogger(__name__)

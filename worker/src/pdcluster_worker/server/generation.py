@@ -26,6 +26,7 @@ from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS
 from pdcluster_worker.server.backend import Backend
 from pdcluster_worker.server.choice import Choice, TextRules
 from pdcluster_worker.server.events import Delta, NewParser, PlainText
+from pdcluster_worker.server.model_parsers import NO_PARSERS, ModelParsers
 from pdcluster_worker.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from pdcluster_worker.server.request_metrics import ChoiceTimer
 from pdcluster_worker.server.sampling import ModelLimits
@@ -42,6 +43,7 @@ class Serving:
     policy: Callable[[], PolicyConfig]
     clock: Callable[[], float]
     tenants: Tenants
+    parsers: ModelParsers = NO_PARSERS
 
     @property
     def limits(self) -> ModelLimits:
