@@ -508,6 +508,24 @@ RULES = [
     ),
     Rule("spec.engine.kvCacheMemory", MEMORY, at("spec.engine.kvCacheMemory", "1k"), at("spec.engine.kvCacheMemory", -1)),
     name_rule("spec.service.apiKeySecret"),
+    Rule(
+        "spec.service.cors.allowCredentials",
+        "is not for every origin: name them in allowedOrigins in place of *, or leave it out",
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example"], "allowCredentials": True}),
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example", "*"], "allowCredentials": True}),
+    ),
+    Rule(
+        "spec.service.cors.allowedOrigins[]",
+        "not an origin: write it as a browser sends it, like https://chat.example.com, without a path; or * for all",
+        at("spec.service.cors", {"allowedOrigins": ["*", "http://localhost:3000", "chrome-extension://abc"]}),
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example/"]}),
+    ),
+    Rule(
+        "spec.service.cors.allowedHeaders[]",
+        "not a header's name: write it like authorization",
+        at("spec.service.cors", {"allowedHeaders": ["x-a'b", "authorization"]}),
+        at("spec.service.cors", {"allowedHeaders": ["a b"]}),
+    ),
     *(
         Rule(
             f"spec.roles.{role}",

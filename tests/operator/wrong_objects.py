@@ -540,6 +540,26 @@ BAD = [
         None,
     ),
     Wrong(
+        at("spec.service.cors", {"allowedOrigins": ["https://a.example/"]}),
+        "spec.service.cors.allowedOrigins[0]: 'https://a.example/' is not an origin; write it as a browser sends it, like https://chat.",
+        "spec.service.cors.allowedOrigins[0]",
+    ),
+    Wrong(
+        at("spec.service.cors", {"allowedHeaders": ["a b"]}),
+        "spec.service.cors.allowedHeaders[0]: 'a b' is not a header's name; write it like authorization",
+        "spec.service.cors.allowedHeaders[0]",
+    ),
+    Wrong(
+        at("spec.service.cors", {"allowedOrigins": ["*"], "allowCredentials": True}),
+        "spec.service.cors.allowCredentials: is not for every origin; name them in allowedOrigins in place of *, or leave it out",
+        "spec.service.cors.allowCredentials",
+    ),
+    Wrong(
+        at("spec.service.limits.maxHeaderBytes", 100),
+        "spec.service.limits.maxHeaderBytes: must be at least 4096, not 100; raise it",
+        "spec.service.limits.maxHeaderBytes",
+    ),
+    Wrong(
         at("spec.qos.admission.maxQueuedRequests", 0),
         "spec.qos.admission.maxQueuedRequests: must be at least 1, not 0; raise it",
         "spec.qos.admission.maxQueuedRequests",

@@ -241,6 +241,26 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "service.annotations": (NOTHING, at("spec.service.annotations", {"a": "b"})),
     "service.apiKeySecret": (NOTHING, at("spec.service.apiKeySecret", "keys")),
     "service.sharedPrefixCache": (NOTHING, at("spec.service.sharedPrefixCache", True)),
+    **{
+        f"service.cors.{name}": (NOTHING, at(f"spec.service.cors.{name}", value))
+        for name, value in {
+            "allowedOrigins": ["https://a.example"],
+            "allowedMethods": ["POST"],
+            "allowedHeaders": ["authorization"],
+            "allowCredentials": True,
+            "maxAgeSeconds": 5,
+        }.items()
+    },
+    **{
+        f"service.limits.{name}": (NOTHING, at(f"spec.service.limits.{name}", value))
+        for name, value in {
+            "maxHeaderBytes": 8192,
+            "maxHeaders": 64,
+            "headerSeconds": 5,
+            "bodySeconds": 20,
+            "keepAliveSeconds": 30,
+        }.items()
+    },
     "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
     "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
     "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),

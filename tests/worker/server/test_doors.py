@@ -4,6 +4,7 @@ Where a test says HUGE the client never sends that body: an answer means that no
 """
 
 import asyncio
+import doctest
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ import pytest
 
 from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.http_config import HttpLimitsPolicy
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.server import upgrade
 from pdcluster_worker.server.app import create_prefill_app
-from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.limits import HttpLimits, limits_of
 from pdcluster_worker.server.run import HttpServer, serve
 
 CHAT = "/v1/chat/completions"
@@ -24,6 +27,7 @@ CHUNKED = "transfer-encoding: chunked\r\n"
 SHORT = 0.2
 DEADLINE_SECONDS = 20
 QUESTION = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+HELLO = json.dumps(QUESTION).encode()
 
 
 @dataclass
@@ -89,8 +93,9 @@ async def door(rig) -> AsyncIterator[Callable[..., Awaitable[HttpServer]]]:
     servers = []
 
     async def open_one(app=None, limits: HttpLimits | None = None, **options: object) -> HttpServer:
-        limits = limits or HttpLimits(linger_seconds=SHORT)
-        servers.append(await serve(app or rig.make_app(limits=limits, **options), "127.0.0.1", 0, limits))
+        held = limits or HttpLimits(linger_seconds=SHORT)
+        app = app or rig.make_app(limits=lambda: held, **options)
+        servers.append(await serve(app, "127.0.0.1", 0, lambda: held))
         return servers[-1]
 
     yield open_one
@@ -230,15 +235,135 @@ async def test_a_client_that_asks_nothing_is_closed_like_any_idle_one(door, conn
 @pytest.mark.parametrize("begun", [b"GET /", b"GET / HTTP/1.1\r\nx-a: "])
 async def test_a_header_without_an_end_ends_the_connection(door, connect, begun, caplog):
     caplog.set_level("INFO")
-    client = await connect(await door(limits=HttpLimits(max_header_bytes=10_000)))
+    client = await connect(await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT)))
     client.writer.write(begun)
 
     assert await client.sends_until_closed(b"x" * 3000)
-    assert "the header has more than 10000 bytes" in caplog.text
+    assert "has more than 10000 bytes" in caplog.text
+
+
+FIELDS = "".join(f"x-{i}: y\r\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ("x-a: " + "y" * 5000 + "\r\n", "has more than 5000 bytes: send less"),
+        (("x-a: " + "y" * 500 + "\r\n") * 10, "has more than 5000 bytes: send less"),
+        (FIELDS, "the header has more than 40 fields: send fewer"),
+    ],
+)
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_a_header_that_comes_whole_and_too_large_is_431(rig, door, connect, headers, words, num_before):
+    limits = HttpLimits(max_header_bytes=5000, max_headers=40, linger_seconds=SHORT)
+    client = await connect(await door(limits=limits))
+    for _ in range(num_before):
+        client.send("GET /health")
+        assert (await client.reply()).status == 200
+    client.send(f"POST {CHAT}", headers + f"content-length: {len(HELLO)}\r\n", HELLO)
+    reply = await client.reply()
+
+    assert (reply.status, reply.code, reply.headers["connection"]) == (431, "header_too_large", "close")
+    assert words in json.loads(reply.body)["error"]["message"]
+    assert await client.is_closed()
+    assert rig.backend.calls == []
+
+
+async def test_a_header_within_its_bounds_is_served(door, connect):
+    limits = HttpLimits(max_header_bytes=5000, max_headers=43)  # beside host, content-type and content-length
+    client = await connect(await door(limits=limits))
+    client.send(f"POST {CHAT}", FIELDS + f"content-length: {len(HELLO)}\r\n", HELLO)
+
+    assert (await client.reply()).status == 200
+
+
+async def test_a_refused_client_that_goes_on_sending_reads_its_answer(door, connect):
+    client = await connect(await door(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
+    client.writer.write(b"GET / HTTP/1.1\r\nx-a: " + bytes(b"y" * 200_000))
+    client.writer.write(b"y" * 200_000)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await client.writer.drain()
+
+    assert (await client.reply()).code == "header_too_large"
+
+
+async def test_a_refused_client_that_never_stops_sending_is_cut_off(door, connect):
+    client = await connect(await door(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
+    client.writer.write(b"GET / HTTP/1.1\r\nx-a: ")
+
+    assert await client.sends_until_closed(b"y" * 100_000)
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"])
+async def test_what_is_no_http_is_answered_in_openais_shape(door, connect, sent):
+    client = await connect(await door())
+    client.writer.write(sent)
+    reply = await client.reply()
+
+    assert (reply.status, reply.code) == (400, "not_http")
+    assert await client.is_closed()
+
+
+@pytest.mark.parametrize("first", ["POST /v1/chat/completions", "GET /health"])
+async def test_half_a_body_ends_the_connection(door, connect, first):
+    client = await connect(await door(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT)))
+    client.send(first, "content-length: 100\r\n", b"{")
+
+    assert (await client.reply()).status == (408 if first.startswith("POST") else 200)
+    assert await client.is_closed()
+
+
+async def test_a_body_that_drips_ends_the_connection(door, connect):
+    client = await connect(await door(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT)))
+    client.send(f"POST {CHAT}", "content-length: 100000\r\n")
+
+    assert await client.sends_until_closed(b" ")
+
+
+async def test_an_offer_to_upgrade_is_passed_over_and_the_body_is_read(door, connect):
+    """As the JDK's client offers HTTP/2 with its first request."""
+    client = await connect(await door())
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+    for body in (HELLO, b""):
+        client.send(f"POST {CHAT}", offer + f"content-length: {len(HELLO)}\r\n", body)
+        if not body:
+            await client.writer.drain()
+            client.writer.write(HELLO)
+        assert (await client.reply()).status == 200
+    client.send("GET /health", offer + "x-a: b\r\n")
+    assert (await client.reply()).status == 200
+    client.question()
+
+    assert (await client.reply()).status == 200
+
+
+async def test_a_proxy_s_connect_is_refused(door, connect):
+    client = await connect(await door())
+    client.writer.write(b"CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n")
+
+    assert (await client.reply()).status == 405
+    assert await client.is_closed()
+
+
+def test_the_header_without_the_offer_is_as_documented():
+    assert doctest.testmod(upgrade).failed == 0
+
+
+async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect):
+    app = rig.make_app()
+    server = await serve(app, "127.0.0.1", 0, lambda: limits_of(rig.policy.http_limits))
+    client = await connect(server)
+    client.send("GET /health", FIELDS)
+    assert (await client.reply()).status == 200
+    rig.policy = PolicyConfig(http_limits=HttpLimitsPolicy(max_headers=16))
+    client.send("GET /health", FIELDS)
+
+    assert (await client.reply()).status == 431
+    await server.close()
 
 
 async def test_trailers_without_an_end_cut_the_connection(door, connect):
-    client = await connect(await door(limits=HttpLimits(max_header_bytes=10_000)))
+    client = await connect(await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT)))
     client.send(f"POST {CHAT}", CHUNKED, b"1\r\n{\r\n0\r\nx-a: ")
 
     assert await client.sends_until_closed(b"x" * 3000)

@@ -28,6 +28,7 @@ from pdcluster_worker.engine.settings import (
     wrong_sizes,
 )
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.http_config import CorsPolicy, HttpLimitsPolicy
 from pdcluster_worker.moving_config import MovingPolicy, RacingPolicy
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
@@ -277,6 +278,8 @@ class PolicyConfig(PolicySection, frozen=True):
     allow_client_priority: bool = False
     moving: MovingPolicy = MovingPolicy()
     racing: RacingPolicy = RacingPolicy()
+    cors: CorsPolicy = CorsPolicy()
+    http_limits: HttpLimitsPolicy = HttpLimitsPolicy()
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.process_life import Files, leave, open_files, signals
 from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.limits import limits_of
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
 from pdcluster_worker.tracing import close_tracing, start_tracing
@@ -40,7 +41,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
 
     stop, hurry = signals()
     app = create_app(backend, Tokenizer.load(folder), metrics, policy, tenant_of=files.tenant_of, journeys=journeys)
-    http = await serve(app, config.listen.host, config.listen.http)
+    http = await serve(app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits))
     engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, lambda: node.absence())
     worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)
     node = Node(config, identity, files.credentials, worker, http.untaken)

@@ -42,6 +42,7 @@ from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.process_life import HTTP_DRAIN_SECONDS, Files, leave, open_files, signals, unless
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
+from pdcluster_worker.server.limits import limits_of
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
 from pdcluster_worker.tracing import close_tracing, start_tracing
@@ -125,7 +126,7 @@ class ServerProcess:
         else:
             tokenizer = Tokenizer.load(Path(self._config.model.path))
             app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys)
-        return await serve(app, listen.host, listen.http)
+        return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
         """What the engine computes in: the model's setting, or for `auto` what the revision has agreed on."""

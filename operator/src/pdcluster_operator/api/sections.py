@@ -15,6 +15,7 @@ from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule, spelled
 from pdcluster_operator.api.section import Many, Section
+from pdcluster_operator.api.service import CorsSpec, HttpLimitsSpec
 from pdcluster_operator.api.values import (
     MAX_WORKERS,
     Amount,
@@ -249,6 +250,8 @@ class ServiceSpec(Section):
     annotations:    of the Service, as a load balancer wants them
     api_key_secret: a Secret each of whose values is a key that clients may present as `Authorization: Bearer`; None = no key is asked for
     shared_prefix_cache: all keys share cached KV blocks; otherwise each key has its own
+    cors:           which web pages may call the API; by default none of another origin
+    limits:         of what one client may send and hold open
     """
 
     port: Port = 8000
@@ -256,6 +259,8 @@ class ServiceSpec(Section):
     annotations: dict[str, str] = Field(default_factory=dict)
     api_key_secret: ObjectName | None = None
     shared_prefix_cache: bool = False
+    cors: CorsSpec = CorsSpec()
+    limits: HttpLimitsSpec = HttpLimitsSpec()
 
 
 class PlacementSpec(Section):

@@ -1,7 +1,7 @@
 """Policy edits while a cluster runs: the PDCluster file is looked at once a second.
 
-A valid edit of the policy part (routing, qos, service.sharedPrefixCache) reaches the workers
-through the policy file.  An edit of what has no effect here is passed over.  Any other edit, and
+A valid edit of the policy part (routing, qos, and cors, limits and sharedPrefixCache of service)
+reaches the workers through the policy file.  An edit of what has no effect here is passed over.  Any other edit, and
 any invalid one, is refused with the reason and the last good policy stays.
 """
 
@@ -19,7 +19,7 @@ from pdcluster_operator.plan.idle import idle_remarks, without_idle
 
 _LOOK_SECONDS = 1.0
 _POLICY_SECTIONS = ("routing", "qos")
-_POLICY_OF_SERVICE = ("sharedPrefixCache",)
+_POLICY_OF_SERVICE = ("sharedPrefixCache", "cors", "limits")
 _Stamp = tuple[int, int, int]
 
 

@@ -77,8 +77,14 @@ def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpe
 def policy_file(cluster: PDCluster) -> dict[str, Any]:
     """The policy file of every worker of a cluster."""
     spec = cluster.spec
-    shared = {"sharedPrefixCache": spec.service.shared_prefix_cache}
-    policy = {**_fields(spec.routing), **_fields(spec.qos), **shared}
+    service = spec.service
+    policy = {
+        **_fields(spec.routing),
+        **_fields(spec.qos),
+        "sharedPrefixCache": service.shared_prefix_cache,
+        "cors": _fields(service.cors),
+        "httpLimits": _fields(service.limits),
+    }
     thresholds = spec.length_thresholds()
     policy["offload"] |= {
         # Always a number, for workers of an older revision read this file too.

@@ -57,6 +57,8 @@ _EFFECTS = (
     ("spec.autoscale.", Effect.AUTOSCALER),
     ("spec.service.apiKeySecret", Effect.REVISION),
     ("spec.service.sharedPrefixCache", Effect.POLICY),
+    ("spec.service.cors", Effect.POLICY),
+    ("spec.service.limits", Effect.POLICY),
     ("spec.service.", Effect.SERVICE),
     ("spec.monitoring.", Effect.OBJECTS),
     ("spec.networkPolicy.", Effect.OBJECTS),

@@ -24,12 +24,13 @@ from pdcluster_worker.server import chat, completion, openai_errors
 from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit, taken_by
+from pdcluster_worker.server.cors import Cors
 from pdcluster_worker.server.crowd import Crowd
 from pdcluster_worker.server.farewell import Farewell
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
-from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.limits import LimitsNow, limits_of
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
     ChatReply,
@@ -45,8 +46,6 @@ from pdcluster_worker.server.request_context import RequestContextMiddleware, co
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
 from pdcluster_worker.server.tokenizer import Tokenizer
 
-DEFAULT_LIMITS = HttpLimits()
-
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
@@ -61,14 +60,14 @@ def create_app(
     clock: Callable[[], float] = time.monotonic,
     *,
     tenant_of: TenantOfKey = None,
-    limits: HttpLimits = DEFAULT_LIMITS,
+    limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
 ) -> FastAPI:
     """The application of a decode or mixed worker, or of a router.
 
     policy:      returns the policy in force now
     tenant_of:   see `authorization.Authorization`
-    limits:      of all clients together
+    limits:      of clients; None = by the policy
     journeys:    where those of requests are kept; None = in new ones
     """
     app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
@@ -92,7 +91,7 @@ def create_prefill_app(
     clock: Callable[[], float] = time.monotonic,
     *,
     tenant_of: TenantOfKey = None,
-    limits: HttpLimits = DEFAULT_LIMITS,
+    limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
@@ -111,7 +110,7 @@ class _Doors:
     """What a request passes before a route sees it."""
 
     tenant_of: TenantOfKey
-    limits: HttpLimits
+    limits: LimitsNow | None
     journeys: Journeys
 
 
@@ -123,7 +122,8 @@ def _base_app(
     doors: _Doors,
 ) -> FastAPI:
     app = FastAPI(title="PDCluster worker", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
-    limits, rejected = doors.limits, metrics.request_rejected
+    limits = doors.limits or (lambda: limits_of(policy().http_limits))
+    rejected = metrics.request_rejected
     app.add_middleware(Head)
     app.add_middleware(
         BodyLimit,
@@ -135,6 +135,7 @@ def _base_app(
     app.add_middleware(Authorization, tenant_of=doors.tenant_of, rejected=rejected, limits=limits)
     app.add_middleware(Crowd, limits=limits, rejected=rejected)
     app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
+    app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
     app.add_middleware(Farewell, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected)
     _add_models(app, worker)

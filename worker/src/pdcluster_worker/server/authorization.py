@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import openai_errors, unread
-from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.limits import LimitsNow
 from pdcluster_worker.server.request_context import note_key
 
 _API = "/v1"
@@ -32,7 +32,7 @@ class Authorization:
         app: ASGIApp,
         tenant_of: TenantOfKey,
         rejected: Counter,
-        limits: HttpLimits,
+        limits: LimitsNow,
     ) -> None:
         self._app = app
         self._tenant_of = tenant_of
@@ -53,7 +53,7 @@ class Authorization:
         error = RequestError(message, status=401, code="invalid_api_key")
         self._rejected.labels(openai_errors.reason(error)).inc()
         response = openai_errors.response(error, {"www-authenticate": "Bearer"})
-        await unread.answer(response, scope, receive, send, self._limits)
+        await unread.answer(response, scope, receive, send, self._limits())
 
 
 def presented_key(scope: Scope) -> str | None:

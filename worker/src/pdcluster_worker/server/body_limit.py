@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import openai_errors, unread
-from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.limits import LimitsNow
 
 
 class BodyLimit:
@@ -32,7 +32,7 @@ class BodyLimit:
         *,
         takes_body: Callable[[Scope], bool],
         limit: Callable[[], int],
-        limits: HttpLimits,
+        limits: LimitsNow,
         rejected: Counter,
     ) -> None:
         self._app = app
@@ -54,7 +54,7 @@ class BodyLimit:
         if announced == 0:
             await self._app(scope, receive, send)
         elif not self._takes_body(scope):
-            await unread.answer(self._app, scope, receive, send, self._limits)
+            await unread.answer(self._app, scope, receive, send, self._limits())
         elif announced is not None and announced > (limit := self._limit()):
             await self._refuse(_too_large(limit), scope, receive, send)
         else:
@@ -80,10 +80,10 @@ class BodyLimit:
         """Fill `body` to its end, or until the client leaves; returns why not if it is refused."""
         clock = asyncio.get_running_loop().time
         start = clock()
-        limit = self._limit()
-        most = max(limit, self._limits.max_bodies_bytes)
+        limit, limits = self._limit(), self._limits()
+        most = max(limit, limits.max_bodies_bytes)
         try:
-            async with asyncio.timeout_at(start + self._limits.body_deadline(0)) as deadline:
+            async with asyncio.timeout_at(start + limits.body_deadline(0)) as deadline:
                 while not body.is_whole:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -95,7 +95,7 @@ class BodyLimit:
                         return _too_many()
                     body.take(chunk, is_whole=not message.get("more_body", False))
                     self._num_held_bytes += len(chunk)
-                    deadline.reschedule(start + self._limits.body_deadline(body.num_bytes))
+                    deadline.reschedule(start + limits.body_deadline(body.num_bytes))
         except TimeoutError:
             return _too_slow(clock() - start)
         return None
@@ -112,7 +112,7 @@ class BodyLimit:
         if error.status == 408:  # it sends nothing that we could wait for
             await response(scope, receive, send)
         else:
-            await unread.answer(response, scope, receive, send, self._limits)
+            await unread.answer(response, scope, receive, send, self._limits())
 
 
 class _Body:

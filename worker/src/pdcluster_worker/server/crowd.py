@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import openai_errors, unread
 from pdcluster_worker.server.authorization import is_api
-from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.limits import LimitsNow
 
 CROWDED = "pdcluster.crowded"
 """In the scope's state of a request that came while as many others were open as may be."""
@@ -74,7 +74,7 @@ class OpenConnections(Generic[ConnectionT]):
 class Crowd:
     """Middleware: answers requests for the API that are too many."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, rejected: Counter) -> None:
+    def __init__(self, app: ASGIApp, limits: LimitsNow, rejected: Counter) -> None:
         self._app = app
         self._limits = limits
         self._rejected = rejected
@@ -88,4 +88,4 @@ class Crowd:
         error = RequestError(message, status=503, code="connections_full", retry_after_seconds=1)
         self._rejected.labels(openai_errors.reason(error)).inc()
         response = openai_errors.response(error, {"connection": "close"})
-        await unread.answer(response, scope, receive, send, self._limits)
+        await unread.answer(response, scope, receive, send, self._limits())

@@ -1,10 +1,17 @@
 """What the HTTP server bears of all its clients together, in one place.
 
-None of it is a user's field: the defaults hold for any worker, and what depends
-on the model or on the users (`qos.admission`) is policy.
+What one client may send and hold open is the user's (`service.limits`); the
+rest holds for any worker, and what depends on the model or on the users
+(`qos.admission`) is policy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from pdcluster_worker.http_config import HttpLimitsPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +20,12 @@ class HttpLimits:
 
     max_connections:       with an open request at once; a stream is open for as long as it runs.
     spare_connections:     beyond these, for probes and scrapes; idle ones take any free place.
-    keep_alive_seconds:    for the next request, or the first; more than the idle time of common
-                           clients' pools, so that they close first.
+    keep_alive_seconds:    for the next request, or the first; by default more than the idle time of
+                           common clients' pools, so that they close first.
     header_seconds:        from the first byte of a request to the end of its header.
     max_header_bytes:      of a header; trailers and the framing of chunks may have as much again,
                            and 8 times the body.
+    max_headers:           fields of a header, trailers included.
     body_seconds:          from the header to the end of the body,
     body_bytes_per_second: and one second more for as many bytes as this that have come.
     max_bodies_bytes:      bodies of all open requests together, as far as they have come.
@@ -31,6 +39,7 @@ class HttpLimits:
     keep_alive_seconds: int = 75
     header_seconds: float = 10.0
     max_header_bytes: int = 64 << 10
+    max_headers: int = 128
     body_seconds: float = 10.0
     body_bytes_per_second: int = 64 << 10
     max_bodies_bytes: int = 256 << 20
@@ -40,3 +49,13 @@ class HttpLimits:
     def body_deadline(self, num_bytes: int) -> float:
         """Seconds after the header in which the body must end, when so many bytes have come."""
         return self.body_seconds + num_bytes / self.body_bytes_per_second
+
+
+LimitsNow = Callable[[], HttpLimits]
+"""Returns the limits in force now."""
+
+
+@lru_cache(maxsize=4)
+def limits_of(policy: HttpLimitsPolicy) -> HttpLimits:
+    """The limits of a worker under a policy."""
+    return HttpLimits(**msgspec.structs.asdict(policy))

@@ -18,10 +18,8 @@ from pdcluster_worker.open_files import fitting
 from pdcluster_worker.server.connection import Connection
 from pdcluster_worker.server.crowd import OpenConnections
 from pdcluster_worker.server.incoming import Incoming
-from pdcluster_worker.server.limits import HttpLimits
+from pdcluster_worker.server.limits import HttpLimits, LimitsNow
 from pdcluster_worker.server.unsent import Unsent
-
-DEFAULT_LIMITS = HttpLimits()
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
@@ -98,7 +96,7 @@ class HttpServer:
             await asyncio.wait({self.finished}, timeout=_POLL_SECONDS)
 
 
-async def serve(app: ASGIApp, host: str, port: int, limits: HttpLimits = DEFAULT_LIMITS) -> HttpServer:
+async def serve(app: ASGIApp, host: str, port: int, limits: LimitsNow = HttpLimits) -> HttpServer:
     """Bind and serve.  Raises ConfigError when the address cannot be had."""
     bound = _bind(host, port)
     config = uvicorn.Config(
@@ -109,17 +107,16 @@ async def serve(app: ASGIApp, host: str, port: int, limits: HttpLimits = DEFAULT
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_keep_alive=limits.keep_alive_seconds,
         backlog=_BACKLOG,
     )
     return HttpServer(_Server(config), bound)
 
 
-def _connections(limits: HttpLimits) -> type[Connection]:
+def _connections(limits: LimitsNow) -> type[Connection]:
     """The protocol of one server, whose connections know of each other."""
-    most = fitting(limits.max_connections)
-    crowd = OpenConnections[Incoming](most, limits.spare_connections, _close)
-    return type("Connection", (Connection,), {"limits": limits, "crowd": crowd})
+    most = fitting(limits().max_connections)
+    crowd = OpenConnections[Incoming](most, limits().spare_connections, _close)
+    return type("Connection", (Connection,), {"limits_now": staticmethod(limits), "crowd": crowd})
 
 
 def _close(connection: Incoming) -> None:
