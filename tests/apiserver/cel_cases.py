@@ -460,6 +460,18 @@ RULES = [
         at("spec.roles.prefill.engine.batchInvariant", True),
     ),
     Rule(
+        "spec.roles.prefill",
+        "engine.speculation is for decode and mixed workers: set it in roles.decode.engine, or method: Off for prefill",
+        both(at("spec.engine.speculation", {}), at("spec.roles.prefill.engine.speculation", {"method": "Off"})),
+        at("spec.engine.speculation", {}),
+    ),
+    Rule(
+        "spec.roles.decode.engine.speculation",
+        "promptLookupMin must be at most promptLookupMax: lower the one or raise the other",
+        at("spec.roles.decode.engine.speculation", {"promptLookupMin": 5}),
+        at("spec.roles.decode.engine.speculation", {"promptLookupMin": 6}),
+    ),
+    Rule(
         "spec.roles.decode",
         "engine.prefillDelayer is for prefill and mixed workers: set it in roles.prefill.engine, or enabled: false for decode",
         both(at("spec.engine.prefillDelayer", {}), at("spec.roles.decode.engine.prefillDelayer", {"enabled": False})),

@@ -59,7 +59,6 @@ def pod_monitors(control_plane: ControlPlane) -> Iterator[str]:
     crd = f"customresourcedefinition/{POD_MONITORS['metadata']['name']}"
     control_plane.kubectl("create", "--filename", "-", input=json.dumps(POD_MONITORS))
     try:
-        control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", crd)
         wait_for(lambda: _answers(control_plane), DEADLINE_SECONDS, "the CRD is not served")
         yield "/apis/monitoring.coreos.com/v1/podmonitors"
     finally:

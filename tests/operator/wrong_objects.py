@@ -441,6 +441,21 @@ BAD = [
         "spec.roles.prefill.engine.prefillDelayer.maxDelayPasses",
     ),
     Wrong(
+        at("spec.engine", {"speculation": {}}),
+        "spec.roles.prefill.engine.speculation: is for decode and mixed workers, and this holds for prefill; set it in roles.decode",
+        "spec.roles.prefill",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"numTokens": 17}}),
+        "spec.roles.decode.engine.speculation.numTokens: must be at most 16, not 17",
+        "spec.roles.decode.engine.speculation.numTokens",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"promptLookupMin": 6}}),
+        "spec.roles.decode.engine.speculation.promptLookupMin: must be at most promptLookupMax (5), not 6; lower the one",
+        "spec.roles.decode.engine.speculation",
+    ),
+    Wrong(
         at("spec.engine", {"dataParallelSize": 9}),
         "spec.engine.dataParallelSize: must be at most 8, not 9; lower it",
         "spec.engine.dataParallelSize",

@@ -94,8 +94,19 @@ ENGINE_VALUES: dict[str, Any] = {
         "tokenUsageLowWatermark": 0.5,
         "queueMinRatio": 0.25,
     },
+    # On a prefill worker likewise.
+    "speculation": {
+        "method": "Off",
+        "numTokens": 2,
+        "promptLookupMax": 7,
+        "promptLookupMin": 2,
+        "adaptive": False,
+        "disableAboveRunning": 8,
+    },
 }
 DELAYER: dict[str, Any] = ENGINE_VALUES["prefillDelayer"]
+SPECULATION: dict[str, Any] = ENGINE_VALUES["speculation"]
+SECTIONS = ("prefillDelayer", "speculation")
 
 SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
     {"longPrefillTokenThreshold": 50},
@@ -131,7 +142,11 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "roles.resources.limits": (NOTHING, at("spec.roles.decode.resources.limits", {"cpu": 1})),
     "roles.podTemplate": (NOTHING, at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}})),
     "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
-    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items() if value is not DELAYER},
+    **{f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value)) for name, value in ENGINE_VALUES.items() if name not in SECTIONS},
+    **{
+        f"engine.speculation.{name}": (NOTHING, at("spec.engine.speculation", {"method": "Off", name: value}))
+        for name, value in SPECULATION.items()
+    },
     **{
         f"engine.prefillDelayer.{name}": (NOTHING, at("spec.engine.prefillDelayer", {"enabled": False, name: value}))
         for name, value in DELAYER.items()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.config import Identity, load_policy, load_worker_config
-from pdcluster_worker.engine.settings import ChunkSchedule, SchedulerSettings
+from pdcluster_worker.engine.settings import ChunkSchedule, SchedulerSettings, SpeculationSettings
 from pdcluster_worker.errors import ConfigError
 
 MINIMUM = """
@@ -37,6 +37,23 @@ def test_worker_config_says_how_the_engine_schedules(tmp_path: Path) -> None:
     assert config.engine.scheduler_settings == own
 
 
+def test_worker_config_says_how_tokens_are_drafted(tmp_path: Path) -> None:
+    fields = "{numTokens: 4, promptLookupMax: 6, promptLookupMin: 2, adaptive: false, disableAboveRunning: 8}"
+    engine = load_worker_config(write(tmp_path, f"{MINIMUM}engine: {{maxSequences: 10, speculation: {fields}}}\n")).engine
+    assert engine.drafts is not None
+    assert engine.drafts.settings == SpeculationSettings(4, 6, 2, adaptive=False, disable_above_running=8)
+    assert engine.max_decode_rows == 50
+
+    off = load_worker_config(write(tmp_path, f"{MINIMUM}engine: {{speculation: {{method: 'Off'}}}}\n")).engine
+    assert (off.drafts, off.max_decode_rows) == (None, off.max_sequences)
+
+
+def test_worker_config_refuses_drafts_of_a_prefill_worker(tmp_path: Path) -> None:
+    prefill = MINIMUM.replace("role: decode", "role: prefill")
+    with pytest.raises(ConfigError, match=r"engine\.speculation is for decode and mixed workers, not for prefill: remove it"):
+        load_worker_config(write(tmp_path, f"{prefill}engine: {{speculation: {{}}}}\n"))
+
+
 def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
     config = load_worker_config(write(tmp_path, MINIMUM))
 
@@ -51,6 +68,8 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`"),
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
         ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),
+        ("engine: {speculation: {numTokens: 17}}", r"Expected `int` <= 16 - at `\$\.engine\.speculation\.numTokens`"),
+        ("engine: {speculation: {promptLookupMin: 6}}", r"promptLookupMin \(6\) must be at most promptLookupMax \(5\): lower the one"),
         ("engine: {scheduler: fastest}", r"Invalid enum value 'fastest' - at `\$\.engine\.scheduler`"),
         ("engine: {scheduler: orca, maxModelLen: 300}", r"maxBatchedTokens \(256\) is below the longest request of 300 tokens: raise"),
         ("engine: {chunkedPrefill: false, maxModelLen: 257}", r"chunkedPrefill: false computes a prompt in one step"),
@@ -178,6 +197,7 @@ def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("gpu: h100", "gpu: h100 is not for a router, which has no engine: remove it"),
         ("engine: {prefillDelayer: {}}", "engine.prefillDelayer is for prefill and mixed workers, not for router: remove it"),
+        ("engine: {speculation: {}}", "engine.speculation is for decode and mixed workers, not for router: remove it"),
     ],
 )
 def test_worker_config_refuses_what_a_router_has_no_engine_for(tmp_path: Path, line: str, reason: str) -> None:

@@ -13,14 +13,14 @@ from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTra
 class EngineRig:
     """One core, its surroundings, and everything that it has said."""
 
-    def __init__(self, network, clock, name, delayer=None, depth=1, **sizes):
+    def __init__(self, network, clock, name, delayer=None, depth=1, drafter=None, **sizes):
         values = {"block_size": 4, "num_blocks": 16, "max_batched_tokens": 32, "max_sequences": 4, "max_model_len": 100} | sizes
         self.settings = EngineSettings(**values)
         self.network, self.clock = network, clock
         self.runner = FakeRunner(self.settings.num_blocks, self.settings.block_size, window=self.settings.window, depth=depth)
         self.transport = FakeTransport(network, self.runner, name, clock, verify=True)
         epochs = (number.to_bytes(16, "big") for number in range(1, 1000))
-        self.core = EngineCore(self.settings, self.runner, self.transport, clock, lambda: next(epochs), delayer=delayer)
+        self.core = EngineCore(self.settings, self.runner, self.transport, clock, lambda: next(epochs), delayer=delayer, drafter=drafter)
         self.outputs = []
 
     def handle(self, *inputs):

@@ -23,11 +23,13 @@ from pdcluster_worker.engine.messages import (
     Token,
     Tokens,
 )
-from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
+from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings, SpeculationSettings
 from pdcluster_worker.model.beginning import InThread
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.native_dtype import DType
+from pdcluster_worker.speculation_config import SpeculationConfig
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from tests.kept_answer import keep_answer
 
@@ -56,13 +58,14 @@ class Model:
             threads=1,
             max_batched_tokens=max(MAX_SEQUENCES, max_batched_tokens),
             max_sequences=MAX_SEQUENCES,
+            speculation=SpeculationConfig(),
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
         )
         if tensor_parallel_size * pipeline_parallel_size == 1:
             keep_answer(folder, dtype)
         self.runner, self.cache, self.info = open_runner(ModelConfig("tiny", str(folder), dtype), settings)
-        self._limits = StepLimits(settings.max_batched_tokens, MAX_SEQUENCES, self.info.max_model_len, BLOCK_SIZE)
+        self._limits = StepLimits(settings.max_batched_tokens, MAX_SEQUENCES, self.info.max_model_len, BLOCK_SIZE, settings.max_decode_rows)
 
     def ahead(self) -> "Model":
         """The same, but its next step is submitted while one computes in a thread, as ranks do it."""
@@ -84,6 +87,7 @@ class Engine:
         max_batched_tokens: int = 64,
         max_model_len: int | None = None,
         scheduler: SchedulerSettings = CONTINUOUS,
+        drafter: Drafter | None = None,
     ) -> None:
         self.runner = model.runner
         self.name = name
@@ -96,10 +100,12 @@ class Engine:
                 max_sequences=MAX_SEQUENCES,
                 max_model_len=max_model_len or model.info.max_model_len,
                 scheduler=scheduler,
+                speculation=None if drafter is None else SpeculationSettings(adaptive=False),
             ),
             self.runner,
             LocalTransport(fabric, model.cache, name, verify=True),
             time.monotonic,
+            drafter=drafter,
         )
 
     def step(self) -> list[EngineOutput]:
@@ -180,9 +186,17 @@ class Cluster(Pair):
         super().__init__(*engines_over(models, scheduler=scheduler, **decode))
 
 
-def engines_over(models: list[Model], scheduler: SchedulerSettings = CONTINUOUS, **decode: int) -> list[Engine]:
+def engines_over(
+    models: list[Model], scheduler: SchedulerSettings = CONTINUOUS, drafter: Drafter | None = None, **decode: int
+) -> list[Engine]:
     """A prefill engine over the first model and decode engines of these sizes over the others."""
     fabric = LocalFabric()
     budget = {name: decode[name] for name in ("max_batched_tokens", "max_model_len") if name in decode}
     prefill = Engine(models[0], fabric, "prefill", scheduler=scheduler, **budget)
-    return [prefill, *(Engine(model, fabric, f"decode-{index}", scheduler=scheduler, **decode) for index, model in enumerate(models[1:]))]
+    return [
+        prefill,
+        *(
+            Engine(model, fabric, f"decode-{index}", scheduler=scheduler, drafter=drafter, **decode)
+            for index, model in enumerate(models[1:])
+        ),
+    ]

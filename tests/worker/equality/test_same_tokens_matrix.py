@@ -7,13 +7,15 @@ at a time on one engine; half of the requests are greedy, half seeded, with pena
 KV blocks move between engines of unequal ranks, bytes and checksums compared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
+from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import SCHEDULER_NAMES, ChunkSchedule, SchedulerSettings
 from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
@@ -75,7 +77,7 @@ def specs(case: str) -> list[RequestSpec]:
     return found
 
 
-def pair_of(models: Models, column: str, path: str, own: SchedulerSettings) -> Pair:
+def pair_of(models: Models, column: str, path: str, own: SchedulerSettings, drafter: Drafter | None = None) -> Pair:
     """The engines of a cell; `remote from` prefills there and decodes on one rank."""
     decodes = ["tp 1", "other"] if column == "dp 2" else [column]
     names = [column if column != "dp 2" else "tp 1", "peer"] if path == "remote from" else ["peer", *decodes]
@@ -84,7 +86,7 @@ def pair_of(models: Models, column: str, path: str, own: SchedulerSettings) -> P
         "max_batched_tokens": MAX_MODEL_LEN if own.computes_whole_prompts else 64,
         "max_model_len": MAX_MODEL_LEN,
     }
-    return Pair(*engines_over([models[name] for name in names], scheduler=own, **sizes))
+    return Pair(*engines_over([models[name] for name in names], scheduler=own, drafter=drafter, **sizes))
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +137,46 @@ def test_tokens_are_those_of_one_request_at_a_time(name: str, column: str, path:
 def test_settings_of_a_scheduler_change_no_token(name: str, column: str, models: Models, expected: list[list[Token]]) -> None:
     own = VARIANTS[name]
     check_cell(pair_of(models, column, "preempted", own), "preempted", own, expected)
+
+
+class Guesses:
+    """A drafter that knows the answers, and is wrong at every fifth position."""
+
+    def __init__(self, expected: list[list[Token]]) -> None:
+        self._expected = expected
+
+    def may_follow(self, request: Request) -> bool:
+        return request.num_tokens % 3 > 0
+
+    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        return [self._draft(request, num_tokens) for request, num_tokens in wanted]
+
+    def _draft(self, request: Request, num_tokens: int) -> list[int]:
+        answer, start = self._expected[int(request.request_id.split("-")[-1])], request.num_output_tokens
+        return [token.token_id ^ (at % 5 == 0) for at, token in enumerate(answer[start : start + num_tokens], request.num_tokens)]
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
+def check_drafts(pair: Pair) -> None:
+    found = [engine.stats for engine in pair.decodes]
+    assert sum(sum(stats.drafted) for stats in found) > sum(sum(stats.accepted) for stats in found) > 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_drafts_change_no_token(column: str, path: str, models: Models, expected: list[list[Token]]) -> None:
+    pair = pair_of(models, column, path, CONTINUOUS, Guesses(expected))
+    check_cell(pair, path, CONTINUOUS, expected)
+    check_drafts(pair)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name != "continuous"])
+def test_drafts_of_a_scheduler_change_no_token(name: str, models: Models, expected: list[list[Token]]) -> None:
+    pair = pair_of(models, "tp 1", "preempted", OWN[name], Guesses(expected))
+    check_cell(pair, "preempted", OWN[name], expected)
+    check_drafts(pair)
 
 
 def check_prompt(answer: list[Token], logprobs: torch.Tensor) -> None:

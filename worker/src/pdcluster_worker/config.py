@@ -40,6 +40,7 @@ from pdcluster_worker.qos_config import (
     TenantPolicy,
 )
 from pdcluster_worker.routing_config import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillQueuePolicy, PrefillScorePolicy
+from pdcluster_worker.speculation_config import SpeculationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class EngineConfig(Section, frozen=True):
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
     pipeline_parallel_size: stages of layers, each of so many ranks.
     prefill_delayer:     of a prefill or mixed worker; None = prompts are not held back.
+    speculation:         of a decode or mixed worker; None = nothing is drafted.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -138,6 +140,7 @@ class EngineConfig(Section, frozen=True):
     tensor_parallel_size: Ranks = 1
     pipeline_parallel_size: Ranks = 1
     prefill_delayer: PrefillDelayerConfig | None = None
+    speculation: SpeculationConfig | None = None
 
     def __post_init__(self) -> None:
         if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
@@ -157,6 +160,18 @@ class EngineConfig(Section, frozen=True):
             raise ValueError(
                 f"numBlocks ({self.num_blocks}) must be at least dataParallelSize ({self.data_parallel_size}): engines share them"
             )
+
+    @property
+    def drafts(self) -> SpeculationConfig | None:
+        """How tokens are drafted; None = not at all."""
+        own = self.speculation
+        return None if own is None or own.method == "Off" else own
+
+    @property
+    def max_decode_rows(self) -> int:
+        """Rows of the largest step of decodes and their drafts."""
+        num_drafts = 0 if self.drafts is None else self.drafts.num_tokens
+        return max(self.max_sequences, min(self.max_batched_tokens, self.max_sequences * (1 + num_drafts)))
 
     @property
     def scheduler_settings(self) -> SchedulerSettings:
@@ -231,6 +246,8 @@ class WorkerConfig(Section, frozen=True):
             raise ValueError(
                 f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: remove it or set enabled: false"
             )
+        if self.role in ("prefill", "router") and self.engine.drafts is not None:
+            raise ValueError(f'engine.speculation is for decode and mixed workers, not for {self.role}: remove it or set method: "Off"')
         if self.role == "router" and self.gpu != NO_ACCELERATOR:
             raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
 

@@ -36,6 +36,7 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.speculation import NgramDrafter
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
@@ -215,7 +216,8 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
     )
     settings = _settings(config, info, memory.num_blocks)
     delayer = _delayer(config.engine.prefill_delayer, place)
-    core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer)
+    drafter = None if settings.speculation is None else NgramDrafter(settings.speculation)
+    core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
     ready = _ready(engine_id, transport.port, runner, settings, device)
     mailbox.send([ready, *core.step()])
     gc.collect()
@@ -269,6 +271,7 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
         scheduler=engine.scheduler_settings,
         admission_watermark=engine.admission_watermark,
         window=info.window,
+        speculation=None if engine.drafts is None else engine.drafts.settings,
     )
 
 

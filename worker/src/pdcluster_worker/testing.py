@@ -29,6 +29,7 @@ from pdcluster_worker.engine.ports import (
     SendEnded,
     StepSeconds,
     TransferEvent,
+    verified,
 )
 from pdcluster_worker.errors import RequestError
 
@@ -107,11 +108,12 @@ class FakeRunner:
         for item in batch.items:
             tokens, block_table = item.request.tokens, item.request.block_table
             assert item.num_tokens > 0, "a model computes at least one token"
+            known = [*tokens[: item.start + item.num_known_tokens], *item.drafts]
             for position in range(item.start, item.end):
                 first_seen = block_table[self._first(position) // self._block_size]
                 assert first_seen < self.num_blocks, "a token sees the null block"
                 self.on_write(block_table[position // self._block_size])
-                self._slots[self._slot(block_table, position)] = _kv(tokens[position] if position < len(tokens) else 0, position)
+                self._slots[self._slot(block_table, position)] = _kv(known[position] if position < len(known) else 0, position)
             outcomes.append(self._outcome(item))
         return outcomes
 
@@ -140,8 +142,10 @@ class FakeRunner:
 
     def _outcome(self, item: Scheduled) -> RowOutcome:
         request = item.request
-        sample = Sample(self._next_token(request.block_table, item.end)) if item.samples else None
-        return self.failing_rows.get(request.request_id, sample)
+        if request.request_id in self.failing_rows or not item.samples:
+            return self.failing_rows.get(request.request_id)
+        ends = range(item.end - len(item.drafts), item.end + 1)
+        return verified(item.drafts, [Sample(self._next_token(request.block_table, end)) for end in ends])
 
     def _first(self, position: int) -> int:
         """The first position that a token at `position` sees."""

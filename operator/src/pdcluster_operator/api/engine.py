@@ -1,10 +1,11 @@
 """The section `engine` of a PDCluster spec, and of each of its roles."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pdcluster_operator.api.quantity import Quantity
+from pdcluster_operator.api.rules import rule
 from pdcluster_operator.api.scheduling import ChunkScheduleSpec, SchedulerName
 from pdcluster_operator.api.section import Section
 from pdcluster_operator.api.values import Natural, Positive, Ranks
@@ -26,6 +27,31 @@ class PrefillDelayerSpec(Section):
     max_delay_milliseconds: Annotated[int, Field(ge=1, le=600_000)] = 5000
     token_usage_low_watermark: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     queue_min_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+
+
+class SpeculationSpec(Section):
+    """Tokens that are guessed and verified by the next step, on decode and mixed workers.
+
+    method:                Off = none are; ngram = from the request's own tokens
+    num_tokens:            most drafts of one request in a step
+    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for with
+    adaptive:              a request is not drafted while its drafts are measured not to pay
+    disable_above_running: with more running requests nothing is drafted; None = no such bound
+    """
+
+    method: Literal["Off", "ngram"] = "ngram"
+    num_tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    prompt_lookup_max: Positive = 5
+    prompt_lookup_min: Positive = 3
+    adaptive: bool = True
+    disable_above_running: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            reason = f"must be at most promptLookupMax ({self.prompt_lookup_max}), not {self.prompt_lookup_min}"
+            raise rule(reason, "lower the one or raise the other", at="promptLookupMin")
+        return self
 
 
 class EngineSpec(Section):
@@ -57,6 +83,7 @@ class EngineSpec(Section):
     tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each
     pipeline_parallel_size: stages of layers, each of so many ranks
     prefill_delayer:       of prefill and mixed workers; None = prompts are not held back
+    speculation:           of decode and mixed workers; None = no token is guessed
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -84,6 +111,7 @@ class EngineSpec(Section):
     tensor_parallel_size: Ranks = 1
     pipeline_parallel_size: Ranks = 1
     prefill_delayer: PrefillDelayerSpec | None = None
+    speculation: SpeculationSpec | None = None
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given."""

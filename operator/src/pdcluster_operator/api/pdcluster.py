@@ -211,6 +211,13 @@ class PDClusterSpec(Section):
         raise rule("is for prefill and mixed workers, and this holds for decode", fix, at="roles.decode.engine.prefillDelayer")
 
     @model_validator(mode="after")
+    def _drafts_have_decodes(self) -> Self:
+        if self.roles.prefill is None or (own := self.engine_of("prefill").speculation) is None or own.method == "Off":
+            return self
+        fix = 'set it in roles.decode.engine, or method: "Off" for prefill'
+        raise rule("is for decode and mixed workers, and this holds for prefill", fix, at="roles.prefill.engine.speculation")
+
+    @model_validator(mode="after")
     def _cuda_has_an_accelerator(self) -> Self:
         for name, role in self.roles.computing().items():
             for index, pool in enumerate(role.pools):

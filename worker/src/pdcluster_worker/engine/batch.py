@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 
 
@@ -12,12 +13,17 @@ class Scheduled(msgspec.Struct, frozen=True):
 
     start:   position of the first of them.
     samples: whether a token is sampled after this step: all known tokens are then computed.
+    drafts:  the last of the tokens, which are guesses: a token is sampled after the known ones and
+             after each draft, and counts as far as the drafts before it are what was sampled.
+    waits:   no other step takes this request before this one has ended.
     """
 
     request: Request
     num_tokens: int
     start: int
     samples: bool
+    drafts: tuple[int, ...] = ()
+    waits: bool = False
 
     @classmethod
     def of(cls, request: Request, num_tokens: int) -> "Scheduled":
@@ -29,6 +35,54 @@ class Scheduled(msgspec.Struct, frozen=True):
     def end(self) -> int:
         """One past the position of the last scheduled token."""
         return self.start + self.num_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Those of them that are no drafts."""
+        return self.num_tokens - len(self.drafts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens; shorter by the last one where the step before samples it."""
+        return [*self.request.tokens[self.start : self.start + self.num_known_tokens], *self.drafts]
+
+
+@dataclass(frozen=True, slots=True)
+class AfterDrafts:
+    """A place to sample at: a request as it is once its first drafts are accepted."""
+
+    request: Request
+    drafts: tuple[int, ...]
+
+    @property
+    def request_id(self) -> str:
+        """Of the request."""
+        return self.request.request_id
+
+    @property
+    def sampling(self) -> Sampling:
+        """Of the request."""
+        return self.request.sampling
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt, output and the drafts."""
+        return self.request.num_tokens + len(self.drafts)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output and the drafts."""
+        return self.request.num_output_tokens + len(self.drafts)
+
+
+SamplePlace = Request | AfterDrafts
+"""After which tokens one is sampled."""
+
+
+def sample_places(item: Scheduled) -> list[SamplePlace]:
+    """Those of an item that samples, in the order of its rows."""
+    later = [AfterDrafts(item.request, item.drafts[:count]) for count in range(1, len(item.drafts) + 1)]
+    return [item.request, *later]
 
 
 @dataclass(frozen=True, slots=True)

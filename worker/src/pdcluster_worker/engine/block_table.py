@@ -143,6 +143,27 @@ class BlockTables:
             del self._growing[request]
         return True
 
+    def grow_for_drafts(self, request: Request, end: int, num_drafts: int) -> int:
+        """Extend the table beyond `end` tokens, which have room, for drafts; returns for how many of them.
+
+        No other request gives up a block for them, nor does an admission that was promised some.
+        """
+        held = len(request.block_table)
+        missing = self.num_blocks(end + num_drafts) - held
+        if missing > 0 and request not in self._growing and missing + self._num_kept <= self.num_available_to(request):
+            self.grow(request, end + num_drafts)
+            request.num_draft_blocks = len(request.block_table) - held
+        return min(num_drafts, len(request.block_table) * self._block_size - end)
+
+    def settle_drafts(self, request: Request) -> None:
+        """Give back the blocks that drafts alone have asked for and the known tokens do not need; no step has the request now."""
+        extra = min(request.num_draft_blocks, len(request.block_table) - self.num_blocks(request.num_tokens))
+        request.num_draft_blocks = 0
+        if extra > 0:
+            self.pool.release(request.block_table[-extra:])
+            # Another list, as where blocks leave a window.
+            request.block_table = request.block_table[:-extra]
+
     def advance(self, request: Request, num_tokens: int) -> None:
         """`num_tokens` more have their KV: hash the blocks that they fill.
 
@@ -166,6 +187,7 @@ class BlockTables:
             request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
         request.block_table = []
         request.num_null_blocks = 0
+        request.num_draft_blocks = 0
         request.num_computed_tokens = 0
         self._holding.discard(request)
         self._growing.pop(request, None)

@@ -14,6 +14,7 @@ from itertools import chain
 
 from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.acceptance import refusal
+from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.checking import IdleCheck, PoolWalk
@@ -21,7 +22,7 @@ from pdcluster_worker.engine.delayed_schedule import delayed_schedule
 from pdcluster_worker.engine.execution import Executor
 from pdcluster_worker.engine.flights import Flights
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestFailed, RequestSpec, Target, Token
-from pdcluster_worker.engine.ports import BlocksSent, Fenced, ModelRunner, Sample, SendEnded, TransferEvent, Transport
+from pdcluster_worker.engine.ports import BlocksSent, Drafter, Fenced, ModelRunner, Run, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver, random_epoch
 from pdcluster_worker.engine.reporting import Parts, Reporter
@@ -29,6 +30,7 @@ from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.engine.speculation import Speculation
 from pdcluster_worker.engine.stats import FirstTokens
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
 from pdcluster_worker.errors import RequestError
@@ -48,6 +50,7 @@ class EngineCore:
         new_epoch: Callable[[], bytes] = random_epoch,
         *,
         delayer: PrefillDelayer | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.pool = BlockPool(settings.num_blocks)
         self._settings = settings
@@ -68,6 +71,10 @@ class EngineCore:
         self._stalled = False  # the last schedule was empty and nothing has happened since
         parts = Parts(self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer)
         self._reporter = Reporter(parts, clock)
+        self._speculation: Speculation | None = None
+        if drafter is not None:
+            counts, looks_ahead = self._reporter.counters.speculation, runner.depth > 1
+            self._speculation = Speculation(settings, self._tables, drafter, clock, counts, looks_ahead=looks_ahead)
         self._check = IdleCheck(PoolWalk(self.pool, self._holders), clock)
 
     @property
@@ -127,6 +134,8 @@ class EngineCore:
         self._scheduler.displace()
         schedule = delayed_schedule(self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started)
         self._begin(schedule, started)
+        if self._speculation is not None:
+            self._speculation.extend(schedule, len(self._scheduler.running))
         if schedule.items:
             self._flights.submit(schedule.batch, started)
         self._stalled = not schedule.progressed and not self._flights
@@ -280,11 +289,11 @@ class EngineCore:
                 self._fail(item.request, outcome)
                 continue
             assert (outcome is not None) == item.samples, f"the runner's answer for {item.request.request_id} does not fit its tokens"
-            self._tables.advance(item.request, item.num_tokens)
+            self._tables.advance(item.request, item.num_known_tokens)
             if outcome is None:
                 self._write_full(item.request, landing.landed)
             else:
-                tokens.append(self._sampled(item.request, outcome, landing.landed))
+                tokens += self._taken(item, outcome, landing.landed)
         for request in landing.gone:
             self._leaving.discard(request)
             self._release(request)
@@ -294,6 +303,23 @@ class EngineCore:
         work, times = landing.flight.work, self._flights.times(landing)
         self._reporter.counters.count_step(work, times, len(tokens))
         self._scheduler.completed(work.num_tokens, times.step)
+        if self._speculation is not None:
+            self._speculation.completed(landing.flight, times.model)
+
+    def _taken(self, item: Scheduled, outcome: Sample | Run, now: float) -> list[Token]:
+        """The tokens of one item, one after another as if each had its step, until one ends the request."""
+        if isinstance(outcome, Sample):
+            return [self._sampled(item.request, outcome, now)]
+        tokens: list[Token] = []
+        for sample in outcome.samples:
+            if tokens:
+                self._tables.advance(item.request, 1)  # of a draft that was accepted
+            tokens.append(self._sampled(item.request, sample, now))
+            if tokens[-1].finish_reason is not None:
+                break
+        if self._speculation is not None:
+            self._speculation.settle(item, num_accepted=len(tokens) - 1)
+        return tokens
 
     def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
         request.tokens.append(sample.token_id)
@@ -352,6 +378,8 @@ class EngineCore:
         """No step has it any more: its blocks are free for others."""
         self._tables.release(request)
         self._runner.forget(request.request_id)
+        if self._speculation is not None:
+            self._speculation.forget(request)
 
     def _touch(self) -> None:
         self._stalled = False

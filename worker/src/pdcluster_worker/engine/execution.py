@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.ports import ROW_FAILURES, ModelRunner, Sample, StepSeconds
+from pdcluster_worker.engine.ports import ROW_FAILURES, ModelRunner, Run, Sample, StepSeconds
 from pdcluster_worker.engine.request import Status
 from pdcluster_worker.errors import RequestError
 
@@ -25,8 +25,8 @@ class EngineBrokenError(RuntimeError):
     """The model fails whatever it is given; the engine process must end."""
 
 
-Outcome = Sample | Exception | None
-"""Of one item: its token, None when it does not reach the end of its known tokens, or why it failed."""
+Outcome = Sample | Run | Exception | None
+"""Of one item: its token or tokens, None when it does not reach the end of its known tokens, or why it failed."""
 
 
 RAISED = "raised"

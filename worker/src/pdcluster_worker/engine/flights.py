@@ -5,6 +5,8 @@ computes.  What such a step samples is not known then: a request goes on by
 position [V1], with a placeholder for each token that is to come.  One that ends
 by its length is known ahead and not scheduled again; one that ends at a stop
 token is in one step more, and what that step gives for it counts for nothing.
+A step with drafts of a request may give it several tokens: no other step takes
+the request before that has ended.
 """
 
 from collections import deque
@@ -70,10 +72,11 @@ class Flights:
         for item in batch.items:
             request = item.request
             request.num_in_flight_tokens += item.num_tokens
+            request.is_waiting = item.waits
             if item.samples:
-                request.num_placeholders += 1
-                is_last = request.target is not None or ends_by_length(request, self._max_model_len, num_more=request.num_placeholders)
-                request.is_ending = is_last
+                request.num_placeholders += 1 + len(item.drafts)
+                num_more = request.num_placeholders - len(item.drafts)  # drafts may all be wrong
+                request.is_ending = request.target is not None or ends_by_length(request, self._max_model_len, num_more=num_more)
 
     def land(self) -> Landing:
         """Wait for the oldest.  Raises EngineBrokenError."""
@@ -85,7 +88,8 @@ class Flights:
         for item, outcome in zip(flight.batch.items, outcomes, strict=True):
             request = item.request
             request.num_in_flight_tokens -= item.num_tokens
-            request.num_placeholders -= item.samples
+            request.num_placeholders -= item.samples + len(item.drafts)
+            request.is_waiting = False
             if request.status is not Status.FINISHED:
                 living.append((item, outcome))
             elif not request.num_in_flight_tokens:

@@ -253,7 +253,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """What one step made, at most one token a request."""
+    """What one step made; of a request whose drafts were right several tokens, in order."""
 
     tokens: list[Token]
 
@@ -354,6 +354,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     evictions: int = 0  # cached blocks that were taken for other tokens
     # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
     batches: list[tuple[int, int, int, int]] = []
+    # Drafts that were verified, and those of them that were right, by position among a request's in one step.
+    drafted: list[int] = []
+    accepted: list[int] = []
     # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed, count), and (passes, seconds) waited.
     delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
     delay_waits: list[tuple[int, float]] = []

@@ -13,6 +13,7 @@ import msgspec
 
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.messages import PromptLogprob
+from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 
 
@@ -26,6 +27,12 @@ class Sample(msgspec.Struct, frozen=True):
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Of an item with drafts: the drafts that were sampled, then the token after them; at least one."""
+
+    samples: tuple[Sample, ...]
 
 
 RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids"]
@@ -44,8 +51,26 @@ def failed_row(reason: RowFailure, message: str) -> RequestError:
     return RequestError(message, status=500 if reason == "not_finite" else 400, code=reason)
 
 
-RowOutcome = Sample | RequestError | None
-"""Of one item: its token, why it failed, or None where its known tokens are not all computed."""
+RowOutcome = Sample | Run | RequestError | None
+"""Of one item: its token or tokens, why it failed, or None where its known tokens are not all computed."""
+
+
+def verified(drafts: Sequence[int], rows: Sequence[Sample | RequestError]) -> Sample | Run | RequestError:
+    """The outcome of an item's rows: of the known tokens, then of each draft.
+
+    A row counts as far as the drafts before it are what was sampled; one that failed is tried again
+    once it is the first.
+    """
+    samples: list[Sample] = []
+    for draft, row in zip((*drafts, None), rows, strict=True):
+        if isinstance(row, RequestError):
+            break
+        samples.append(row)
+        if row.token_id != draft:
+            break
+    if not drafts or not samples:
+        return rows[0]
+    return Run(tuple(samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +116,28 @@ class ModelRunner(Protocol):
         """The outcomes of the oldest batch that was submitted; one entry per item, in order.
 
         An entry is a Sample when the item reaches the end of its known tokens
-        (`item.samples`), else None.  Where a row fails by itself its entry is the
+        (`item.samples`), a Run where it has drafts, else None.  Where a row fails by itself its entry is the
         error (`failed_row`), and the other rows are as if it were not there.
         Running the same items again gives the same result (writes are idempotent),
         so a failed batch may be retried in parts.  Raises whatever a forward pass
         raises, and then no batch is under way any more; the core isolates the request at fault.
         """
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drop whatever is kept for this request; unknown ids are a no-op."""
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of requests, from all of their known ones."""
+
+    def may_follow(self, request: Request) -> bool:
+        """Whether there may be drafts once the step under way has given one token more."""
+        ...
+
+    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        """For each request at most so many tokens, to follow its known ones; none where there is no guess."""
         ...
 
     def forget(self, request_id: str) -> None:

@@ -30,6 +30,8 @@ class Request:
     num_in_flight_tokens: those after them that steps under way compute.
     num_placeholders:     tokens after the known ones that steps under way sample [V1].
     is_ending:            the last of these ends the request, whatever it is, or makes it leave.
+    is_waiting:           for the step under way: no other one takes it before that has ended.
+    num_draft_blocks:     blocks at the end of `block_table` that only drafts have asked for.
     num_lost_tokens:      most tokens whose KV was here and was given up, to be computed again.
     num_null_blocks:      entries at the head of `block_table` that are the null block.
     num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
@@ -53,6 +55,8 @@ class Request:
     num_in_flight_tokens: int = 0
     num_placeholders: int = 0
     is_ending: bool = False
+    is_waiting: bool = False
+    num_draft_blocks: int = 0
     num_lost_tokens: int = 0
     num_null_blocks: int = 0
     num_cached_tokens: int = 0

@@ -70,6 +70,23 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """How tokens are drafted, to be verified by the next step.
+
+    num_tokens:            most drafts of one request in a step.
+    lookup_max, lookup_min: most and fewest last tokens that an n-gram match is looked for with [V30].
+    adaptive:              a request is not drafted while its drafts are measured not to pay.
+    disable_above_running: with more running requests nothing is drafted; None = no such bound.
+    """
+
+    num_tokens: int = 3
+    lookup_max: int = 5
+    lookup_min: int = 3
+    adaptive: bool = True
+    disable_above_running: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Sizes of one engine.
 
@@ -79,6 +96,7 @@ class EngineSettings:
     max_model_len:         most tokens of one request, prompt and output together.
     fence_timeout_seconds: a fence older than this counts as overdue.
     admission_watermark:   share of the blocks left free by an admission beside others [V7].
+    speculation:           None = nothing is drafted.
     window:                tokens that one attends to in every layer, itself included; None: all.
                            The cache then has one block more than `num_blocks`, the null block.
     """
@@ -93,6 +111,7 @@ class EngineSettings:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     admission_watermark: float = 0.0
     window: int | None = None
+    speculation: SpeculationSettings | None = None
 
     @property
     def null_block(self) -> int:

@@ -22,7 +22,7 @@ class StepWork:
 
     num_requests:       items of the batch.
     num_tokens:         all tokens of the batch.
-    num_decode_tokens:  those of requests past their prefill, one each.
+    num_decode_tokens:  those of requests past their prefill, one each and its drafts.
     num_prompt_tokens:  those that are part of a prompt.
     num_recomputed_tokens: those that were computed here before, and lost to a preemption.
     """
@@ -43,8 +43,8 @@ class StepWork:
             num_tokens += count
             if start < request.num_lost_tokens:
                 num_recomputed += min(count, request.num_lost_tokens - start)
-            elif count == 1 and start >= prompt:
-                num_decode += 1
+            elif item.num_known_tokens == 1 and start >= prompt:
+                num_decode += count
             if start < prompt:
                 num_prompt += min(count, prompt - start)
         return cls(len(batch.items), num_tokens, num_decode, num_prompt, num_recomputed)
@@ -93,6 +93,24 @@ class StepTimes:
 
 
 @dataclass(slots=True)
+class SpeculationCounts:
+    """What became of drafts, by position among those of one request in a step.
+
+    drafted, accepted: of each position, how many drafts were verified there, and how many were right.
+    """
+
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        """One request's drafts were verified."""
+        for counts, count in ((self.drafted, num_drafts), (self.accepted, num_accepted)):
+            counts += [0] * (num_drafts - len(counts))
+            for position in range(count):
+                counts[position] += 1
+
+
+@dataclass(slots=True)
 class Counters:
     """Totals since the engine started; see `messages.EngineStats` for their meaning."""
 
@@ -109,6 +127,7 @@ class Counters:
     prefix_hit_tokens: int = 0
     steps: list[tuple[str, float]] = field(default_factory=list)
     batches: list[tuple[int, int, int, int]] = field(default_factory=list)
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     def count_request(self, request: Request) -> None:
         """A request got its blocks for the first time; a prefill for a peer counts its prompt at the peer, which admitted it."""
@@ -165,6 +184,8 @@ class Counters:
             failed_rows=gauges.failed_rows,
             evictions=gauges.evictions,
             batches=batches,
+            drafted=list(self.speculation.drafted),
+            accepted=list(self.speculation.accepted),
         )
 
 

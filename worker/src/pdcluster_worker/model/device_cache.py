@@ -66,7 +66,7 @@ def device_blocks(geometry: KVGeometry, engine: EngineConfig, memory: DeviceMemo
     share = engine.device_memory_share
     if share is None:
         return blocks_that_fit(geometry, engine.kv_cache_memory)
-    logits = 12 * vocab_size * engine.max_sequences  # float32, three times over
+    logits = 12 * vocab_size * engine.max_decode_rows  # float32, three times over
     steps = STEP_BYTES_PER_TOKEN * engine.max_batched_tokens + logits
     left = int(share * memory.total) - memory.taken - steps
     if left < 2 * block_num_bytes(geometry):

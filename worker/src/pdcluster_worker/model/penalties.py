@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pdcluster_worker.engine.batch import AfterDrafts, SamplePlace
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import Request
@@ -63,6 +64,15 @@ class TokenCounts:
             self._said[self._place[token_id]] += 1
         self.num_counted, self.last = request.num_tokens, request.tokens[-1]
 
+    def after(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """`ids` and `said` as they are once the request has said these tokens too; nothing is counted."""
+        new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._place]
+        ids, said = np.append(self.ids, new).astype(np.int64), np.append(self.said, np.zeros(len(new), np.float32))
+        later = dict(zip(new, range(len(self._place), len(ids)), strict=True))
+        for token_id in drafts:
+            said[later.get(token_id, self._place.get(token_id))] += 1
+        return ids, said
+
     def _add(self, token_ids: list[int]) -> None:
         new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._place]
         before, after = len(self._place), len(self._place) + len(new)
@@ -95,7 +105,7 @@ class PenaltyState:
         """Drop the request's counts; unknown ids are a no-op."""
         self._counts.pop(request_id, None)
 
-    def edits(self, requests: Sequence[Request]) -> tuple[Edits, dict[int, RequestError]]:
+    def edits(self, requests: Sequence[SamplePlace]) -> tuple[Edits, dict[int, RequestError]]:
         """What the requests change in their rows, and why some rows cannot have what they ask for."""
         edits, errors = Edits.nothing(self._vocab_size), dict[int, RequestError]()
         for row, request in enumerate(requests):
@@ -108,15 +118,19 @@ class PenaltyState:
                 errors[row] = error
         return edits, errors
 
-    def _add(self, edits: Edits, row: int, request: Request) -> None:
+    def _add(self, edits: Edits, row: int, request: SamplePlace) -> None:
         sampling = request.sampling
         if uses_penalties(sampling):
-            counts = self.counts(request)
-            edits.penalties.append(Penalties(row, counts.ids, counts.said, sampling))
+            if isinstance(request, AfterDrafts):
+                ids, said = self.counts(request.request).after(request.drafts)
+            else:
+                counts = self.counts(request)
+                ids, said = counts.ids, counts.said
+            edits.penalties.append(Penalties(row, ids, said, sampling))
         edits.biases.extend((row, *pair) for pair in sampling.logit_bias.items())
         edits.bans.extend((row, token_id) for token_id in banned_tokens(request))
 
-    def _unknown_token(self, request: Request) -> RequestError | None:
+    def _unknown_token(self, request: SamplePlace) -> RequestError | None:
         named: list[tuple[str, Iterable[int]]] = [
             ("logit_bias", request.sampling.logit_bias),
             ("stop_token_ids", banned_tokens(request)),
@@ -129,7 +143,7 @@ class PenaltyState:
         return None
 
 
-def is_plain(request: Request) -> bool:
+def is_plain(request: SamplePlace) -> bool:
     """Whether its logits are used as the model made them."""
     sampling = request.sampling
     return not (uses_penalties(sampling) or sampling.logit_bias or banned_tokens(request))
@@ -140,7 +154,7 @@ def uses_penalties(sampling: Sampling) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1.0
 
 
-def banned_tokens(request: Request) -> list[int]:
+def banned_tokens(request: SamplePlace) -> list[int]:
     """Tokens that would end the request before min_tokens is reached [V11]."""
     sampling = request.sampling
     if request.num_output_tokens >= sampling.min_tokens:

@@ -11,16 +11,16 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pdcluster_worker.config import EngineConfig, ModelConfig
-from pdcluster_worker.engine.batch import Batch, Scheduled
+from pdcluster_worker.engine.batch import Batch, Scheduled, sample_places
 from pdcluster_worker.engine.messages import Sampling
-from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
+from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.answers import Asked, Question, forget
@@ -88,6 +88,7 @@ class Runner:
                 block_size=limits.block_size,
                 max_sequences=limits.max_sequences,
                 max_tokens=limits.max_tokens,
+                max_decode_rows=limits.max_decode_rows,
                 max_blocks=limits.blocks,
                 pads=forward.operations.pads_rows,
             )
@@ -147,10 +148,12 @@ class Runner:
         with torch.inference_mode():
             logits = logits.cpu()  # tokens are chosen in host memory
             computed = time.monotonic()
-            sampled = [item.request for item in step.batch.items if item.samples]
-            samples = iter(self._sampler.sample(logits, sampled) if sampled else ())
+            places = [place for item in step.batch.items if item.samples for place in sample_places(item)]
+            rows = iter(self._sampler.sample(logits, places) if places else ())
         self.seconds = StepSeconds(step.seconds, seconds + computed - started, time.monotonic() - computed)
-        return [self._prompts.of(item.request, next(samples)) if item.samples else None for item in step.batch.items]
+        # Of an item with drafts, one row more for each.
+        outcomes = [verified(item.drafts, list(islice(rows, 1 + len(item.drafts)))) if item.samples else None for item in step.batch.items]
+        return [self._prompts.of(item.request, outcome) for item, outcome in zip(step.batch.items, outcomes, strict=True)]
 
     def execute(self, batch: Batch) -> list[RowOutcome]:
         """Submit the batch and wait for it."""
@@ -195,7 +198,11 @@ class Runner:
 def _unknown_rows(batch: Batch) -> list[tuple[int, Request]]:
     """Rows of tokens that are not known when the batch is planned, each its request's only one."""
     ends = accumulate(item.num_tokens for item in batch.items)
-    return [(end - 1, item.request) for item, end in zip(batch.items, ends, strict=True) if item.end > item.request.num_tokens]
+    return [
+        (end - 1, item.request)
+        for item, end in zip(batch.items, ends, strict=True)
+        if item.end - len(item.drafts) > item.request.num_tokens
+    ]
 
 
 def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig) -> Runner:
@@ -209,7 +216,7 @@ def make_runner(loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: Eng
 
 
 def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
-    return StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, engine.block_size)
+    return StepLimits(engine.max_batched_tokens, engine.max_sequences, loaded.info.max_model_len, engine.block_size, engine.max_decode_rows)
 
 
 def open_runner(

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pdcluster_worker.engine.batch import SamplePlace
 from pdcluster_worker.engine.ports import Sample, failed_row
-from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.logprobs import Rank, Wanted, logprobs, rank_tokens
 from pdcluster_worker.model.penalties import PenaltyState
@@ -44,8 +44,8 @@ class Sampler:
         self._penalties = PenaltyState(vocab_size)
         self._choosing = choosing
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[Sample | RequestError]:
-        """One outcome a row: a token, or why the request at this row has none.
+    def sample(self, logits: Tensor, requests: Sequence[SamplePlace]) -> list[Sample | RequestError]:
+        """One outcome a row: a token, or why the request at this row has none.  A request with drafts has a row after each.
 
         logits: [len(requests), vocab_size] float32, contiguous; changed meanwhile, the same afterwards.
         """
@@ -63,7 +63,7 @@ class Sampler:
         """Drop what is kept for this request; unknown ids are a no-op."""
         self._penalties.forget(request_id)
 
-    def _error(self, logits: Tensor, request: Request, status: int) -> RequestError:
+    def _error(self, logits: Tensor, request: SamplePlace, status: int) -> RequestError:
         name = f"request {request.request_id}"
         # Logits that were all -inf as the model made them are the model's failure, not a ban's.
         if status == NOT_FINITE or bool(logits.amax() == float("-inf")):
@@ -75,7 +75,7 @@ class Sampler:
     def _samples(
         self,
         logits: Tensor,
-        requests: Sequence[Request],
+        requests: Sequence[SamplePlace],
         token_ids: NDArray[np.int64],
         errors: dict[int, RequestError],
     ) -> dict[int, Sample]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pdcluster_worker.engine.batch import SamplePlace
 from pdcluster_worker.engine.messages import Sampling
-from pdcluster_worker.engine.request import Request
 from pdcluster_worker.model.randomness import uniforms
 
 GREEDY_BELOW = 1e-5
@@ -63,8 +63,8 @@ class Rows:
         )
 
 
-def plan_rows(requests: Sequence[Request], vocab_size: int) -> Rows:
-    """One row for each request, for its next token."""
+def plan_rows(requests: Sequence[SamplePlace], vocab_size: int) -> Rows:
+    """One row for each request, for its next token or the one after its drafts."""
     samplings = [request.sampling for request in requests]
     return Rows(
         np.array([_inverse_temperature(sampling) for sampling in samplings], dtype=np.float32),

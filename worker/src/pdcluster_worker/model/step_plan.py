@@ -1,7 +1,8 @@
 """From a batch to the plan of one step: all scheduled tokens of all requests in one flat row, padded where a device wants that.
 
 A request with one scheduled token is a decode, whatever the token is; others are
-prefill chunks.  The plan is made once and read by every layer.  Its arrays are
+prefill chunks.  Drafts are decodes too, each a sequence of its own over the blocks
+of its request: their keys are all stored before any row attends.  The plan is made once and read by every layer.  Its arrays are
 kept from step to step, and so is each request's row of the block tables, so that
 nothing here grows with the length of a context.
 """
@@ -79,13 +80,25 @@ class _Seat:
 class StepPlanner:
     """Makes plans; keeps their arrays and the block tables of the requests that it has seen last."""
 
-    def __init__(self, *, block_size: int, max_sequences: int, max_tokens: int, max_blocks: int, pads: bool = True) -> None:
-        """max_sequences, max_tokens: of one batch.  max_blocks: of one request.  pads: whether rows are padded to a few sizes."""
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        max_sequences: int,
+        max_tokens: int,
+        max_blocks: int,
+        max_decode_rows: int = 0,
+        pads: bool = True,
+    ) -> None:
+        """max_sequences, max_tokens: of one batch.  max_blocks: of one request.  pads: whether rows are padded to a few sizes.
+
+        max_decode_rows: of decodes and drafts, which may be more sequences than the batch has.
+        """
         self._size = block_size
         self._pads = pads
         rows = padded_rows(max_tokens)
         self._rows = np.zeros((3, rows), np.int64)
-        self._sequences = np.zeros((4, max_sequences), np.int32)
+        self._sequences = np.zeros((4, max(max_sequences, max_decode_rows)), np.int32)
         self._tables = np.zeros((max_sequences, max_blocks), np.int32)
         self._seats: dict[str, _Seat] = {}
         self._free = list(range(max_sequences))
@@ -101,7 +114,11 @@ class StepPlanner:
             start, end = item.start, item.end
             firsts.append(row)
             last = row + end - start
-            if last == row + 1:
+            if item.drafts:
+                token_ids[row:last] = item.token_ids
+                positions[row:last] = range(start, end)
+                slots[row:last] = [item.request.block_table[at // self._size] * self._size + at % self._size for at in range(start, end)]
+            elif last == row + 1:
                 known = item.request.tokens
                 token_ids[row] = known[start] if start < len(known) else 0  # the step before samples it
                 positions[row] = start
@@ -123,18 +140,27 @@ class StepPlanner:
             self._free.append(seat.row)
 
     def _finish(self, items: Sequence[Scheduled], seats: list[int], firsts: list[int], num_tokens: int, padded: int) -> StepPlan:
+        sequences_of: list[tuple[int, int, int, int]] = []
+        sample_at: list[int] = []
+        for item, seat, first in zip(items, seats, firsts, strict=True):
+            last = first + item.num_tokens - 1
+            if item.drafts:
+                sequences_of += [(first + row, 1, item.start + row + 1, seat) for row in range(item.num_tokens)]
+            else:
+                sequences_of.append((first, item.num_tokens, item.end, seat))
+            if item.samples:
+                sample_at += range(last - len(item.drafts), last + 1)
         # Decodes first; the sort keeps the batch's order among them.
-        order = sorted(range(len(items)), key=lambda index: items[index].num_tokens > 1)
-        lengths, contexts = [item.num_tokens for item in items], [item.end for item in items]
-        for array, values in zip(self._sequences, (firsts, lengths, contexts, seats), strict=True):
-            array[: len(items)] = [values[index] for index in order]
-        sample_at = [first + item.num_tokens - 1 for item, first in zip(items, firsts, strict=True) if item.samples]
+        sequences_of.sort(key=lambda sequence: sequence[1] > 1)
+        count = len(sequences_of)
+        self._sequences[:, :count] = np.array(sequences_of, np.int32).T
+        lengths = [sequence[1] for sequence in sequences_of]
         rows = torch.from_numpy(self._rows[:, :padded])
-        sequences = torch.from_numpy(self._sequences[:, : len(items)])
+        sequences = torch.from_numpy(self._sequences[:, :count])
         return StepPlan(
             num_tokens=num_tokens,
             num_decodes=lengths.count(1),
-            longest=max(contexts),
+            longest=max(item.end for item in items),
             token_ids=rows[0],
             positions=rows[1],
             slots=rows[2],

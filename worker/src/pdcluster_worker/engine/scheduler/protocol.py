@@ -32,7 +32,7 @@ class Scheduler(Protocol):
 
     @property
     def computing(self) -> list[Request]:
-        """Running requests with a token for the next step: all but those whose last one is under way."""
+        """Running requests with a token for the next step: all but those whose last one is under way, or that wait for it."""
         ...
 
     @property

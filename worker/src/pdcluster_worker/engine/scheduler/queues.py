@@ -68,8 +68,8 @@ class Queues:
 
     @property
     def computing(self) -> list[Request]:
-        """Running requests with a token for the next step: all but those whose last one is under way."""
-        return [request for request in self.running if not request.is_ending]
+        """Running requests with a token for the next step: all but those whose last one is under way, or that wait for it."""
+        return [request for request in self.running if not (request.is_ending or request.is_waiting)]
 
     @property
     def has_free_seat(self) -> bool:

@@ -66,7 +66,7 @@ class CudaOperations:
     def prepare(self, forward: Forward) -> Forward:
         """Capture graphs of decode steps; other steps get their plan by one transfer and run as they are."""
         graphs = Graphs(self._copy, forward, self._attention.begin, longest=self._limits.longest)
-        graphs.capture(self._limits.max_sequences)
+        graphs.capture(max(self._limits.max_sequences, self._limits.max_decode_rows))
         return graphs.logits
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Product:

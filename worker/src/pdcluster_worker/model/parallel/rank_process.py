@@ -65,6 +65,7 @@ class RankProcess:
             setup.engine.max_sequences,
             loaded.info.max_model_len,
             setup.engine.block_size,
+            setup.engine.max_decode_rows,
         )
         device = rank_device(setup.device, setup.rank)
         cache = self._open_cache(loaded.info.geometry, cache_setup.num_blocks, cache_memory, device)

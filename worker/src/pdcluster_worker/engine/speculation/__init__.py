@@ -1,0 +1,6 @@
+"""Speculative decoding: later tokens are guessed, and the next step of the model verifies them together."""
+
+from pdcluster_worker.engine.speculation.ngram import NgramDrafter
+from pdcluster_worker.engine.speculation.speculation import Speculation
+
+__all__ = ["NgramDrafter", "Speculation"]

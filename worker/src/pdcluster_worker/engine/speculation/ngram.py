@@ -1,0 +1,57 @@
+"""Drafts from the request's own tokens: what followed its last tokens where they stood before [V30].
+
+Of the last `lookup_max` to `lookup_min` tokens the longest run that occurs earlier
+is taken, at its earliest place; what followed it there is the draft.  A text that
+repeats parts of its prompt, as summaries and edits do, is guessed well so.
+
+    lookup 3 to 2, tokens 1 2 3 4 9 2 3: "2 3" stood before "4 9 2"
+"""
+
+from collections.abc import Sequence
+
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.settings import SpeculationSettings
+
+_LETTERS = 0x110000
+"""Tokens are searched as letters of a string; of a larger vocabulary some share one, and the guess is a worse one."""
+
+
+class NgramDrafter:
+    """See `engine.ports.Drafter`.  Keeps the tokens of each request as a string, which is searched at memory's speed."""
+
+    def __init__(self, settings: SpeculationSettings) -> None:
+        self._most, self._least = settings.lookup_max, settings.lookup_min
+        self._texts: dict[str, str] = {}
+
+    def may_follow(self, request: Request) -> bool:
+        """See `engine.ports.Drafter`: where the known tokens have a match, those with one token more often have."""
+        return self._find(self._text(request), self._least) >= 0
+
+    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        """See `engine.ports.Drafter`."""
+        return [self._draft(request, num_tokens) for request, num_tokens in wanted]
+
+    def forget(self, request_id: str) -> None:
+        """See `engine.ports.Drafter`."""
+        self._texts.pop(request_id, None)
+
+    def _draft(self, request: Request, num_tokens: int) -> list[int]:
+        text = self._text(request)
+        if self._find(text, self._least) < 0:
+            return []
+        for length in range(self._most, self._least - 1, -1):
+            if (place := self._find(text, length)) >= 0:
+                # Of the request, whose tokens need not be letters.
+                return request.tokens[place + length : place + length + num_tokens]
+        return []
+
+    def _find(self, text: str, length: int) -> int:
+        """The earliest place of the last `length` letters before the one where they stand; -1 = there is none."""
+        return text.find(text[-length:], 0, len(text) - 1) if len(text) > length else -1
+
+    def _text(self, request: Request) -> str:
+        text = self._texts.get(request.request_id, "")
+        if len(text) < request.num_tokens:
+            text += "".join([chr(token % _LETTERS) for token in request.tokens[len(text) :]])
+            self._texts[request.request_id] = text
+        return text

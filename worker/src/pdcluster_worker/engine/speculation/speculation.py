@@ -1,0 +1,130 @@
+"""Puts drafts behind the decodes of a plan, and takes note of what became of them.
+
+Drafts have what budget and blocks a plan leaves: they delay no prompt's chunk and
+preempt no request.  Verified in one pass [V30]: a token is sampled at each of their
+places as it would have been without them, so that answers are the same ones, greedy
+and seeded.  What is not verified has no hash, leaves the engine in no message, and
+gives its blocks back.
+"""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from pdcluster_worker.engine.batch import Scheduled
+from pdcluster_worker.engine.block_table import BlockTables
+from pdcluster_worker.engine.flights import Flight
+from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.scheduler import Schedule
+from pdcluster_worker.engine.settings import EngineSettings, SpeculationSettings
+from pdcluster_worker.engine.speculation.pace import Share, StepTimes
+from pdcluster_worker.engine.stats import SpeculationCounts
+
+
+class Speculation:
+    """Drafts of one engine.
+
+    counts: of what was verified.  looks_ahead: a step is planned while another computes; a request
+    that may be drafted once that has ended waits for it.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        tables: BlockTables,
+        drafter: Drafter,
+        clock: Callable[[], float],
+        counts: SpeculationCounts,
+        *,
+        looks_ahead: bool,
+    ) -> None:
+        self._counts = counts
+        self._own = settings.speculation or SpeculationSettings()
+        self._max_model_len = settings.max_model_len
+        self._tables = tables
+        self._drafter = drafter
+        self._clock = clock
+        self._looks_ahead = looks_ahead
+        self._shares: dict[str, Share] = {}
+        self._times = StepTimes()
+
+    def extend(self, schedule: Schedule, num_running: int) -> None:
+        """Add drafts to the plan's items; every draft has its slot when this returns."""
+        most = self._own.disable_above_running
+        if not schedule.items or (most is not None and num_running > most):
+            return
+        least_share = self._times.least_share(len(schedule.items))
+        items = [item for item in schedule.items.values() if _goes_on(item) and self._pays(item.request, least_share)]
+        self._draft([item for item in items if _is_decode(item)], schedule)
+        if self._looks_ahead:
+            for item in items:
+                self._wait(item.request, schedule)
+
+    def settle(self, item: Scheduled, num_accepted: int) -> None:
+        """The step of these drafts has ended; the accepted ones are tokens of the request."""
+        self._counts.add(len(item.drafts), num_accepted)
+        if item.request.status is Status.FINISHED:
+            return  # everything of it is given back
+        self._share(item.request).add(len(item.drafts), num_accepted)
+        self._tables.settle_drafts(item.request)
+
+    def completed(self, flight: Flight, seconds: float) -> None:
+        """The model took so long for a step."""
+        if flight.work.kind == "decode":
+            self._times.add(flight.work.num_tokens, seconds)
+
+    def forget(self, request: Request) -> None:
+        """The request is over, or has lost its blocks."""
+        self._shares.pop(request.request_id, None)
+        self._drafter.forget(request.request_id)
+
+    def _draft(self, items: list[Scheduled], schedule: Schedule) -> None:
+        wanted = [(item.request, most) for item in items if (most := self._most(item.request)) > 0]
+        if not wanted or schedule.budget <= 0:
+            return
+        started = self._clock()
+        drafts = self._drafter.draft(wanted)
+        num_drafts = 0
+        for (request, _), tokens in zip(wanted, drafts, strict=True):
+            item = schedule.items[request]
+            room = min(len(tokens), schedule.budget)
+            if room <= 0:
+                continue
+            room = self._tables.grow_for_drafts(request, item.end, room)
+            if room > 0:
+                schedule.items[request] = replace(item, num_tokens=1 + room, drafts=tuple(tokens[:room]), waits=True)
+                schedule.budget -= room
+                num_drafts += room
+        if num_drafts:
+            self._times.add_drafting(num_drafts, self._clock() - started)
+
+    def _wait(self, request: Request, schedule: Schedule) -> None:
+        item = schedule.items[request]
+        if not item.drafts and self._drafter.may_follow(request):
+            schedule.items[request] = replace(item, waits=True)
+
+    def _pays(self, request: Request, least_share: float) -> bool:
+        share = self._share(request)
+        if share.value > least_share or not self._own.adaptive:
+            return True
+        share.drift()
+        return False
+
+    def _most(self, request: Request) -> int:
+        """Drafts that can be of use: a step gives one token more than are accepted."""
+        left = request.sampling.max_tokens - request.num_output_tokens
+        return min(self._own.num_tokens, left - 1, self._max_model_len - request.num_tokens - 1)
+
+    def _share(self, request: Request) -> Share:
+        return self._shares.setdefault(request.request_id, Share())
+
+
+def _goes_on(item: Scheduled) -> bool:
+    """Whether the request makes more tokens here, one in this step, and any token may follow any other."""
+    return item.samples and item.request.target is None and item.request.sampling.constraint is None
+
+
+def _is_decode(item: Scheduled) -> bool:
+    """Whether a known output token is all that is computed: what follows it can be guessed."""
+    return item.num_tokens == 1 and item.request.num_prompt_tokens <= item.start < item.request.num_tokens
