@@ -29,6 +29,7 @@ from pdcluster_operator.reconcile.discovery import Question
 from pdcluster_operator.reconcile.look import Look, owner_of
 from pdcluster_operator.reconcile.records import Records, Snapshots
 from pdcluster_operator.reconcile.session import Session
+from pdcluster_operator.reconcile.settled import Inputs, settled
 from pdcluster_operator.reconcile.tls import tls_step
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,11 @@ class Acted:
     """
 
     requeue_after_seconds: float | None
-    events: tuple[Event, ...]
-    failures: tuple[Failure, ...]
-    cut: tuple[str, ...]
-    wrote: bool
-    conflict: ConflictError | None
+    events: tuple[Event, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    cut: tuple[str, ...] = ()
+    wrote: bool = False
+    conflict: ConflictError | None = None
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,20 @@ class Actor:
         return changed or any(posted)
 
     async def _apply(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
+        now, inputs = self.now(), Inputs.of(found.live, plan, self.capabilities())
+        if session.settled is not None and session.settled.holds(inputs, now):
+            return Acted(session.settled.seconds_left(now))
+        session.settled = None
+        acted = await self._apply_all(found, plan, session, now)
+        if not (acted.wrote or acted.failures or acted.conflict):
+            session.settled = settled(inputs, now, acted.requeue_after_seconds)
+        return acted
+
+    async def _apply_all(self, found: Look, plan: ClusterPlan, session: Session, now: datetime) -> Acted:
+        """Render every child, compare it with what there is, and write what differs."""
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
-        tls = tls_step(live, owner, self.now())
-        ending = still_ending(live, self.now())
+        tls = tls_step(live, owner, now)
+        ending = still_ending(live, now)
         rendering = Rendering(cluster, owner, self.site, self.capabilities(), await self._records(found, plan), frozenset(ending))
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]

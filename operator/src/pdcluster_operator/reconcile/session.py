@@ -14,6 +14,7 @@ from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.contested import Contested
 from pdcluster_operator.reconcile.discovery import CHECK_PERIOD_SECONDS, EtcdCheck
 from pdcluster_operator.reconcile.pod_faults import PodFaults
+from pdcluster_operator.reconcile.settled import Settled
 from pdcluster_operator.reconcile.worker_records import ACTIVE_POLL_SECONDS, WorkerRecordsPoller
 
 
@@ -22,6 +23,7 @@ class Session:
     """Memory of one PDCluster.
 
     failures:   refused writes of the last reconcile
+    settled:    inputs with which it had nothing to write; None = it wrote, or failed to
     ready:      status of its Ready condition; None = not known yet
     has_learnt: the running reconcile has learnt something that no event will bring
     """
@@ -32,6 +34,7 @@ class Session:
     autoscaling: Autoscaling
     contested: Contested = field(default_factory=Contested)
     failures: tuple[Failure, ...] = ()
+    settled: Settled | None = None
     ready: str | None = None
     has_learnt: bool = False
 
