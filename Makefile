@@ -5,11 +5,12 @@ MODEL  := $(CACHE)/smollm2-135m-instruct
 KUBERNETES := $(CACHE)/kubernetes
 KERNELS := $(wildcard worker/src/pdcluster_worker/model/ops/kernels/*.[ch])
 VLLM   := $(CACHE)/vllm
+ROUTERS := $(CACHE)/routers
 # Of two cores, one would often wait with fewer: tests of processes mostly wait for them.
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test check gpu-check bench-peers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test check gpu-check bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +51,12 @@ bench-peers: setup model $(VLLM)/.ready ## ours beside vLLM and Hugging Face, in
 
 $(VLLM)/.ready: bench/peers/install_vllm.sh | .venv/.ready
 	@bench/peers/install_vllm.sh $(VLLM)
+
+bench-routers: setup model $(ROUTERS)/.ready ## what routing costs, ours beside sglang-router, smg and vllm-router, in one run
+	@$(PYTHON) bench/routing_overhead.py $(BENCH)
+
+$(ROUTERS)/.ready: bench/peers/install_routers.sh | .venv/.ready
+	@bench/peers/install_routers.sh $(ROUTERS)
 
 gpu-check: setup model ## on a machine with a GPU: its operations against the reference, tokens, times beside the roofline
 	@$(PYTHON) scripts/gpu_check.py --model $(MODEL)

@@ -1,7 +1,8 @@
-"""Scale-down of both roles under load: no stream is cut, none differs, and what still arrives is served elsewhere.
+"""Workers that leave under load: no stream is cut, none differs, and what still arrives is served elsewhere.
 
 Two prefill and three decode workers.  Draining starts by the operator's command
-key in etcd or by SIGTERM, of several workers at a time.
+key in etcd or by SIGTERM, of several workers at a time.  Behind a router a trace
+goes on while workers are killed, drained, ended and added.
 """
 
 import asyncio
@@ -13,12 +14,16 @@ from random import Random
 import httpx
 import pytest
 
+from bench.request_trace import Length, RequestTrace, asks_of
+from tests.make_tiny_model import SPECIAL_TOKENS, VOCAB_SIZE
 from tests.reference import Reference
-from tests.system.client import body
+from tests.system.chaos import Chaos
+from tests.system.client import Json, body
 from tests.system.cluster import Cluster, NewCluster
 from tests.system.load import Load, Outcome
 from tests.system.prompts import Prompts
 from tests.system.test_equality_over_http import SAMPLED, SAMPLING
+from tests.system.trace_load import run_trace
 from tests.system.waiting import wait_for
 from tests.system.worker_process import SETTLE_SECONDS, Metrics, WorkerProcess
 
@@ -87,6 +92,66 @@ async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(fleet: Fle
         if drained.stream.tokens != plain.stream.tokens:  # right too after a near tie, which the reference knows
             reference.check(drained.prompt, drained.stream.tokens)
             reference.check(plain.prompt, plain.stream.tokens)
+
+
+TRACE = RequestTrace(
+    num_requests=70, seconds=4.0, system_blocks=2, question=Length(40, 0.7, 200), output=Length(40, 0.8, 200), max_input_tokens=300
+)
+TRACED: Json = {"offload": {"prefillLengthThreshold": 48}, "moving": {"maxMoves": 8}, "admission": {"workerWaitSeconds": 60}}
+"""The policy of the trace's workers: about half of its prompts go to prefill workers, and no number of kills is too many."""
+
+
+@pytest.fixture
+def traced(fleet: Fleet) -> Iterator[WorkerProcess]:
+    """A router before the fleet, which is then as it was before."""
+    before = set(fleet.cluster.workers.values())
+    router = fleet.cluster.add_worker("router", "router-0", start=False)
+    router.write_policy(TRACED)
+    router.start()
+    for decode in fleet.decodes.values():
+        decode.take_policy(TRACED)
+    router.wait_ready()
+    router.wait_for(lambda: _num_decode_peers(router) == len(DECODES), "the router knows the decode workers")
+    yield router
+    for worker in set(fleet.cluster.workers.values()) - before - {router}:
+        worker.close()
+        del fleet.cluster.workers[worker.name]
+    fleet.cluster.wait_ready()
+    router.terminate()
+    assert router.wait_end() == 0
+    for decode in fleet.decodes.values():
+        decode.take_policy({})
+    del fleet.cluster.workers[router.name]
+
+
+async def test_trace_is_answered_once_while_workers_come_and_go(fleet: Fleet, traced: WorkerProcess, reference: Reference) -> None:
+    rows = TRACE.rows("0")
+    asks = asks_of(rows, TRACE.block_tokens, range(len(SPECIAL_TOKENS), VOCAB_SIZE), "0")
+    chaos = Chaos(fleet.cluster, traced, TRACED, "0")
+    steps = chaos.steps()
+    begun = [asyncio.Event() for _ in (*steps, chaos.all_ready)]
+
+    async def gate(index: int) -> None:
+        await begun[index * len(begun) // len(asks)].wait()  # so that requests arrive during each step, and after the last
+
+    trace = asyncio.create_task(run_trace(str(traced.client.http.base_url), asks, [row.timestamp / 1000 for row in rows], gate))
+    for event, step in zip(begun, steps, strict=False):
+        event.set()
+        await asyncio.to_thread(step)
+    await asyncio.to_thread(chaos.all_ready)
+    begun[-1].set()
+    exchanges = await trace
+
+    assert set(chaos.num_steps.values()) == {1}
+    assert [fault for exchange in exchanges if (fault := exchange.fault())] == []
+    for exchange in exchanges:
+        reference.check_whole(list(exchange.ask.prompt), exchange.tokens)
+    ids = [{chunk["id"] for chunk in exchange.chunks} for exchange in exchanges]
+    metrics = traced.metrics()
+    assert (len(set.union(*ids)), {len(each) for each in ids}) == (len(asks), {1})
+    assert traced.log.read_text().count("accepted request=") == len(asks)
+    assert sum(metrics.by_label("request_success_total", "finish_reason").values()) == len(asks)
+    assert sum(metrics.by_label("request_rejected_total", "reason").values()) == 0
 
 
 def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet: Fleet, prompts: Prompts, reference: Reference) -> None:

@@ -316,3 +316,24 @@ async def test_requests_that_end_or_are_given_up_leave_no_account(worker: Worker
     await asyncio.gather(task, return_exceptions=True)
 
     assert (ingress._choosing._load.num_requests("a"), ingress._choosing._routed) == (0, {})
+
+
+async def test_choice_goes_by_the_newest_report_of_each_worker(worker: Worker) -> None:
+    """What was made of a report is kept until the next one, and no longer."""
+    peers = [NamedPeer("a"), NamedPeer("b", Load(num_running=3))]
+    chooser = choosing(worker, peers)
+    assert choose(chooser, spec("r1")) == "a"
+
+    peers[0].load, peers[1].load = Load(num_running=5), Load()
+
+    assert choose(chooser, spec("r2")) == "b"
+
+
+async def test_another_engine_of_a_pod_is_not_known_by_the_report_of_the_former_one(worker: Worker) -> None:
+    peers = [NamedPeer("a", Load(num_running=3)), NamedPeer("b", Load(num_running=2))]
+    chooser = choosing(worker, peers)
+    assert choose(chooser, spec("r1")) == "b"
+
+    peers[0] = NamedPeer("a")
+
+    assert choose(chooser, spec("r2")) == "a"

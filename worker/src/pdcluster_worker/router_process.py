@@ -19,7 +19,7 @@ from pdcluster_worker.dispatch.router_backend import RouterBackend
 from pdcluster_worker.dispatch.worker import Engineless, Worker
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.process_life import Files, leave, open_files, signals
+from pdcluster_worker.process_life import Files, leave, open_files, settle_memory, signals
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.limits import limits_of
 from pdcluster_worker.server.run import HttpServer, serve
@@ -67,6 +67,7 @@ async def _live(node: Node, backend: RouterBackend, http: HttpServer, files: Fil
     try:
         await node.join(http.port)
         backend.serve(node)
+        settle_memory()
         await stop.wait()
         await leave(node, http)
     finally:

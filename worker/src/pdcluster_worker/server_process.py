@@ -39,7 +39,7 @@ from pdcluster_worker.native_dtype import DType, read_native_dtype
 from pdcluster_worker.nvidia import Gpu, GpuUse
 from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.records import dtype_key
-from pdcluster_worker.process_life import HTTP_DRAIN_SECONDS, Files, leave, open_files, signals, unless
+from pdcluster_worker.process_life import HTTP_DRAIN_SECONDS, Files, leave, open_files, settle_memory, signals, unless
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.limits import limits_of
@@ -185,6 +185,7 @@ class ServerProcess:
                 await door.open(self._config.listen.head)
             await node.join(http.port)
             backend.serve(node)
+            settle_memory()
             await stop.wait()
             group.leave()
             await leave(node, http)

@@ -1,10 +1,10 @@
 """kvAware: the vectors of [Y8], [Y9] and [Y14]."""
 
-from dataclasses import replace
 from random import Random
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 from pdcluster_worker.routing.decode_score.kv_aware import Overlap, cost, credit, decay, kv_aware

@@ -9,9 +9,11 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from heapq import nsmallest
+from operator import is_, itemgetter
 
 from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
@@ -66,6 +68,23 @@ class _Routed:
     hashes: list[bytes] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """A worker's last report of its load, as a policy reads it: for all requests until the next one.
+
+    candidate: as it is while the report is all that is known of the worker.
+    """
+
+    load: Load
+    charges: Charges
+    candidate: DecodeCandidate
+
+    @classmethod
+    def of(cls, key: str, load: Load) -> "_Report":
+        charges = _reported(load, load.num_requests)
+        return cls(load, charges, _candidate(key, charges, load, 0, is_recent=False))
+
+
 class Choosing:
     """One per ingress.
 
@@ -92,6 +111,7 @@ class Choosing:
         self._routed: dict[str, _Routed] = {}
         self._failed: dict[str, float] = {}  # when each peer last failed a request
         self._known: dict[str, Peer] = {}  # whose prefixes are noted: another engine of a pod begins with none
+        self._reports: dict[str, _Report] = {}
         self._turn = asyncio.Lock()
         self._eased = asyncio.Event()
         self._num_held = 0
@@ -123,7 +143,9 @@ class Choosing:
         Raises RequestError 503 where the request names a worker that cannot run it.
         """
         now, routed = self._clock(), self._routed.get(spec.request_id) or _Routed(NO_HINTS, set())
-        peers = {key: peer for key, peer in self._peers(failed, now).items() if key not in full}
+        peers = self._peers(failed, now)
+        if full:
+            peers = {key: peer for key, peer in peers.items() if key not in full}
         policy = routed.hints.decode_score or self._policy.decode_score
         if policy.policy in PREFIX_POLICIES and routed.hashes is None:
             routed.hashes = self._worker.hashes(spec)
@@ -132,7 +154,7 @@ class Choosing:
         decision = self._decide(policy, spec, routed.hints, candidates)
         if decision is None:
             return None
-        chosen = {c.key: c for c in candidates}[decision.key]
+        chosen = next(c for c in candidates if c.key == decision.key)
         peer = peers.get(decision.key)
         self._charge(spec, chosen, None if peer is None else peer.load, routed)
         if hashes:
@@ -192,24 +214,35 @@ class Choosing:
 
     def _peers(self, failed: Container[str], now: float) -> dict[str, Peer]:
         """Those that take new work, by key; notes the ones that failed, and forgets what a former engine had cached."""
-        found = {peer.key: peer for peer in self._decodes()}
-        for key in found:
-            if self._known.get(key) is not found[key]:
-                self._recent.drop(key, now)
-            if key in failed:
-                self._failed[key] = now
-        self._known = found
-        return {key: peer for key, peer in found.items() if key not in failed}
+        found = self._decodes()
+        if len(found) != len(self._known) or not all(map(is_, found, self._known.values())):
+            for peer in found:
+                if self._known.get(peer.key) is not peer:
+                    self._recent.drop(peer.key, now)
+            self._known = {peer.key: peer for peer in found}
+            self._reports.clear()
+        if not failed:
+            return self._known
+        self._failed.update((key, now) for key in self._known if key in failed)
+        return {key: peer for key, peer in self._known.items() if key not in failed}
 
     def _candidates(
         self, policy: DecodeScorePolicy, peers: dict[str, Peer], may_run_here: bool, hashes: Sequence[bytes], now: float
     ) -> list[DecodeCandidate]:
         matches, recent = self._matches(policy, hashes, now)
+        self._failed = {key: at for key, at in self._failed.items() if now - at < TAINT_SECONDS}
+        noted = {*matches, *recent, *self._failed}
         candidates = []
         for key, peer in peers.items():
             load = peer.load
-            charges = self._load.potential(key, load, _reported(load, load.num_requests))
-            taint = policy.failure_taint if now - self._failed.get(key, -TAINT_SECONDS) < TAINT_SECONDS else 1.0
+            report = self._reports.get(key)
+            if report is None or report.load is not load:
+                report = self._reports[key] = _Report.of(key, load)
+            charges = self._load.potential(key, load, report.charges)
+            if charges is report.charges and key not in noted:
+                candidates.append(report.candidate)
+                continue
+            taint = policy.failure_taint if key in self._failed else 1.0
             candidates.append(_candidate(key, charges, load, matches.get(key, 0), key in recent, taint=taint))
         if may_run_here:
             load = self._worker.load()
@@ -220,7 +253,7 @@ class Choosing:
             candidates.append(_candidate(self._pod, charges, load, matched, self._pod in recent, is_self=True))
         return candidates
 
-    def _matches(self, policy: DecodeScorePolicy, hashes: Sequence[bytes], now: float) -> tuple[dict[str, int], Container[str]]:
+    def _matches(self, policy: DecodeScorePolicy, hashes: Sequence[bytes], now: float) -> tuple[dict[str, int], Collection[str]]:
         """Leading blocks cached at each worker, and the workers that such a prompt was sent to lately."""
         if not hashes:
             return {}, ()
@@ -259,7 +292,7 @@ class Choosing:
 
 
 def _note(decision: Decision, chosen: DecodeCandidate) -> None:
-    lowest = sorted(decision.costs.items(), key=lambda item: item[1])[:_NOTED_COSTS]
+    lowest = nsmallest(_NOTED_COSTS, decision.costs.items(), key=itemgetter(1))
     note(
         "decode_worker",
         worker=decision.key or "here",

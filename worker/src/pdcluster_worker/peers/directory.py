@@ -37,6 +37,7 @@ class Directory:
         self._report_change = events.on_change
         self._members: Mapping[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
+        self._found: dict[tuple[Role, ...], list[Peer]] = {}  # ready peers by role, until one changes
         self._leaving: set[asyncio.Task[None]] = set()
 
     def prefills(self) -> list[Peer]:
@@ -113,6 +114,7 @@ class Directory:
         """Drop every peer, and end every call."""
         peers = list(self._peers.values())
         self._peers.clear()
+        self._found.clear()
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*(peer.close() for peer in peers), *self._leaving, return_exceptions=True)
@@ -126,10 +128,14 @@ class Directory:
         return here != "prefill" and record.role in (_DECODING if here == "router" else _KEPT)
 
     def _ready(self, *roles: Role) -> list[Peer]:
-        return [peer for peer in self._peers.values() if peer.ready and peer.record.role in roles]
+        found = self._found.get(roles)
+        if found is None:
+            found = self._found[roles] = [peer for peer in self._peers.values() if peer.ready and peer.record.role in roles]
+        return [*found]
 
     def _drop(self, pod: str) -> None:
         task = asyncio.create_task(self._peers.pop(pod).leave())
+        self._found.clear()
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -138,6 +144,7 @@ class Directory:
         self._report_change(peer)
 
     def _count(self) -> None:
+        self._found.clear()
         counts = Counter((peer.record.role, peer.state) for peer in self._peers.values())
         self._metrics.peers.clear()
         for (role, state), number in counts.items():

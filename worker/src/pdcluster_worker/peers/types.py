@@ -18,7 +18,7 @@ PrefillPlace = Literal["local", "remote"]
 Fact = str | int | float | bool
 
 
-class Note(msgspec.Struct, frozen=True):
+class Note(msgspec.Struct, frozen=True, gc=False):
     """What a worker has decided or done about a request of a peer; seconds: of the reader's `time.monotonic`.
 
     worker: its pod; "" on the way out.

@@ -7,6 +7,8 @@ know is 0.
 
 from dataclasses import dataclass
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -21,9 +23,8 @@ class Asked:
         return max(1, -(-self.prompt_tokens // self.block_size))
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCandidate:
-    """A decode worker.
+class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
+    """A decode worker.  A struct, for each request makes one of every worker.
 
     key:            its pod.
     is_self:        it is the one that chooses: no hop.

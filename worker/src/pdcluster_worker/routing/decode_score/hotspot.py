@@ -8,8 +8,9 @@ out of the choice while another is below.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil
+
+from msgspec.structs import replace
 
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate
 

@@ -65,5 +65,7 @@ def kv_aware(policy: KvAwarePolicy, asked: Asked, candidates: Sequence[DecodeCan
 
 
 def _credit_at(policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, least_prefill_tokens: int) -> float:
+    if not candidate.matched_blocks:
+        return 0.0
     lessened = decay(policy, asked, candidate.prefill_tokens, least_prefill_tokens)
     return credit(policy, Overlap(device=candidate.matched_blocks), lessened)

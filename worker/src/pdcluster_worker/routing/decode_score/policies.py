@@ -61,12 +61,16 @@ class DecodeChooser:
         return self._by_cost(policy, asked, candidates)
 
     def _by_cost(self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]) -> Decision:
-        candidates = with_enough_hits(candidates, asked, policy.min_cache_hit_ratio)
-        if policy.hotspot_prevention and policy.policy in PREFIX_POLICIES:
+        attracts = policy.policy in PREFIX_POLICIES
+        if attracts:
+            candidates = with_enough_hits(candidates, asked, policy.min_cache_hit_ratio)
+        if attracts and policy.hotspot_prevention:
             # The share first: a worker that is out of the choice is still one of those that have the prefix.
             cooled = {c.key: c for c in without_hot_prefix(candidates, policy.hot_workers_ratio)}
             candidates = [cooled[c.key] for c in within_share(candidates, policy.max_share_ratio)]
-        costs = tainted(self._costs(policy, asked, candidates), {c.key: c.taint for c in candidates})
+        costs = self._costs(policy, asked, candidates)
+        if taints := {c.key: c.taint for c in candidates if c.taint != 1.0}:
+            costs = tainted(costs, taints)
         key = select(costs, policy.temperature, self._draw)
         if policy.policy == "roundRobin":
             self._last = key

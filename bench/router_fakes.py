@@ -1,0 +1,229 @@
+"""Fake workers for `routing_overhead`: many in one process, which answer at once with the same few tokens.
+
+    bench/router_fakes.py http|grpc WORKERS [CERTIFICATES]
+
+`http` speaks OpenAI's API, for routers that relay it; `grpc` what our decode workers speak to a
+router, over mutual TLS with the files of the folder CERTIFICATES, a report of load every second
+among it.  A streamed answer has a token each TOKEN_SECONDS, one write each; a whole one has no
+pauses (over gRPC it is a message a token all the same).  Prints one line, the addresses as JSON,
+and ends when its standard input does.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import httptools
+import uvloop
+
+from pdcluster_worker.config import TLSConfig
+from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.notes import notes_to_proto
+from pdcluster_worker.peers.options import SERVER_OPTIONS
+from pdcluster_worker.peers.tls import Credentials
+from pdcluster_worker.peers.types import Hello, Load, Note
+from pdcluster_worker.proto import worker_pb2 as pb
+
+MODEL = "m"
+REVISION = "r1"
+NUM_TOKENS = 8
+TOKEN_SECONDS = 0.002
+REPORT_SECONDS = 1.0
+STREAM_SEED = 1
+"""Of a request whose tokens come one by one; any other is answered at once."""
+
+_GEOMETRY = KVGeometry(3, 64, 30, 16, "float32")
+_SERVICE = "pdcluster.worker.Worker"
+CERTIFICATES = {"ca": "ca.pem", "certificate": "worker.pem", "key": "worker.key"}
+"""Settings of `tls`, and their files in the folder of certificates."""
+_WORD = " sea"
+_TOKEN_ID = 5439  # of the sample model; any that is text would do
+
+
+# --- OpenAI's API -----------------------------------------------------------------------------
+
+
+def _whole() -> bytes:
+    message = {"role": "assistant", "content": _WORD * NUM_TOKENS}
+    usage = {"prompt_tokens": 64, "completion_tokens": NUM_TOKENS, "total_tokens": 64 + NUM_TOKENS}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
+    body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
+    return _answer(body)
+
+
+def _answer(body: object) -> bytes:
+    content = json.dumps(body).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+
+
+def _events() -> list[bytes]:
+    """The header and the first event, then one event each, then the end."""
+    events = []
+    for index in range(NUM_TOKENS):
+        delta = {"role": "assistant", "content": _WORD} if index == 0 else {"content": _WORD}
+        reason = "length" if index == NUM_TOKENS - 1 else None
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [choice]}
+        events.append(_chunk(b"data: " + json.dumps(body).encode() + b"\n\n"))
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    events[0] = head + events[0]
+    events[-1] += _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    return events
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+WHOLE, EVENTS = _whole(), _events()
+_INFO = {"status": "ok", "model_path": MODEL, "is_generation": True, "load": 0, "data": [{"id": MODEL, "object": "model"}]}
+INFO = _answer({**_INFO, "object": "list", "served_model_name": MODEL, "max_model_len": 4096})
+"""To whatever a router asks besides: health, models, load."""
+
+
+class HttpWorker(asyncio.Protocol):
+    """One connection of a router.  num_open: of all of them."""
+
+    num_open = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        HttpWorker.num_open += 1
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        self._parser = httptools.HttpRequestParser(self)
+        self._body = b""
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # smg asks whether HTTP/2 is spoken here
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        HttpWorker.num_open -= 1
+
+    def on_message_begin(self) -> None:
+        self._body = b""
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_method() != b"POST":
+            self._transport.write(INFO)
+        elif b'"stream":true' in self._body.replace(b" ", b""):
+            self._stream(0)
+        else:
+            self._transport.write(WHOLE)
+
+    def _stream(self, index: int) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(EVENTS[index])
+        if index + 1 < len(EVENTS):
+            asyncio.get_running_loop().call_later(TOKEN_SECONDS, self._stream, index + 1)
+
+
+async def serve_http(workers: int) -> list[asyncio.Server]:
+    """A server each."""
+    loop = asyncio.get_running_loop()
+    return [await loop.create_server(HttpWorker, "127.0.0.1", 0) for _ in range(workers)]
+
+
+def addresses_of(servers: Sequence[asyncio.Server]) -> list[str]:
+    """Each one's host:port."""
+    return [f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
+
+
+# --- what our workers speak -------------------------------------------------------------------
+
+
+def _replies() -> list[bytes]:
+    """A decode worker's, with the notes that it sends of its own decisions."""
+    first = [
+        Note("received", 0.0, {"role": "decode"}),
+        Note("offload", 0.0001, {"to": "local", "rule": "rule", "uncached_tokens": 64, "threshold": 256, "queue": 0}),
+        Note("context_begin", 0.0002, {"queue_seconds": 0.0001}),
+        Note("context_end", 0.0003, {"prefill": "local", "cached_tokens": 0}),
+        Note("decoding_begin", 0.0003, {}),
+    ]
+    replies = [pb.GenerateReply(token=pb.Token(token_id=_TOKEN_ID)) for _ in range(NUM_TOKENS)]
+    replies[0].prefill = "local"
+    replies[0].token.queue_seconds, replies[0].token.prefill_seconds = 0.0001, 0.0001
+    replies[0].notes.extend(notes_to_proto(first))
+    replies[-1].token.finish_reason = "length"
+    replies[-1].notes.extend(notes_to_proto([Note("decoding_end", 0.01, {"reason": "length"})]))
+    return [reply.SerializeToString() for reply in replies]
+
+
+REPLIES = _replies()
+
+
+class GrpcWorker:
+    """One decode worker.  Its calls are coroutines that write to their context, like our service's."""
+
+    def __init__(self, engine_id: str) -> None:
+        self._hello = Hello(engine_id, "decode", _GEOMETRY, "w", REVISION, model=MODEL, max_model_len=4096, vocab_size=49152)
+
+    def calls(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        """Requests are read, answers are bytes: what the fake itself costs is to be little."""
+        one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        methods = {
+            "Handshake": one(self._shake_hands),
+            "Generate": many(self._generate, pb.GenerateRequest.FromString),
+            "Watch": many(self._watch),
+        }
+        return grpc.method_handlers_generic_handler(_SERVICE, methods)
+
+    async def _shake_hands(self, request: bytes, context: Any) -> bytes:
+        return convert.hello_to_proto(self._hello).SerializeToString()
+
+    async def _watch(self, request: bytes, context: Any) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            load = convert.load_to_proto(Load(free_blocks=4096, total_blocks=4096))
+            report = pb.WorkerReport(sequence=sequence, snapshot=sequence == 1, load=load)
+            await context.write(report.SerializeToString())
+            await asyncio.sleep(REPORT_SECONDS)
+
+    async def _generate(self, request: pb.GenerateRequest, context: Any) -> None:
+        is_paced = request.request.sampling.seed == STREAM_SEED
+        for index, reply in enumerate(REPLIES):
+            if index and is_paced:
+                await asyncio.sleep(TOKEN_SECONDS)
+            await context.write(reply)
+
+
+async def serve_grpc(workers: int, folder: Path) -> list[dict[str, str]]:
+    files = TLSConfig(**{field: str(folder / name) for field, name in CERTIFICATES.items()})
+    credentials, found = Credentials(files), []
+    for number in range(workers):
+        engine_id = f"engine-{number}"
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((GrpcWorker(engine_id).calls(),))
+        port = server.add_secure_port("127.0.0.1:0", credentials.server())
+        await server.start()
+        _serving.append(server)
+        found.append({"engine_id": engine_id, "address": f"127.0.0.1:{port}"})
+    return found
+
+
+_serving: list[grpc.aio.Server] = []  # one that is collected serves no more
+
+
+async def main(kind: str, workers: int, folder: Path) -> None:
+    if kind == "http":
+        servers = await serve_http(workers)
+        print(json.dumps(addresses_of(servers)), flush=True)
+    else:
+        print(json.dumps(await serve_grpc(workers, folder)), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3] if len(sys.argv) > 3 else ".")))

@@ -1,0 +1,202 @@
+"""The routers under test, each a process of its own in front of the same number of fake workers.
+
+Ours is the `router` role as it is deployed: `python -m pdcluster_worker`, etcd, mutual TLS, its
+metrics and journeys.  The others run as their own command starts them, from an environment of
+their own (`peers/install_routers.sh`), without access logs, and take their workers in turn: their
+cheapest policy.  They relay the bytes of OpenAI's API; ours has the API itself, with
+tokens on its other side.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import yaml
+from router_fakes import CERTIFICATES, MODEL, REVISION
+
+from pdcluster_operator.api.errors import StartError
+from pdcluster_operator.bench.started import end_process
+from pdcluster_operator.local.certificates import make_certificates
+from pdcluster_operator.local.etcd import etcd_launch, find_etcd, wait_until_reachable
+from pdcluster_operator.local.machine import free_port
+
+FOLDER = Path.home() / ".cache" / "pdcluster" / "routers"
+PEERS = ("sglang-router", "smg", "vllm-router")
+OURS = "ours"
+READY_SECONDS = 60.0
+_NAMESPACE, _CLUSTER = "bench", "overhead"
+_POLL_SECONDS = 0.1
+_LOG_BYTES = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """One that serves.  address: host:port."""
+
+    name: str
+    address: str
+    process: psutil.Process
+
+    def cpu_seconds(self) -> float:
+        """User and system time of its process and those below it so far."""
+        times = [process.cpu_times() for process in (self.process, *self.process.children(recursive=True))]
+        return float(sum(time.user + time.system for time in times))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores: of the router under test, and of the fakes, etcd and the load."""
+
+    router: frozenset[int]
+    others: frozenset[int]
+
+
+def cores() -> Machine:
+    """The router gets the first core for itself where there are two."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return Machine(frozenset([first]), frozenset(others or [first]))
+
+
+def installed(folder: Path) -> list[str]:
+    """Peers that are there."""
+    return [name for name in PEERS if (folder / name / "bin" / name).exists()]
+
+
+@asynccontextmanager
+async def fake_workers(kind: str, number: int, folder: Path) -> AsyncIterator[list[Any]]:
+    """A process of fake workers, and what it says of them; it ends with ours."""
+    script = Path(__file__).with_name("router_fakes.py")
+    command = (sys.executable, str(script), kind, str(number), str(folder))
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
+        if not line:
+            raise StartError(f"the {kind} fake workers did not start", exit_code=1)
+        addresses: list[Any] = json.loads(line)
+        yield addresses
+    finally:
+        await end_process(process)
+
+
+@asynccontextmanager
+async def peer_router(name: str, folder: Path, workers: Sequence[str], logs: Path) -> AsyncIterator[Router]:
+    """One of PEERS in front of these workers.  Raises StartError."""
+    port = free_port()
+    program = str(folder / name / "bin" / name)
+    verb = () if name == "vllm-router" else ("launch",)
+    urls = [f"http://{address}" for address in workers]
+    options = {
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--policy": "round_robin",
+        "--log-level": "warning" if name == "vllm-router" else "warn",
+        "--prometheus-host": "127.0.0.1",
+        "--prometheus-port": str(free_port()),
+    }
+    words = [word for option in options.items() for word in option]
+    async with _started(name, (program, *verb, *words, "--worker-urls", *urls), {}, logs) as process:
+        yield await _ready(name, f"127.0.0.1:{port}", process, logs)
+
+
+@asynccontextmanager
+async def our_router(workers: Sequence[Mapping[str, str]], certificates: Path, model: Path, logs: Path) -> AsyncIterator[Router]:
+    """The router role in front of these workers, whose records are written into an etcd of its own.  Raises StartError."""
+    launch, endpoint = etcd_launch(find_etcd(), logs / "etcd", logs / "etcd.log")
+    port, config = free_port(), logs / "router.yaml"
+    document = {
+        "cluster": _CLUSTER,
+        "revision": REVISION,
+        "role": "router",
+        "pool": "cpu",
+        "model": {"name": MODEL, "path": str(model)},
+        "discovery": {"endpoints": [endpoint]},
+        "tls": {field: str(certificates / name) for field, name in CERTIFICATES.items()},
+        "listen": {"host": "127.0.0.1", "http": port, "grpc": free_port(), "kv": free_port()},
+    }
+    config.write_text(yaml.safe_dump(document))
+    environment = {"POD_NAME": "router-0", "POD_NAMESPACE": _NAMESPACE, "POD_IP": "127.0.0.1"}
+    command = (sys.executable, "-m", "pdcluster_worker", "--engine-config", str(config))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(_started("etcd", launch.command, {}, logs))
+        await wait_until_reachable(endpoint, launch.log)
+        await _register(endpoint, workers)
+        process = await stack.enter_async_context(_started(OURS, command, environment, logs))
+        yield await _ready(OURS, f"127.0.0.1:{port}", process, logs, len(workers))
+
+
+def certificate_folder(folder: Path) -> Path:
+    """New certificates, for the router and the fakes."""
+    folder.mkdir()
+    make_certificates(folder)
+    return folder
+
+
+async def _register(endpoint: str, workers: Sequence[Mapping[str, str]]) -> None:
+    async with aiohttp.ClientSession() as session:
+        for number, worker in enumerate(workers):
+            pod = f"decode-{number}"
+            key = f"/pdcluster/{_NAMESPACE}/{_CLUSTER}/workers/{REVISION}/decode/cpu/{pod}"
+            addresses = {"grpc_address": worker["address"], "kv_address": "127.0.0.1:1", "http_address": "127.0.0.1:1"}
+            record = {"engine_id": worker["engine_id"], "pod": pod, "role": "decode", "pool": "cpu", "state": "ready", **addresses}
+            body = {"key": _base64(key), "value": _base64(json.dumps({**record, "schema": 1}))}
+            async with session.post(f"http://{endpoint}/v3/kv/put", json=body) as response:
+                response.raise_for_status()
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@asynccontextmanager
+async def _started(name: str, command: Sequence[str], environment: Mapping[str, str], logs: Path) -> AsyncIterator[Process]:
+    machine = cores()
+    mine = machine.others if name == "etcd" else machine.router
+    with (logs / f"{name}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdout=log,
+            stderr=STDOUT,
+            env={**os.environ, **environment},
+            cwd=logs,
+            start_new_session=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, mine),
+        )
+    try:
+        yield process
+    finally:
+        await end_process(process)
+
+
+async def _ready(name: str, address: str, process: Process, logs: Path, num_peers: int = 0) -> Router:
+    """Wait until it takes requests, ours until it has shaken hands with all its workers.  Raises StartError."""
+    deadline = time.monotonic() + READY_SECONDS
+    async with aiohttp.ClientSession() as session:
+        while not await _is_ready(session, address, num_peers):
+            if process.returncode is not None or time.monotonic() > deadline:
+                tail = (logs / f"{name}.log").read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+                raise StartError(f"{name} did not start:\n{tail}", exit_code=1)
+            await asyncio.sleep(_POLL_SECONDS)
+    return Router(name, address, psutil.Process(process.pid))
+
+
+async def _is_ready(session: aiohttp.ClientSession, address: str, num_peers: int) -> bool:
+    try:
+        if num_peers:
+            async with session.get(f"http://{address}/metrics") as response:
+                return f'pdcluster_peers{{role="decode",state="ready"}} {num_peers}.0' in await response.text()
+        async with session.get(f"http://{address}/readiness") as response:
+            return response.status in (200, 404)
+    except aiohttp.ClientError:
+        return False
