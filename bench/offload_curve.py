@@ -42,6 +42,7 @@ Routing = Mapping[str, Any]
 
 POLICIES: Mapping[str, Routing] = {
     "rule": {},
+    "boolean": {"offload": {"policy": "boolean"}},
     "sloFeedback": {"offload": {"policy": "sloFeedback"}},
     "score": {"offload": {"policy": "score"}},
     "prefillLoad": {"offload": {"policy": "prefillLoad", "prefillLoad": {"busyBatches": 2}}},

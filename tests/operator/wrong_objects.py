@@ -513,7 +513,8 @@ BAD = [
     Wrong(at("spec.routing.offlod", {}), "spec.routing.offlod: unknown field; did you mean offload?", "spec.routing.offlod"),
     Wrong(
         at("spec.routing.offload.policy", "random"),
-        "spec.routing.offload.policy: must be 'rule', 'score', 'islBounding', 'prefillLoad', 'islOrLoad' or 'sloFeedback', not 'random'",
+        "spec.routing.offload.policy: must be 'rule', 'boolean', 'score', 'islBounding', 'prefillLoad', 'islOrLoad' or 'sloFeedback', "
+        "not 'random'",
         "spec.routing.offload.policy",
     ),
     Wrong(

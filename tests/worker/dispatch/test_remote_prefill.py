@@ -32,8 +32,9 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.types import Generated, Load, PrefillMode
+from pdcluster_worker.routing.side_costs import MIN_SAMPLES, SideCosts
 from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
-from pdcluster_worker.routing_config import IslBoundingPolicy, OffloadPolicy, PrefillLoadPolicy, PrefillScorePolicy
+from pdcluster_worker.routing_config import IslBoundingPolicy, OffloadPolicy, OffloadPolicyName, PrefillLoadPolicy, PrefillScorePolicy
 from pdcluster_worker.testing import FakeClock
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, stats
 
@@ -376,6 +377,8 @@ async def test_offload_notes_what_it_was_decided_by(
         "decode_active": 0,
         "decode_ratio": 0.25,
         "transfer_seconds": 1.0,
+        "local_seconds": 0.0,
+        "remote_seconds": 0.0,
     }
     assert [event.name for event in journey.events if event.name not in (*LIFETIME, "first_step")] == ["offload", "credit"]
     assert journey.events[1].facts["peer"] == "p"
@@ -456,7 +459,8 @@ async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Wo
     offloading = Offloading(worker, list, list)
     feedback = SloFeedback()
     for side in ("local", "remote") * 4:
-        pace = Pace(feedback, 100, clock)
+        pace = Pace(feedback, SideCosts(), "r", 100, clock)
+        pace.sent(side)
         clock.advance(10.0 if side == "local" else 0.01)
         pace.token(Generated(Token("r", 1), side))
         clock.advance(0.02)
@@ -466,3 +470,35 @@ async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Wo
     assert feedback.threshold(policy.slo_feedback, 256, clock()) == round(256 / STEP)
     worker.policy = PolicyConfig(offload=policy)
     assert offloading.threshold(256) == 256  # of its own, which has seen nothing
+
+
+@pytest.mark.parametrize(("policy", "prefill"), [("rule", "local"), ("boolean", "remote")])
+async def test_rule_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_slower(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker, policy: OffloadPolicyName, prefill: str
+) -> None:
+    peer.replies = [FIRST, DONE]
+    costs = dispatcher._offloading._costs
+    now = asyncio.get_running_loop().time()
+    for number in range(MIN_SAMPLES):
+        costs.first_token("local", str(number), 100, 0.1, now)
+        costs.first_token("remote", str(number), 100, 0.3, now)
+    worker.policy = PolicyConfig(offload=OffloadPolicy(policy=policy, prefill_length_threshold=5, min_offload_length=1))
+    with begun("r") as told:
+        made = await collect(dispatcher, "auto")
+
+    assert made[0].prefill == prefill
+    offload = next(event.facts for event in told.events if event.name == "offload")
+    assert offload["reason"] == ("slower" if policy == "rule" else "long")
+    assert (offload["local_seconds"], offload["remote_seconds"]) == (pytest.approx(0.01), pytest.approx(0.03))
+
+
+async def test_time_to_the_first_token_is_measured_for_both_sides_and_forgotten_with_the_request(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer
+) -> None:
+    costs = dispatcher._offloading._costs
+    for mode in ("local", "remote"):
+        peer.replies = [replace(FIRST, prefill_seconds=0.2), DONE]
+        await collect(dispatcher, mode)
+
+    assert costs._sides["remote"].num_samples == 1
+    assert not any(side.waiting for side in costs._sides.values())

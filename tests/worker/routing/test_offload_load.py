@@ -12,13 +12,14 @@ from statistics import mean
 import pytest
 
 from pdcluster_worker.routing.offload import OffloadFacts, decide
-from pdcluster_worker.routing.slo_feedback import Side, SloFeedback
+from pdcluster_worker.routing.side_costs import Side, SideCosts
+from pdcluster_worker.routing.slo_feedback import SloFeedback
 from pdcluster_worker.routing_config import OffloadPolicy, OffloadPolicyName
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 CAPACITY = 6 / sum(LENGTHS) * 1000  # requests a second of a worker that computes 1000 tokens in one
 
-LOADS = (0.2, 0.5, 0.9, 1.3)
+LOADS = (0.1, 0.2, 0.5, 0.9, 1.3)
 """Of what one worker can do."""
 
 Goes = Callable[["Pair", int, float], bool]
@@ -36,21 +37,25 @@ class Pair:
         """Mean time to the first token of the second half."""
         source = random.Random(7)
         self.feedback, self.free_at, self.starts = SloFeedback(), {"local": 0.0, "remote": 0.0}, list[float]()
-        now, took, ends = 0.0, list[float](), list[tuple[float, Side, int, float]]()
-        for _ in range(count):
+        self.costs = SideCosts()
+        now, took, ends = 0.0, list[float](), list[tuple[float, Side, int, float, str, float]]()
+        for number in range(count):
             now += source.expovariate(load * CAPACITY)
             tokens = source.choice(LENGTHS)
             while ends and ends[0][0] <= now:
-                at, ended, length, seconds = heapq.heappop(ends)
+                at, ended, length, seconds, name, prefill = heapq.heappop(ends)
                 self.feedback.first_token(ended, length, seconds, at)
+                self.costs.first_token(ended, name, length, prefill, at)
             side: Side = "remote" if goes(self, tokens, now) else "local"
+            self.costs.sent(side, str(number), tokens, now)
+            prefill = tokens / (self.remote if side == "remote" else self.local)
             start = max(now, self.free_at[side])
-            end = self.free_at[side] = start + tokens / (self.remote if side == "remote" else self.local)
+            end = self.free_at[side] = start + prefill
             if side == "remote":
                 self.starts = [each for each in self.starts if each > now] + [start]
                 end += self.way + tokens * 2e-5
             took.append(end - now)
-            heapq.heappush(ends, (end, side, tokens, end - now))
+            heapq.heappush(ends, (end, side, tokens, end - now, str(number), prefill))
         return mean(took[count // 2 :])
 
     def by(self, name: OffloadPolicyName) -> Goes:
@@ -62,7 +67,9 @@ class Pair:
             threshold = 256
             if name == "sloFeedback":
                 threshold = pair.feedback.threshold_for(tokens, policy.slo_feedback, threshold, now)
-            return decide(policy, facts, threshold).is_remote
+            verdict = decide(policy, pair.costs.known(facts, now), threshold)
+            is_rule = name == "rule" and tokens >= policy.min_offload_length
+            return (pair.costs.or_probe(verdict, now) if is_rule else verdict).is_remote
 
         return goes
 
@@ -70,6 +77,8 @@ class Pair:
 PAIRS = {
     "equal": Pair(1000, 1000, 0.02),
     "prefill is faster": Pair(500, 2000, 0.02),
+    "prefill is twice as fast": Pair(1000, 2000, 0.02),
+    "prefill is half as fast": Pair(1000, 500, 0.02),
     "prefill is slower": Pair(1000, 300, 0.05),
     "a long way": Pair(1000, 1000, 1.0),
 }
@@ -77,9 +86,16 @@ PAIRS = {
 
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_slo_feedback_is_never_much_worse_than_the_better_side(name: str, load: float) -> None:
+def test_policies_that_measure_are_never_much_worse_than_the_better_side(name: str, load: float) -> None:
     pair = PAIRS[name]
-    local = pair.run(load, lambda *_: False)
-    remote = pair.run(load, lambda *_: True)
-    followed = pair.run(load, pair.by("sloFeedback"))
-    assert followed <= 1.15 * min(local, remote)
+    better = min(pair.run(load, lambda *_: False), pair.run(load, lambda *_: True))
+
+    assert pair.run(load, pair.by("rule")) <= 1.05 * better
+    assert pair.run(load, pair.by("sloFeedback")) <= 1.25 * better
+
+
+def test_rule_without_its_guard_is_far_worse_with_a_slow_prefill_worker() -> None:
+    pair = PAIRS["prefill is slower"]
+
+    assert pair.run(0.5, pair.by("boolean")) > 5 * pair.run(0.5, lambda *_: False)
+    assert pair.run(0.5, pair.by("rule")) < pair.run(0.5, lambda *_: False)

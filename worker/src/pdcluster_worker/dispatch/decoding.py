@@ -55,7 +55,7 @@ class DecodeDispatcher:
         with self._worker.estimation.following(spec) as followed:
             place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
             place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
-            pace = self._offloading.pace(len(spec.prompt) + len(spec.output))
+            pace = self._offloading.pace(spec.request_id, len(spec.prompt) + len(spec.output))
 
             def noted(generated: Generated) -> Generated:
                 pace.token(generated)
@@ -80,6 +80,7 @@ class DecodeDispatcher:
             finally:
                 if started:
                     self._num_decoding -= 1
+                pace.ended()
                 place.close()
 
     def _short_of_blocks(self, mailbox: Mailbox, spec: RequestSpec) -> RequestError | None:
@@ -96,8 +97,8 @@ class DecodeDispatcher:
         """The first token, and after a remote prefill the first that was decoded here."""
         started = False
         hashes = [] if prefill == "local" else self._worker.hashes(spec)
-        if prefill == "remote" or (prefill == "auto" and self._offloading.goes(place, spec, hashes, self._num_decoding)):
-            pace.was_sent = True
+        if prefill == "remote" or (prefill == "auto" and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)):
+            pace.sent("remote")
             async with aclosing(self._remote.first_token(place, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:
                     started = True
@@ -105,6 +106,7 @@ class DecodeDispatcher:
                     if generated.token.finish_reason is not None:
                         return
         else:
+            pace.sent("local")
             place.send(Submit(spec))
         if started:
             yield Generated(await self._first_step(place.mailbox))

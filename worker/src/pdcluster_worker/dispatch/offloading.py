@@ -1,6 +1,7 @@
 """Gathers what the offload decision is made by, notes what came of it, and measures how that went.
 
-The decision itself is `routing.offload`'s, the moving threshold `routing.slo_feedback`'s.
+The decision itself is `routing.offload`'s, what both sides are expected to take `routing.side_costs`', the
+moving threshold `routing.slo_feedback`'s.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from pdcluster_worker.peers.types import Generated
 from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, takes_length
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.routing.qos.verdict import offloads_at_once
-from pdcluster_worker.routing.slo_feedback import Side, SloFeedback
+from pdcluster_worker.routing.side_costs import Side, SideCosts
+from pdcluster_worker.routing.slo_feedback import SloFeedback
 
 
 class Offloading:
@@ -26,22 +28,26 @@ class Offloading:
         self._prefills = prefills
         self._decodes = decodes
         self._feedback = SloFeedback()
+        self._costs = SideCosts()
 
-    def goes(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], num_decoding: int) -> bool:
+    def goes(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], num_decoding: int, pace: "Pace") -> bool:
         """Decide for a prefill worker; a long prompt that stays on a decode worker is counted.
 
-        num_decoding: requests of this worker past their first token.
+        num_decoding: requests of this worker past their first token.  pace: of the request, which is told its uncached tokens.
         """
         policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
         able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
         facts = self._facts(place, num_tokens, hashes, able, num_decoding)
         threshold = self.threshold(facts.uncached_tokens)
+        pace.uncached_tokens = facts.uncached_tokens
         tier = tier_of(spec.priority)
         if offloads_at_once(self._worker.policy, tier, facts.uncached_tokens):
             verdict = Verdict(is_remote=True, reason="high_priority")
         else:
             verdict = decide(policy, facts, threshold)
+            if policy.policy == "rule" and able and facts.uncached_tokens >= policy.min_offload_length:
+                verdict = self._costs.or_probe(verdict, asyncio.get_running_loop().time())
         is_remote = verdict.is_remote and bool(able)
         note(
             "offload",
@@ -55,6 +61,8 @@ class Offloading:
             decode_active=num_decoding,
             decode_ratio=facts.decode_ratio,
             transfer_seconds=facts.transfer_seconds,
+            local_seconds=facts.local_seconds,
+            remote_seconds=facts.remote_seconds,
         )
         is_kept = not is_remote and self._worker.role == "decode"
         if is_kept and decide(policy, facts.when_idle, threshold).is_remote:
@@ -69,9 +77,9 @@ class Offloading:
             return configured
         return self._feedback.threshold_for(uncached_tokens, policy.slo_feedback, configured, now)
 
-    def pace(self, num_tokens: int) -> "Pace":
+    def pace(self, request_id: str, num_tokens: int) -> "Pace":
         """Begin to measure a request; num_tokens: that are to be prefilled."""
-        return Pace(self._feedback, num_tokens, asyncio.get_running_loop().time)
+        return Pace(self._feedback, self._costs, request_id, num_tokens, asyncio.get_running_loop().time)
 
     def _facts(
         self,
@@ -85,7 +93,7 @@ class Offloading:
         cached_tokens = worker.engines.cached_tokens(engine, hashes, num_tokens)
         to_move = max(0, num_tokens - cached_tokens)
         stats = engine.client.stats
-        return OffloadFacts(
+        facts = OffloadFacts(
             prompt_tokens=num_tokens,
             cached_tokens=cached_tokens,
             prefill_queue=self._prefill_queue(able),
@@ -94,6 +102,14 @@ class Offloading:
             decode_ratio=0.0 if stats is None else 1 - stats.free_blocks / engine.facts.num_blocks,
             transfer_seconds=min((worker.transfer_seconds(peer.key, to_move) for peer in able), default=0.0),
         )
+        now, others = asyncio.get_running_loop().time(), self._prefill_queue_tokens(able)
+        return self._costs.known(facts, now, others=others, num_workers=len(able))
+
+    def _prefill_queue_tokens(self, prefills: list[Peer]) -> int:
+        """Prompt tokens that wait for prefill workers or are computed there, by the reports of all workers."""
+        at_prefill = sum(max(peer.load.credit_tokens, peer.load.waiting_tokens) for peer in prefills)
+        elsewhere = sum(peer.load.credit_queue_tokens for peer in self._decodes())
+        return at_prefill + elsewhere + self._worker.load().credit_queue_tokens
 
     def _prefill_queue(self, prefills: list[Peer]) -> int:
         """Requests that wait for prefill, over all workers (docs/architecture.md).
@@ -106,17 +122,30 @@ class Offloading:
 
 
 class Pace:
-    """Of one request, as its tokens come: what `sloFeedback` goes by.
+    """Of one request, as its tokens come: what `sloFeedback` and the guard of `rule` go by.
 
-    was_sent: to a prefill worker, whose its time is, also where that failed and the prompt was computed here.
+    side:            where its prompt was sent; its time is that side's, also where a prefill worker failed and the
+                     prompt was computed here.
+    uncached_tokens: of its prompt, as far as is known.
     """
 
-    def __init__(self, feedback: SloFeedback, num_tokens: int, clock: Callable[[], float]) -> None:
-        self.was_sent = False
-        self._feedback, self._num_tokens, self._clock = feedback, num_tokens, clock
+    def __init__(self, feedback: SloFeedback, costs: SideCosts, request_id: str, num_tokens: int, clock: Callable[[], float]) -> None:
+        self.side: Side = "local"
+        self.uncached_tokens = num_tokens
+        self._feedback, self._costs, self._clock = feedback, costs, clock
+        self._request_id, self._num_tokens = request_id, num_tokens
         self._began = clock()
         self._first_at = 0.0
         self._count = 0
+
+    def sent(self, side: Side) -> None:
+        """Its prompt waits there from now on."""
+        self.side = side
+        self._costs.sent(side, self._request_id, self.uncached_tokens, self._clock())
+
+    def ended(self) -> None:
+        """It is over, with or without a first token."""
+        self._costs.ended(self._request_id)
 
     def token(self, generated: Generated) -> None:
         """Take the next token."""
@@ -125,8 +154,9 @@ class Pace:
         if generated.prefill is not None:
             self._first_at = now = self._clock()
             uncached = self._num_tokens - token.cached_tokens
-            side: Side = "remote" if self.was_sent else generated.prefill
-            self._feedback.first_token(side, uncached, now - self._began, now)
+            self._feedback.first_token(self.side, uncached, now - self._began, now)
+            took = token.prefill_seconds if generated.prefill == self.side else None
+            self._costs.first_token(self.side, self._request_id, uncached, took, now)
         if token.finish_reason is not None and self._count > 1:
             now = self._clock()
             self._feedback.finished((now - self._first_at) / (self._count - 1), now)

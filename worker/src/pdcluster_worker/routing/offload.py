@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 from pdcluster_worker.routing_config import OffloadPolicy
 
+MARGIN = 0.1
+"""By which the other side is to be faster before `rule` gives way: expectations are no better than that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadFacts:
@@ -23,6 +26,8 @@ class OffloadFacts:
     decode_ratio:     share of this worker's KV blocks in use.
     transfer_seconds: that the KV is expected to take to here from the nearest prefill worker;
                       0 = not measured yet.
+    local_seconds, remote_seconds: until the first token, were it computed here or at a prefill
+                      worker, by what was measured (`side_costs`); 0 = not measured yet.
     """
 
     prompt_tokens: int
@@ -32,6 +37,8 @@ class OffloadFacts:
     prefill_batches: float = 0.0
     decode_ratio: float = 0.0
     transfer_seconds: float = 0.0
+    local_seconds: float = 0.0
+    remote_seconds: float = 0.0
 
     @property
     def uncached_tokens(self) -> int:
@@ -41,7 +48,8 @@ class OffloadFacts:
     @property
     def when_idle(self) -> "OffloadFacts":
         """The same prompt with both pools idle; no bound of the queue, not even 0, keeps it."""
-        return replace(self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0)
+        idle = replace(self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0)
+        return replace(idle, local_seconds=0.0, remote_seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,8 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
         return Verdict(False, "transfer")
     match policy.policy:
         case "rule":
+            return _guarded(policy, facts, _by_rule(policy, facts, threshold))
+        case "boolean":
             return _by_rule(policy, facts, threshold)
         case "sloFeedback":
             return _by_length(policy, facts, threshold)
@@ -116,6 +126,30 @@ def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
         - weights.queue_weight * (facts.prefill_queue > policy.prefill_queue_max)
         - weights.transfer_weight * (transfer > weights.transfer_milliseconds)
     )
+
+
+def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Verdict:
+    """The rule's verdict, unless the other side is expected to be faster by MARGIN; without measurements the rule's.
+
+    The transfer counts as remote time, for the second token waits for it.
+
+    >>> def guarded(is_remote, local, remote, prompt_tokens=300):
+    ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, local_seconds=local, remote_seconds=remote)
+    ...     return _guarded(OffloadPolicy(), facts, Verdict(is_remote, "rule")).reason
+    >>> guarded(True, 1.0, 1.1), guarded(True, 1.0, 1.2), guarded(True, 1.0, 0.0)
+    ('rule', 'slower', 'rule')
+    >>> guarded(False, 1.1, 1.0), guarded(False, 1.2, 1.0), guarded(False, 1.2, 1.0, prompt_tokens=63)
+    ('rule', 'faster', 'rule')
+    """
+    local, remote = facts.local_seconds, facts.remote_seconds + facts.transfer_seconds
+    if not facts.local_seconds or not facts.remote_seconds:
+        return verdict
+    if verdict.is_remote and remote > (1 + MARGIN) * local:
+        return Verdict(False, "slower")
+    is_long_enough = facts.uncached_tokens >= policy.min_offload_length
+    if not verdict.is_remote and is_long_enough and local > (1 + MARGIN) * remote:
+        return Verdict(True, "faster")
+    return verdict
 
 
 def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:

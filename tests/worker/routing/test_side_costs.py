@@ -1,0 +1,78 @@
+"""What a first token is expected to take on each side, by what was measured."""
+
+import pytest
+
+from pdcluster_worker.routing.offload import OffloadFacts, Verdict
+from pdcluster_worker.routing.side_costs import MANY_SAMPLES, MIN_SAMPLES, PROBE_GAP, PROBE_SECONDS, Side, SideCosts
+
+
+def measured(seconds_per_token: float = 0.001, side: Side = "local") -> SideCosts:
+    costs = SideCosts()
+    for number in range(MIN_SAMPLES):
+        costs.first_token(side, str(number), 100, 100 * seconds_per_token, 0.0)
+    return costs
+
+
+def test_nothing_is_expected_before_enough_was_measured() -> None:
+    costs = SideCosts()
+    for _ in range(MIN_SAMPLES - 1):
+        costs.first_token("local", "r", 100, 0.1, 0.0)
+    costs.first_token("local", "r", 0, 0.1, 0.0)  # all of it was cached
+    costs.first_token("local", "r", 100, None, 0.0)
+    known = costs.known(OffloadFacts(prompt_tokens=100), 0.0)
+
+    assert (known.local_seconds, known.remote_seconds) == (0.0, 0.0)
+
+
+def test_a_prompt_waits_for_those_before_it_less_what_is_done_of_the_first() -> None:
+    costs = measured()
+    costs.sent("local", "a", 300, 10.0)
+    costs.sent("local", "b", 200, 10.1)
+
+    assert costs.seconds("local", 100, 10.0) == pytest.approx(0.6)
+    assert costs.seconds("local", 100, 10.2) == pytest.approx(0.4)
+    assert costs.seconds("local", 100, 99.0) == pytest.approx(0.3)  # the first is late: it is not done twice
+    costs.ended("a")
+    assert costs.seconds("local", 100, 10.2) == pytest.approx(0.1 + 0.2 - 0.2)
+
+
+def test_tokens_that_others_sent_count_and_workers_share_them() -> None:
+    costs = measured(side="remote")
+
+    assert costs.seconds("remote", 100, 0.0, others=900) == pytest.approx(1.0)
+    assert costs.seconds("remote", 100, 0.0, others=900, num_workers=3) == pytest.approx(0.4)
+
+
+def test_what_a_side_takes_beside_its_tokens_is_learned() -> None:
+    costs, now = measured(), 0.0
+    for number in range(60):
+        costs.sent("local", f"r{number}", 100, now)
+        now += 0.6
+        costs.first_token("local", f"r{number}", 100, 0.1, now)
+
+    assert costs.seconds("local", 100, now) == pytest.approx(0.6, rel=0.01)
+
+
+def test_an_unseen_side_gets_a_probe_seldom_and_never_against_a_bar() -> None:
+    costs = measured()
+    long = Verdict(True, "long")
+
+    def probes(now: float, count: int = PROBE_GAP) -> int:
+        return sum(costs.or_probe(long, now).reason == "probe" for _ in range(count))
+
+    assert probes(0.0) == 0
+    assert probes(PROBE_SECONDS) == 1
+    assert probes(PROBE_SECONDS + 1.0) == 0
+    assert probes(2 * PROBE_SECONDS, count=1) == 1
+    assert probes(3 * PROBE_SECONDS, count=PROBE_GAP // 2) == 0  # few prompts: a probe is a large share of them
+    assert costs.or_probe(Verdict(False, "transfer"), 9 * PROBE_SECONDS) == Verdict(False, "transfer")
+
+
+def test_a_side_that_was_never_measured_gets_its_first_probes_once_the_other_is_well_known() -> None:
+    costs, short = measured(), Verdict(False, "short")
+    assert not any(costs.or_probe(short, 1000.0).is_remote for _ in range(PROBE_GAP))
+    for number in range(MANY_SAMPLES):
+        costs.first_token("local", str(number), 100, 0.1, 1000.0)
+    costs.or_probe(short, 1000.0)
+
+    assert costs.or_probe(short, 1000.0 + PROBE_SECONDS) == Verdict(True, "probe")
