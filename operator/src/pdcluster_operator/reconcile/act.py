@@ -57,7 +57,7 @@ class Acted:
     conflict: ConflictError | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Actor:
     """Writes for all PDClusters.
 
