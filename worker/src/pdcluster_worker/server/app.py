@@ -31,6 +31,7 @@ from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
 from pdcluster_worker.server.limits import LimitsNow, limits_of
+from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
     ChatReply,
@@ -44,7 +45,10 @@ from pdcluster_worker.server.replies import (
 )
 from pdcluster_worker.server.request_context import RequestContextMiddleware, context_of
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+from pdcluster_worker.server.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.tokenizer import Tokenizer
+
+DEFAULT_PARSERS = ParserNames()
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
@@ -62,6 +66,7 @@ def create_app(
     tenant_of: TenantOfKey = None,
     limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
+    parsers: ParserNames = DEFAULT_PARSERS,
 ) -> FastAPI:
     """The application of a decode or mixed worker, or of a router.
 
@@ -69,9 +74,12 @@ def create_app(
     tenant_of:   see `authorization.Authorization`
     limits:      of clients; None = by the policy
     journeys:    where those of requests are kept; None = in new ones
+    parsers:     how the model writes calls and reasoning
     """
     app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
-    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses))
+    serving = Serving(
+        backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses), model_parsers(parsers, tokenizer.chat_template)
+    )
 
     @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -81,6 +89,7 @@ def create_app(
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await completion.complete(serving, body, context_of(request))
 
+    add_tokenizing(app, serving)
     return app
 
 
@@ -100,7 +109,7 @@ def create_prefill_app(
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
 
-    for path in (_CHAT, _COMPLETIONS):
+    for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
     return app
 

@@ -16,6 +16,7 @@ from pdcluster_worker.server.limits import LimitsNow
 from pdcluster_worker.server.request_context import note_key
 
 _API = "/v1"
+_MORE = ("/tokenize", "/detokenize")
 _SCHEME = "bearer"
 _NO_KEY = "you did not provide an API key: send the header Authorization: Bearer KEY"
 _WRONG_KEY = "incorrect API key provided: ask whoever runs this service for one"
@@ -64,4 +65,4 @@ def presented_key(scope: Scope) -> str | None:
 
 def is_api(path: str) -> bool:
     """Whether it is of the API, and not a probe's or a scraper's."""
-    return path == _API or path.startswith(f"{_API}/")
+    return path == _API or path.startswith(f"{_API}/") or path in _MORE

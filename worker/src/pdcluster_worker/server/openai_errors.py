@@ -77,7 +77,8 @@ def install(app: FastAPI, rejected: Counter) -> None:
 def from_validation(errors: Any) -> RequestError:
     """The first of pydantic's errors, in words that name the field."""
     first = errors[0]
-    path = tuple(first["loc"])[1:]  # without "body"
+    # Without "body", and without the names of a union's members.
+    path = tuple(part for part in first["loc"][1:] if not str(part).startswith("<"))
     if first["type"] == "json_invalid":
         return RequestError(f"the body is not valid JSON: {first['ctx']['error']} at character {path[0]}")
     if not path:

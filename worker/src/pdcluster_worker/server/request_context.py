@@ -59,6 +59,11 @@ def context_of(request: Request) -> RequestContext:
     return context
 
 
+def may_generate(path: str) -> bool:
+    """Whether a POST to it may make tokens."""
+    return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
+
+
 def note_key(scope: Scope, key: str, tenant: str) -> None:
     """Add the digest of an accepted API key, and whose it is, to the request's context."""
     digest = sha256(key.encode(errors="surrogateescape")).digest()
@@ -81,7 +86,7 @@ class RequestContextMiddleware:
         headers = Headers(scope=scope)
         label = headers.get("x-request-id", "")[:_LABEL_CHARACTERS]
         context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
-        if scope["method"] != "POST":
+        if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)
             return
         trace_context.enter(headers.get(trace_context.HEADER, ""), headers.get(trace_context.STATE_HEADER, ""))
