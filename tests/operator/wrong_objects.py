@@ -45,6 +45,26 @@ BAD = [
         "spec.model.dtype",
     ),
     Wrong(
+        at("spec.model.toolParser", "gpt"),
+        "spec.model.toolParser: must be 'auto', 'none', 'hermes', 'llama3_json', 'mistral', 'pythonic', 'qwen' or 'qwen3_coder', not 'gpt'",
+        "spec.model.toolParser",
+    ),
+    Wrong(
+        at("spec.model.reasoningParser", "o1"),
+        "spec.model.reasoningParser: must be 'auto', 'none', 'deepseek_r1' or 'qwen3', not 'o1'; change it to that",
+        "spec.model.reasoningParser",
+    ),
+    Wrong(
+        at("spec.model.chatTemplate", ""),
+        "spec.model.chatTemplate: must not be empty text, not ''",
+        "spec.model.chatTemplate",
+    ),
+    Wrong(
+        at("spec.model.chatTemplate", "x" * 65_537),
+        "spec.model.chatTemplate:",
+        "spec.model.chatTemplate",
+    ),
+    Wrong(
         without("spec.model.path"),
         "spec.model: needs either path or huggingFace, and not both; give the one that the model comes from",
         "spec.model",

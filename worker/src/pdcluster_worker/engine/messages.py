@@ -295,11 +295,13 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True):
     """This request alone failed in the engine; all that it still holds is quarantined.
 
     is_refusal: it could never run here, by its own size or shape, and nothing was done for it.
+    param: the part of its sampling that is at fault, where that is one.
     """
 
     request_id: str
     message: str
     is_refusal: bool = False
+    param: str | None = None
 
 
 class Preempted(msgspec.Struct, frozen=True, tag=True):

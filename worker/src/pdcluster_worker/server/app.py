@@ -31,6 +31,7 @@ from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
 from pdcluster_worker.server.limits import LimitsNow, limits_of
+from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
     ChatReply,
@@ -46,6 +47,8 @@ from pdcluster_worker.server.request_context import RequestContextMiddleware, co
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
 from pdcluster_worker.server.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.tokenizer import Tokenizer
+
+DEFAULT_PARSERS = ParserNames()
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
@@ -63,6 +66,7 @@ def create_app(
     tenant_of: TenantOfKey = None,
     limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
+    parsers: ParserNames = DEFAULT_PARSERS,
 ) -> FastAPI:
     """The application of a decode or mixed worker, or of a router.
 
@@ -70,9 +74,12 @@ def create_app(
     tenant_of:   see `authorization.Authorization`
     limits:      of clients; None = by the policy
     journeys:    where those of requests are kept; None = in new ones
+    parsers:     how the model writes calls and reasoning
     """
     app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
-    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses))
+    serving = Serving(
+        backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses), model_parsers(parsers, tokenizer.chat_template)
+    )
 
     @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import logprobs
+from pdcluster_worker.server.answer_format import answer_constraint
+from pdcluster_worker.server.chat_answer import AnswerRules, check_tools, reasoning_of, rules_for
 from pdcluster_worker.server.chat_parts import added_by, message_of
 from pdcluster_worker.server.choice import served
+from pdcluster_worker.server.conversation import template_input
 from pdcluster_worker.server.events import Delta, assembled
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.generation_response import GenerationResponse
@@ -27,36 +31,57 @@ from pdcluster_worker.server.replies import (
 )
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.sampling import Wanted
-from pdcluster_worker.server.schemas import ChatRequest, Message
+from pdcluster_worker.server.schemas import ChatRequest
 from pdcluster_worker.server.shown import Shown
 from pdcluster_worker.server.structured import constraint_of
+from pdcluster_worker.server.tool_choice import tool_use
 
 
 async def complete(serving: Serving, request: ChatRequest, context: RequestContext) -> GenerationResponse:
     """The answer to one chat request.  Raises RequestError when it cannot be served."""
     check_servable(request, 1, serving)
-    wanted = _wanted(request)
-    prompt = await prompt_of(serving, request)
+    prepared = await prepare(serving, request)
     response_id = f"chatcmpl-{context.request_id}"
     has_usage = bool(request.stream_options and request.stream_options.include_usage)
     shown = Shown(
         TokenNames(serving.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
-        [prompt],
+        [prepared.prompt],
         request.n or 1,
         has_token_ids=bool(request.return_token_ids),
         prompt_logprobs=request.prompt_logprobs,
     )
     shape = ChatShape(response_id, int(time.time()), request.model, shown, bool(request.logprobs), has_usage)
-    writer = OpenAIWriter(shape, include_usage=has_usage)
-    return respond(serving, request, wanted, [prompt], writer, response_id=response_id, context=context)
+    writer, rules = OpenAIWriter(shape, include_usage=has_usage), prepared.rules
+    prompts, wanted = [prepared.prompt], prepared.wanted
+    return respond(serving, request, wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
 
 
 async def prompt_of(serving: Serving, request: ChatRequest) -> list[int]:
     """The tokens that the model sees of a conversation.  Raises RequestError."""
-    return await serving.tokenizer.encode_chat([_templated(message) for message in request.messages])
+    return (await prepare(serving, request)).prompt
 
 
-def _wanted(request: ChatRequest) -> Wanted:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A chat request that is ready to run: its prompt's tokens, what is wanted, and how the answer is read."""
+
+    prompt: list[int]
+    wanted: Wanted
+    rules: AnswerRules
+
+
+async def prepare(serving: Serving, request: ChatRequest) -> Prepared:
+    """Render and check a chat request; other APIs come this way too.  Raises RequestError."""
+    use, parsers = tool_use(request), serving.parsers
+    check_tools(use, parsers)
+    asked = constraint_of(request)
+    prompt = await serving.tokenizer.encode_chat(template_input(request, shows_tools=use.mode != "none"))
+    reasoning = reasoning_of(request, parsers, prompt.text)
+    wanted = _wanted(request, answer_constraint(asked, use, parsers.tools, reasoning))
+    return Prepared(prompt.token_ids, wanted, rules_for(request, use, parsers, reasoning))
+
+
+def _wanted(request: ChatRequest, constraint: Constraint | None) -> Wanted:
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs: is allowed only with logprobs=true", param="top_logprobs")
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
@@ -67,12 +92,8 @@ def _wanted(request: ChatRequest) -> Wanted:
         prompt_param="messages",
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
-        constraint=constraint_of(request),
+        constraint=constraint,
     )
-
-
-def _templated(message: Message) -> dict[str, str]:
-    return {"role": "system" if message.role == "developer" else message.role, "content": message.content}
 
 
 @dataclass(frozen=True, slots=True)

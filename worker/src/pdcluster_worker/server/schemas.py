@@ -6,16 +6,15 @@ we know and do not serve is refused by name (`Only`) or, as a hint, passed over
 the model are checked in `sampling`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdcluster_worker.peers.types import PrefillMode
+from pdcluster_worker.server.chat_fields import Conversation
 from pdcluster_worker.server.fields import (
-    MAX_MESSAGES,
     MAX_N,
     CacheSalt,
-    Content,
     DeadlineMilliseconds,
     LogitBias,
     Only,
@@ -106,35 +105,15 @@ class Generate(Structured, _Unsupported):
     pdcluster: Extension | None = None
 
 
-class Message(Body):
-    """One message; `name` is ignored, `developer` is shown to the model as `system`."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    tool_calls: Annotated[Any, Only(None, [])] = None
-    function_call: Annotated[Any, Only(None)] = None
-    audio: Annotated[Any, Only(None)] = None
-
-
-class ChatRequest(Generate, KnownChatFields):
+class ChatRequest(Generate, Conversation, KnownChatFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     echo: Annotated[Any, Only(None, False, fix="/v1/completions has it")] = None
-    tools: Annotated[Any, Only(None, [])] = None
-    tool_choice: Annotated[Any, Only(None, "none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, Only(None, True)] = None
-    functions: Annotated[Any, Only(None, [])] = None
-    function_call: Annotated[Any, Only(None, "none", "auto")] = None
-    reasoning_effort: Annotated[Any, Only(None, "none")] = None
     documents: Annotated[Any, Only(None, [])] = None
     chat_template: Annotated[Any, Only(None)] = None
-    chat_template_kwargs: Annotated[Any, Only(None, {})] = None
-    add_generation_prompt: Annotated[Any, Only(None, True)] = None
-    continue_final_message: Annotated[Any, Only(None, False)] = None
     add_special_tokens: Annotated[Any, Only(None, False)] = None
 
 
