@@ -90,7 +90,7 @@ class ModelDrafter:
         """The request's shadow with its tokens; what was computed of others is void."""
         shadow = self._shadows.pop(request.request_id, None)
         if shadow is None:
-            sampling = replace(request.sampling, logprobs=None, prompt_logprobs=None)
+            sampling = replace(request.sampling, logprobs=None, prompt_logprobs=None, constraint=None)
             shadow = Request(request.request_id, [], request.num_prompt_tokens, sampling)
         self._shadows[request.request_id] = shadow
         same = self._num_known.get(request.request_id, 0)
