@@ -96,8 +96,8 @@ def create_app(
         return await completion.complete(serving, body, context_of(request))
 
     add_tokenizing(app, serving)
-    add_messages(app, serving, _ERRORS)
-    add_responses(app, serving, _ERRORS)
+    add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
+    add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     return app
 
 

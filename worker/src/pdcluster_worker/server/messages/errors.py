@@ -1,14 +1,31 @@
 """Errors in Anthropic's shape: {"type": "error", "error": {type, message}, "request_id"}."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Response
+from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import sse
 
 PATH = "/v1/messages"
+
+
+class Said(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(BaseModel):
+    """The body of every answer that is not a success."""
+
+    type: Literal["error"] = "error"
+    error: Said
+    request_id: str
+
 
 _TYPES = {
     400: "invalid_request_error",
@@ -28,10 +45,10 @@ def is_messages(path: str) -> bool:
 
 
 def body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """The body of an answer that is not a success, and of an error event."""
+    """A `MessagesError`, which is an error event's body too."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     message = error.message.encode(errors="replace").decode()
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return MessagesError(error=Said(type=kind, message=message), request_id=request_id).model_dump()
 
 
 def response(error: RequestError, request_id: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -27,31 +27,32 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 def add_responses(app: FastAPI, serving: Serving, documented: dict[int | str, dict[str, Any]]) -> None:
-    """Serve all routes; responses are kept here."""
+    """Serve all routes; responses are kept here.  documented: answers of a route that may stream, by status."""
+    errors = {status: said for status, said in documented.items() if status != 200}
     store = ResponseStore(serving.clock)
 
     @app.post(PATH, responses=documented)
     async def create(body: ResponsesRequest, request: Request) -> Response:
         return await _answer(serving, store, body, context_of(request))
 
-    @app.get(f"{PATH}/{{response_id}}")
+    @app.get(f"{PATH}/{{response_id}}", responses=errors)
     async def retrieve(response_id: str, request: Request) -> Response:
         if request.query_params.get("stream", "").lower() in ("1", "true"):
             raise RequestError("stream: a response that is kept is not streamed again: leave it out", param="stream")
         return _json(store.get(response_id, context_of(request).key_digest).body)
 
-    @app.get(f"{PATH}/{{response_id}}/input_items")
+    @app.get(f"{PATH}/{{response_id}}/input_items", responses=errors)
     async def input_items(response_id: str, request: Request) -> Response:
         items = store.get(response_id, context_of(request).key_digest).input
         ids = [item["id"] for item in items]
         return _json({"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
 
-    @app.delete(f"{PATH}/{{response_id}}")
+    @app.delete(f"{PATH}/{{response_id}}", responses=errors)
     async def delete(response_id: str, request: Request) -> Response:
         store.delete(response_id, context_of(request).key_digest)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
-    @app.post(f"{PATH}/{{response_id}}/cancel")
+    @app.post(f"{PATH}/{{response_id}}/cancel", responses=errors)
     async def cancel(response_id: str, request: Request) -> Response:
         store.get(response_id, context_of(request).key_digest)
         raise RequestError("a response is made while its client waits: close the connection to cancel it", code="not_in_background")
