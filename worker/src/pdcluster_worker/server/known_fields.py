@@ -64,6 +64,7 @@ class KnownFields(BaseModel):
     prompt_cache_options: Annotated[Any, Ignored(_ONE_CACHE)] = None
     request_id: Annotated[Any, Ignored(_LABEL)] = None
     rid: Annotated[Any, Ignored(_LABEL)] = None
+    guided_decoding_backend: Annotated[Any, Ignored("one library follows all grammars")] = None
     spaces_between_special_tokens: Annotated[Any, Ignored("text is what the tokenizer makes of it")] = None
 
     use_beam_search: Annotated[Any, Only(None, False, fix="ask for n choices")] = None
@@ -82,9 +83,10 @@ class KnownFields(BaseModel):
     session_params: Annotated[Any, Only(None, {}, fix="use pdcluster.session")] = None
     extra_key: Annotated[Any, Only(None, fix="use cache_salt")] = None
     lora_path: Annotated[Any, Only(None, [], fix=_LORA)] = None
-    regex: Annotated[Any, Only(None)] = None
-    ebnf: Annotated[Any, Only(None)] = None
-    json_schema: Annotated[Any, Only(None)] = None
+    regex: Annotated[Any, Only(None, fix="use structured_outputs.regex")] = None
+    ebnf: Annotated[Any, Only(None, fix="use structured_outputs.grammar")] = None
+    json_schema: Annotated[Any, Only(None, fix="use response_format")] = None
+    guided_whitespace_pattern: Annotated[Any, Only(None, fix="say it in a grammar")] = None
     stop_regex: Annotated[Any, Only(None, [], fix="use stop, of plain strings")] = None
     no_stop_trim: Annotated[Any, Only(None, False, fix="use include_stop_str_in_output")] = None
     return_hidden_states: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
