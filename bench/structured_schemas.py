@@ -54,7 +54,11 @@ def compiled(book: GrammarBook, paths: list[Path], count: int) -> tuple[list[Any
     for path in paths:
         if len(found) == count:
             break
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        except ValueError:
+            refused["the file is not JSON"] += 1
+            continue
         request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)))
         started = time.monotonic()
         while (answer := book.open(request)) is False:

@@ -57,6 +57,7 @@ specs = st.builds(
     ttft_slo_seconds=st.none() | positives.filter(bool),
     tpot_slo_seconds=st.none() | positives.filter(bool),
     deadline_seconds=st.none() | positives.filter(bool),
+    kv_holder=st.just("") | names,
 )
 targets = st.builds(
     Target,

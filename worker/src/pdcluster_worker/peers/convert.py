@@ -160,6 +160,7 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         ttft_slo_seconds=spec.ttft_slo_seconds,
         tpot_slo_seconds=spec.tpot_slo_seconds,
         deadline_seconds=spec.deadline_seconds,
+        kv_holder=spec.kv_holder,
     )
 
 
@@ -182,6 +183,7 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
         ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds) if message.HasField("ttft_slo_seconds") else None,
         tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds) if message.HasField("tpot_slo_seconds") else None,
         deadline_seconds=_time("deadline_seconds", message.deadline_seconds) if message.HasField("deadline_seconds") else None,
+        kv_holder=message.kv_holder,
     )
 
 
