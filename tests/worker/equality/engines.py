@@ -71,6 +71,7 @@ class Model:
         """The same, but its next step is submitted while one computes in a thread, as ranks do it."""
         model = copy(self)
         model.runner = Runner(self.info, self.runner.forward, self.cache, self._limits, InThread())
+        model.runner.grammars.folder = self.runner.grammars.folder
         return model
 
 

@@ -215,6 +215,7 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
         clock=time.monotonic,
     )
     settings = _settings(config, info, memory.num_blocks)
+    runner.grammars.on_change = mailbox.wake
     delayer = _delayer(config.engine.prefill_delayer, place)
     drafter = None if settings.speculation is None else NgramDrafter(settings.speculation)
     core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)

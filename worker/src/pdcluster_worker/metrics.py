@@ -28,6 +28,7 @@ _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
     "remote_prefill": ("ok", "failed", "stalled", "cancelled"),
     "long_prompts": ("remote", "local"),
+    "kv_handovers": ("ok", "failed", "stalled", "cancelled"),
     "credit_requests": ("granted", "no_prefill_worker", "cancelled"),
     "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel", "operations"),
     "request_rejected": (
@@ -139,6 +140,9 @@ class Metrics:
         self.races = self._counter("races", "requests that ran on two workers, by whose first token came first", "winner")
         self.race_wasted_tokens = self._counter(
             "race_wasted_tokens", "prompt tokens of the losers of races, of which some were never computed"
+        )
+        self.kv_handovers = self._counter(
+            "kv_handovers", "requests that moved here and read their KV from the worker that they left, by how that ended", "outcome"
         )
         self.request_moves = self._counter(
             "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"

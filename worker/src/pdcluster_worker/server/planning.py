@@ -18,6 +18,7 @@ from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.route_fields import check_route, hints_of
 from pdcluster_worker.server.sampling import Wanted, specs_for
 from pdcluster_worker.server.schemas import Extension, Generate
+from pdcluster_worker.server.structured import constraint_param
 
 logger = logging.getLogger(__name__)
 
@@ -122,5 +123,6 @@ def respond(
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    plan = Plan(specs, extension.prefill, hints, text_rules, context.arrival_seconds, context.tenant, rules.new_parser)
+    arrival, tenant, param = context.arrival_seconds, context.tenant, constraint_param(request)
+    plan = Plan(specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param)
     return GenerationResponse(Generation(serving, plan), writer, context.request_id, stream=bool(request.stream))

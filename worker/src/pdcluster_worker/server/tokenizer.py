@@ -14,8 +14,8 @@ from typing import Any
 
 import tokenizers
 
+from pdcluster_worker import token_bytes
 from pdcluster_worker.errors import ModelError, RequestError
-from pdcluster_worker.server import token_bytes
 from pdcluster_worker.server.chat_template import ChatTemplate
 from pdcluster_worker.server.conversation import TemplateInput
 from pdcluster_worker.server.detokenizer import Piece
