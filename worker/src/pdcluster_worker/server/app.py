@@ -20,7 +20,7 @@ from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
-from pdcluster_worker.server import chat, completion, openai_errors
+from pdcluster_worker.server import chat, completion, error_shapes, openai_errors
 from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit, taken_by
@@ -31,6 +31,9 @@ from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
 from pdcluster_worker.server.limits import LimitsNow, limits_of
+from pdcluster_worker.server.messages.errors import PATH as MESSAGES
+from pdcluster_worker.server.messages.route import COUNT_PATH as COUNT_TOKENS
+from pdcluster_worker.server.messages.route import add_messages
 from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
@@ -44,6 +47,8 @@ from pdcluster_worker.server.replies import (
     Version,
 )
 from pdcluster_worker.server.request_context import RequestContextMiddleware, context_of
+from pdcluster_worker.server.responses.route import PATH as RESPONSES
+from pdcluster_worker.server.responses.route import add_responses
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
 from pdcluster_worker.server.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.tokenizer import Tokenizer
@@ -52,6 +57,7 @@ DEFAULT_PARSERS = ParserNames()
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503)}
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
 
@@ -90,6 +96,8 @@ def create_app(
         return await completion.complete(serving, body, context_of(request))
 
     add_tokenizing(app, serving)
+    add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
+    add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     return app
 
 
@@ -109,7 +117,7 @@ def create_prefill_app(
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
 
-    for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE):
+    for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
     return app
 
@@ -146,7 +154,7 @@ def _base_app(
     app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
     app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
     app.add_middleware(Farewell, draining=worker.draining)
-    openai_errors.install(app, metrics.request_rejected)
+    openai_errors.install(app, metrics.request_rejected, error_shapes.response)
     _add_models(app, worker)
     _add_state(app, worker, metrics)
     add_journeys(app, doors.journeys, doors.tenant_of)
@@ -203,7 +211,4 @@ def _state(response: Response, reason: str | None, shortfall: str | None) -> Sta
 
 def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Answers of a generation route, for the OpenAPI document."""
-    statuses = (400, 401, 404, 408, 413, 429, 500, 503)
-    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in statuses}
-    answers[200] = {"model": reply, "content": _STREAM}
-    return answers
+    return {**_ERRORS, 200: {"model": reply, "content": _STREAM}}

@@ -23,7 +23,8 @@ from pdcluster_worker.dispatch.journey import Journey, note
 from pdcluster_worker.dispatch.journeys import Journeys, route_of
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers import trace_context
-from pdcluster_worker.server import openai_errors
+from pdcluster_worker.server import error_shapes
+from pdcluster_worker.server.messages.errors import is_messages
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,10 @@ class RequestContextMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = context.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = context.request_id
+                if is_messages(scope["path"]):
+                    headers["request-id"] = context.request_id
             await send(message)
 
         try:
@@ -113,7 +117,7 @@ class RequestContextMiddleware:
             error = RequestError(
                 f"internal error: see the worker's log for request {context.request_id}", status=500, code="internal_error"
             )
-            await openai_errors.response(error)(scope, receive, send_with_id)
+            await error_shapes.response(error, scope)(scope, receive, send_with_id)
 
 
 def _noting(send: Send, journey: Journey, *, shows: bool) -> Send:
