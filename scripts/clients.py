@@ -3,7 +3,7 @@
 A block is code whose first line names the packages that it needs, as in `# pip
 install openai`.  Each set of packages gets an environment of its own, with
 their newest versions from the package registry, which is removed at the end.
-`pdctl up` serves examples/tools.yaml on a free port; the port is all that is
+`pdctl up` serves examples/mixed.yaml on a free port; the port is all that is
 changed in a block.  A block passes when it ends with status 0 and has printed
 something.  Exits 1 where one does not.
 
@@ -151,7 +151,7 @@ def serving() -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     state = Path(tempfile.mkdtemp(prefix="clients-state-"))
-    command = [str(ROOT / ".venv" / "bin" / "pdctl"), "up", "examples/tools.yaml", "--no-progress"]
+    command = [str(ROOT / ".venv" / "bin" / "pdctl"), "up", "examples/mixed.yaml", "--no-progress"]
     process = subprocess.Popen([*command, "--port", str(port), "--state-dir", str(state)], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         _wait_ready(process, f"http://127.0.0.1:{port}/ready")

@@ -48,7 +48,7 @@ def test_every_endpoint_is_on_the_page(rig):
     listed = set(re.findall(r"`(GET|POST|DELETE) ([^`]+)`", TEXT))
     paths = {(method, re.sub(r":path", "", path)) for method, path in served}
 
-    assert paths <= listed
+    assert paths == listed - {("GET", "/openapi.json")}
 
 
 @pytest.mark.parametrize("piece", SAYS)
