@@ -1,7 +1,7 @@
 """A route with one JSON body: FastAPI's for its OpenAPI document, with a shorter way from the body to the endpoint.
 
 FastAPI's own way solves dependencies and opens a stack of contexts for them, of which
-such a route has none; it was a sixth of what HTTP costs a router.  What is refused, and
+such a route has none; that was a twentieth of what a request costs a router.  What is refused, and
 in which words, is the same.
 """
 
