@@ -10,7 +10,7 @@ ROUTERS := $(CACHE)/routers
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test check gpu-check bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test clients check gpu-check bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,14 +34,18 @@ $(KUBERNETES)/.ready: scripts/kubernetes.sh | .venv/.ready
 proto: setup ## generate the gRPC code again after a change of worker/proto
 	@scripts/proto.sh
 
-charts: setup ## copy the CRDs and the sample cluster into the Helm chart again after a change
+charts: setup ## after a change of the CRDs or the sample cluster: the chart's copies, and docs/reference.md
 	@$(PYTHON) scripts/chart_copies.py
+	@.venv/bin/python scripts/reference.py
 
 run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml
 
 test: setup model kubernetes ## all tests, in PROCESSES side by side (3)
 	@$(PYTHON) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+
+clients: setup model ## every block of docs/clients.md, with its library from the registry (15 minutes, 8 GB for a while); CLIENTS='--only langchain'
+	@$(PYTHON) scripts/clients.py $(CLIENTS)
 
 check: setup ## format, lint, types, import directions, sizes and duplicates
 	@scripts/check.sh

@@ -22,9 +22,11 @@ from multiprocessing.connection import Connection
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.values import Target
+from pdcluster_operator.scrape.windows import Windows
 from pdcluster_worker.metrics import Metrics
 
 LIMIT = 0.5
@@ -139,12 +141,13 @@ async def measure(targets: Sequence[Target], page_bytes: int, interval_seconds: 
     cpu, wall = [], []
     registry = CollectorRegistry()
     async with Scraper() as scraper:
-        scraping = Rounds(scraper, registry)
+        windows = Windows(CLUSTER)
+        scraping = Rounds(scraper, ScrapeMetrics(registry, lambda: (windows,), time.monotonic))
         for _ in range(rounds + 1):
             cpu_start, start = time.process_time(), time.monotonic()
-            await scraping.run(CLUSTER, targets, STALE_AFTER)
+            await scraping.run(windows, targets, STALE_AFTER)
             wall.append(time.monotonic() - start)
-            scraping.windows(CLUSTER)
+            windows.pools()
             generate_latest(registry)
             await asyncio.sleep(max(0.0, start + interval_seconds - time.monotonic()))
             cpu.append(time.process_time() - cpu_start)

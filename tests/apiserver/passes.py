@@ -1,5 +1,6 @@
 """The reconciler on the real API server, pass by pass as a test asks for them, with no watch that could help it."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,13 +15,14 @@ from pdcluster_operator.cluster.metrics import ApiMetrics
 from pdcluster_operator.manifests.render import Site
 from pdcluster_operator.reconcile.loop import Loop, LoopSettings
 from pdcluster_operator.reconcile.queue_runner import Done
+from pdcluster_operator.reconcile.session import Session
 
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
 MAX_PASSES = 10
 
 
 class Passes:
-    """loop: filled, and not running."""
+    """loop: filled, and not running: rounds of scrapes and reads of etcd begin with a pass that wants them."""
 
     def __init__(self, loop: Loop, key: Key) -> None:
         self.loop, self.key = loop, key
@@ -38,6 +40,11 @@ class Passes:
         return done
 
     @property
+    def session(self) -> Session:
+        """What the passes remember."""
+        return self.loop._sessions.of(self.key)
+
+    @property
     def uid(self) -> str | None:
         """Of the PDCluster that the cache holds."""
         body = self.loop.cache.get("PDCluster", *self.key)
@@ -45,10 +52,17 @@ class Passes:
 
 
 @asynccontextmanager
-async def passes_over(kubeconfig: Path, namespace: str, name: str = "chat", **settings: Any) -> AsyncIterator[Passes]:
-    """Passes over one PDCluster, which exists.  settings: of the loop."""
+async def passes_over(
+    kubeconfig: Path, namespace: str, name: str = "chat", *, runs: bool = False, **settings: Any
+) -> AsyncIterator[Passes]:
+    """Passes over one PDCluster, which exists.  runs: the test runs the loop; settings: of the loop."""
     registry = CollectorRegistry()
     async with ApiClient(await connect(kubeconfig), ApiMetrics(registry)) as client:
         loop = Loop(client, LoopSettings(SITE, "operator-0", (namespace,), **settings), registry)
         await loop.fill()
-        yield Passes(loop, Key(namespace, name))
+        async with contextlib.nullcontext() if runs else loop._scraper:
+            try:
+                yield Passes(loop, Key(namespace, name))
+            finally:
+                for session in loop._sessions:
+                    session.stop()

@@ -25,9 +25,9 @@ ROLES = {
 
 def scrape_each_second(passes: Passes) -> None:
     """Rounds come quicker than an object may ask for, so that a test need not wait."""
-    autoscaling = passes.loop._autoscaling
+    autoscaling = passes.session.autoscaling
     follow = autoscaling.follow
-    autoscaling.follow = lambda key, spec: follow(key, spec.model_copy(update={"interval_seconds": 1}))
+    autoscaling.follow = lambda spec: follow(spec.model_copy(update={"interval_seconds": 1}))
 
 
 class Work:
@@ -57,8 +57,9 @@ class Work:
         wrote, seen = 0, set[float]()
         while len(seen) <= number:
             await self.passes.loop.fill()
-            windows = self.passes.loop._autoscaling._rounds.windows(self.passes.key)
-            seen.update(sample.at for sample in windows.get(("decode", "cpu"), ())[-1:])
+            windows = self.passes.session.autoscaling.windows
+            assert windows is not None
+            seen.update(sample.at for sample in windows.pools().get(("decode", "cpu"), ())[-1:])
             wrote += sum(done.wrote for done in await self.passes.until_written())
             await asyncio.sleep(0.1)
         return wrote
@@ -100,14 +101,9 @@ async def at_work(plane: ControlPlane, namespace: str, workers: FakeWorkers, **a
     with Nodes(scene.api, namespace, workers.rule) as nodes:
         async with passes_over(plane.kubeconfig, namespace, worker_port=workers.port) as passes:
             scrape_each_second(passes)
-            scrapes = asyncio.create_task(passes.loop._autoscaling.run())
-            try:
-                work = Work(scene, passes, workers, nodes)
-                await work.until(lambda: scene.condition("Ready").get("status") == "True")
-                yield work
-            finally:
-                scrapes.cancel()
-                await asyncio.gather(scrapes, return_exceptions=True)
+            work = Work(scene, passes, workers, nodes)
+            await work.until(lambda: scene.condition("Ready").get("status") == "True")
+            yield work
 
 
 async def test_load_grows_decode_and_when_it_stops_it_shrinks(control_plane: ControlPlane, namespace: str, workers: FakeWorkers) -> None:
@@ -236,7 +232,7 @@ async def test_the_running_loop_scrapes_decides_and_scales(control_plane: Contro
     scene = Scene(PlainApi(control_plane.kubeconfig), namespace)
     scene.create(roles=ROLES, autoscale=QUICK)
     workers.load["decode"] = 2.2
-    async with passes_over(control_plane.kubeconfig, namespace, worker_port=workers.port, resync_seconds=1.0) as passes:
+    async with passes_over(control_plane.kubeconfig, namespace, worker_port=workers.port, resync_seconds=1.0, runs=True) as passes:
         running = asyncio.create_task(passes.loop.run())
         with Nodes(scene.api, namespace, workers.rule):
             for key in passes.loop.cache.clusters():

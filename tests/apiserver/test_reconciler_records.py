@@ -33,7 +33,7 @@ class Recorded:
     def __init__(self, scene: Scene, etcd: EtcdServer, passes: Passes) -> None:
         self.scene, self.etcd, self.passes = scene, etcd, passes
         self._seconds = 0.0
-        passes.loop._worker_records.clock = lambda: time.monotonic() + self._seconds
+        passes.session.worker_records.clock = lambda: time.monotonic() + self._seconds
 
     def put(self, pod: str) -> str:
         """Register a decode worker; returns its key."""
@@ -56,7 +56,7 @@ class Recorded:
             self._seconds += IDLE_POLL_SECONDS
             await self.passes.loop.fill()
             await self.passes.until_written()
-            for task in list(self.passes.loop._worker_records._looking.values()):
+            if (task := self.passes.session.worker_records._looking) is not None:
                 await task
         await self.passes.until_written()
         return str(self.scene.condition("DiscoveryInSync").get("message"))

@@ -80,19 +80,20 @@ def test_every_package_is_installed_at_its_pin(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "status", "backend"), [("cpu", 0, "--torch-backend=cpu"), ("cuda", 0, ""), ("gpu", 1, ""), ("", 1, "")]
+    ("variant", "status", "chosen"), [("cpu", 0, "[--torch-backend=cpu] [triton]"), ("cuda", 0, "[] []"), ("gpu", 1, ""), ("", 1, "")]
 )
-def test_variant_of_the_worker_decides_which_torch_it_has(variant: str, status: int, backend: str) -> None:
+def test_variant_of_the_worker_decides_which_torch_it_has(variant: str, status: int, chosen: str) -> None:
     (dependencies,) = [stage for stage in parse("Dockerfile.worker")[1] if stage.base.endswith(" AS dependencies")]
     (command,) = [run for run in dependencies.all("RUN") if "torch-backend" in run]
     choice, _, rest = command[command.index("case ") :].partition("esac &&")
     done = subprocess.run(
-        ["sh", "-c", f'{choice} esac; echo "[$backend]"'], env={"VARIANT": variant}, capture_output=True, text=True, check=False
+        ["sh", "-c", f'{choice} esac; echo "[$backend] [$excluded]"'], env={"VARIANT": variant}, capture_output=True, text=True, check=False
     )
 
     assert dependencies.all("ARG") == ["VARIANT=cpu"]
-    assert "${backend}" in next(part for part in rest.split("&&") if "pip install" in part)
-    assert (done.returncode, done.stdout) == (status, "" if status else f"[{backend}]\n")
+    assert 'echo "${excluded}" >excluded.txt' in rest
+    assert {"${backend}", "--excludes"} <= set(next(part for part in rest.split("&&") if "pip install" in part).split())
+    assert (done.returncode, done.stdout) == (status, "" if status else f"{chosen}\n")
     assert bool(status) == ("VARIANT must be cpu or cuda" in done.stderr)
 
 

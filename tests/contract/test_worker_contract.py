@@ -34,6 +34,9 @@ ROOT = Path(__file__).parents[2]
 ENTRY = "alice"
 """The key of the one entry of each map."""
 
+OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
+"""What a worker is told of its model beside name and path."""
+
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
 
 # The table of docs/architecture.md, 'Contracts'; _total is the counters' suffix.
@@ -71,6 +74,9 @@ METRICS = (
     "prefix_cache_hit_tokens",
     "prefix_cache_query_tokens",
     "prefix_cache_evictions",
+    "spec_decode_draft_tokens",
+    "spec_decode_accepted_tokens",
+    "spec_decode_emitted_tokens",
     "remote_prefill",
     "long_prompts",
     "request_moves",
@@ -104,7 +110,7 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
     scheduling: values that exclude those of other schedulers.
     """
     document = minimal()
-    document["spec"]["model"]["dtype"] = "float32"
+    document["spec"]["model"] |= {"dtype": "float32", "chatTemplate": "x", "toolParser": "hermes", "reasoningParser": "none"}
     document["spec"]["engine"] = ENGINE_VALUES | scheduling
     document["spec"]["service"] = {"apiKeySecret": "keys"}
     document["spec"]["qos"] = {
@@ -180,7 +186,8 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(scheduling: dict[str
 def test_defaults_are_equal_on_both_sides() -> None:
     """Values that are left out of the engine file mean the same to the worker."""
     assert EngineSpec().model_dump(by_alias=True) == msgspec.to_builtins(config.EngineConfig())
-    assert ModelSpec(name="m", path="/m").dtype == config.ModelConfig(name="m", path="/m").dtype
+    model = msgspec.to_builtins(config.ModelConfig(name="m", path="/m"))
+    assert ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL) | {"name": "m", "path": "/m"} == model
     assert (SITE.etcd_tls, config.DiscoveryConfig(endpoints=["h:1"]).tls) == (None, None)
     ours, theirs = EtcdTls(ca="/ca"), config.EtcdTLSConfig(ca="/ca")
     assert (ours.certificate, ours.key) == (theirs.certificate, theirs.key)

@@ -15,6 +15,9 @@ ENDPOINTS = at("spec.discovery.etcd.endpoints", ["etcd:2379"])
 
 ROLLS: dict[str, Change] = {
     "model": at("spec.model.dtype", "float32"),
+    "template of the model": at("spec.model.chatTemplate", "chatml-tools"),
+    "parser of calls": at("spec.model.toolParser", "hermes"),
+    "parser of reasoning": at("spec.model.reasoningParser", "none"),
     "source of the model": at("spec.model", HUB),
     "revision of the repository": at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b", "revision": "v2"}}),
     "volume": at("spec.model.pvc", {"claimName": "models"}),

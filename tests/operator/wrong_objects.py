@@ -45,6 +45,26 @@ BAD = [
         "spec.model.dtype",
     ),
     Wrong(
+        at("spec.model.toolParser", "gpt"),
+        "spec.model.toolParser: must be 'auto', 'none', 'hermes', 'llama3_json', 'mistral', 'pythonic', 'qwen' or 'qwen3_coder', not 'gpt'",
+        "spec.model.toolParser",
+    ),
+    Wrong(
+        at("spec.model.reasoningParser", "o1"),
+        "spec.model.reasoningParser: must be 'auto', 'none', 'deepseek_r1' or 'qwen3', not 'o1'; change it to that",
+        "spec.model.reasoningParser",
+    ),
+    Wrong(
+        at("spec.model.chatTemplate", ""),
+        "spec.model.chatTemplate: must not be empty text, not ''",
+        "spec.model.chatTemplate",
+    ),
+    Wrong(
+        at("spec.model.chatTemplate", "x" * 65_537),
+        "spec.model.chatTemplate:",
+        "spec.model.chatTemplate",
+    ),
+    Wrong(
         without("spec.model.path"),
         "spec.model: needs either path or huggingFace, and not both; give the one that the model comes from",
         "spec.model",
@@ -449,6 +469,16 @@ BAD = [
         at("spec.roles.decode.engine", {"speculation": {"numTokens": 17}}),
         "spec.roles.decode.engine.speculation.numTokens: must be at most 16, not 17",
         "spec.roles.decode.engine.speculation.numTokens",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"method": "draft"}}),
+        "spec.roles.decode.engine.speculation.draftModel: is missing, and method: draft needs it; give the folder",
+        "spec.roles.decode.engine.speculation",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"draftModel": "/small"}}),
+        "spec.roles.decode.engine.speculation.draftModel: is for method draft, not ngram; leave it out, or set method: draft",
+        "spec.roles.decode.engine.speculation",
     ),
     Wrong(
         at("spec.roles.decode.engine", {"speculation": {"promptLookupMin": 6}}),

@@ -19,7 +19,7 @@ from tests.system.worker_process import WorkerProcess
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    """Takes the traces of all workers here."""
+    """Takes the traces of all workers here, of the decode worker by gRPC."""
     with Collector() as collector:
         yield collector
 
@@ -30,7 +30,7 @@ def pair(open_cluster: NewCluster, collector: Collector) -> Iterator[Pair]:
     with open_cluster("routed") as cluster:
         workers = [cluster.add_worker(role, f"routed-{role}-0", start=False) for role in ("prefill", "decode", "router")]
         for worker in workers:
-            worker.environment = collector.environment
+            worker.environment = collector.environment("grpc" if worker is workers[1] else "http/protobuf")
             worker.start()
         cluster.wait_ready()
         yield Pair(cluster, *workers[:2])
@@ -88,6 +88,7 @@ def test_request_is_one_trace_over_all_its_workers(router: WorkerProcess, pair: 
 
     router.wait_for(lambda: len(requests()) == 3, lambda: f"only of {list(requests())}")
     ingress, decode, prefill = (requests()[worker.name] for worker in (router, pair.decode, pair.prefill))
+    assert (ingress.protocol, decode.protocol, prefill.protocol) == ("http/protobuf", "grpc", "http/protobuf")
     assert (ingress.parent_id, decode.parent_id, prefill.parent_id) == (client_id, ingress.span_id, decode.span_id)
     lifetime = [(name, time) for name, time, _ in decode.events if name in LIFETIME]
     assert [name for name, _ in lifetime] == list(LIFETIME)  # [D1]

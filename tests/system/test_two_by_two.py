@@ -131,7 +131,7 @@ SEEDED: Json = {
 @pytest.mark.parametrize("end", ["killed", "drained"])
 @pytest.mark.parametrize("fields", [{"n": 1}, SEEDED], ids=["greedy", "two seeded choices"])
 def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, prompts: Prompts, end: str, fields: Json) -> None:
-    (ingress, leaves), prompt = square.decodes, prompts(50)
+    (ingress, leaves), prompt = square.decodes, prompts(100)
     plain = leaves.client.complete(prompt, "local", max_tokens=LONG, **fields)
     stop = text_of(plain.tokens[-20:-10])
     whole = [text_of(choice.tokens) for choice in plain.choices]
@@ -154,9 +154,10 @@ def test_request_moves_in_mid_stream_and_nobody_can_tell(square: Square, prompts
     assert [stream.texts[index] for index in range(len(whole))] == [text.partition(stop)[0] for text in whole]
     made = [len(tokens_in(text.partition(stop)[0] + stop if stop in text else text)) for text in whole]
     assert stream.usage is not None
-    assert (stream.usage["prompt_tokens"], stream.usage["completion_tokens"]) == (50, sum(made))
+    assert (stream.usage["prompt_tokens"], stream.usage["completion_tokens"]) == (100, sum(made))
     reason = "lost" if end == "killed" else "draining"
     assert ingress.growth(before, "request_moves_total", reason=reason, outcome="moved") == len(whole)
+    assert (ingress.growth(before, "kv_handovers_total", outcome="ok") > 0) == (end == "drained")  # one that was killed has none
 
 
 def test_decode_peer_lost_before_the_first_token_means_another_try(

@@ -97,6 +97,7 @@ ENGINE_VALUES: dict[str, Any] = {
     # On a prefill worker likewise.
     "speculation": {
         "method": "Off",
+        "draftModel": "/small",
         "numTokens": 2,
         "promptLookupMax": 7,
         "promptLookupMin": 2,
@@ -126,6 +127,9 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "model.name": (NOTHING, at("spec.model.name", "other")),
     "model.path": (NOTHING, at("spec.model.path", "/other")),
     "model.dtype": (NOTHING, at("spec.model.dtype", "float32")),
+    "model.chatTemplate": (NOTHING, at("spec.model.chatTemplate", "chatml-tools")),
+    "model.toolParser": (NOTHING, at("spec.model.toolParser", "hermes")),
+    "model.reasoningParser": (NOTHING, at("spec.model.reasoningParser", "none")),
     "model.pvc.claimName": (CLAIM, at("spec.model.pvc.claimName", "other")),
     "model.huggingFace.repo": (HUB, at("spec.model.huggingFace.repo", "a/c")),
     "model.huggingFace.revision": (HUB, at("spec.model.huggingFace.revision", "v2")),

@@ -14,7 +14,6 @@ from pdcluster_operator.manifests.alerts import QUEUE_BOUND, TPOT_BOUND, TTFT_BO
 from pdcluster_operator.manifests.render import Capabilities, Manifest, render_shared
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.windows import Windows
 from pdcluster_worker.engine.messages import FinishReason, KVGeometry
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.geometry import PeerFacts, reason_label
@@ -47,7 +46,7 @@ def operator_series() -> dict[str, set[str]]:
     registry = CollectorRegistry()
     LoopMetrics(registry)
     AutoscaleMetrics(registry)
-    ScrapeMetrics(registry, Windows(), lambda: 0.0)
+    ScrapeMetrics(registry, lambda: (), lambda: 0.0)
     found: dict[str, set[str]] = {}
     for family in registry.collect():
         labels = set((family if hasattr(family, "_labelnames") else registry._names_to_collectors[family.name])._labelnames)

@@ -1,6 +1,7 @@
 """Rounds of scrapes over real HTTP: who is scraped, when, and that each round is decided on once."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +17,12 @@ from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.cluster.cache import Cache, Key
 from pdcluster_operator.cluster.observe import Live, observe
 from pdcluster_operator.plan.state import Observed
-from pdcluster_operator.reconcile.autoscaling import Autoscaling
+from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.rounds import Rounds
+from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.windows import Windows
 from tests.operator.plan.clusters import ETCD_READY, make_cluster
 from tests.operator.reconcile.bodies import NAME, NAMESPACE, child, cluster, pod
 from tests.operator.scrape.pages import WorkerPages
@@ -51,10 +57,21 @@ class Scene:
 
     def __init__(self, port: int) -> None:
         self.cache, self.registry, self.due = Cache(), CollectorRegistry(), list[Key]()
-        self.autoscaling = Autoscaling(self.cache, self.due.append, self.registry, port=port, now=lambda: NOW)
+        self.clock: Callable[[], float] = time.monotonic
+        self.scraper, self.port = Scraper(clock=lambda: self.clock()), port
+        scrapes = ScrapeMetrics(self.registry, self.windows, lambda: self.clock())
+        rounds, metrics = Rounds(self.scraper, scrapes, lambda: self.clock()), AutoscaleMetrics(self.registry)
+        self.scaling = Scaling(self.cache, rounds, metrics, port, lambda: self.clock(), lambda: NOW)
+        self.autoscaling = self.of(KEY)
         self.revision = revision_of(WORKED.spec)
         self.cache.put("PDCluster", cluster(spec={}))
         self.put(child("Service", NAME, spec={"selector": {REVISION: self.revision}}))
+
+    def of(self, key: Key) -> Autoscaling:
+        return Autoscaling(key, self.scaling, lambda: self.due.append(key))
+
+    def windows(self) -> list[Windows]:
+        return [] if self.autoscaling.windows is None else [self.autoscaling.windows]
 
     def put(self, *bodies: dict[str, Any]) -> None:
         for body in bodies:
@@ -83,15 +100,13 @@ async def server() -> AsyncIterator[WorkerServer]:
 @pytest.fixture
 async def scene(server: WorkerServer) -> AsyncIterator[Scene]:
     found = Scene(server.port)
-    task = asyncio.create_task(found.autoscaling.run())
-    yield found
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with found.scraper:
+        yield found
+        found.autoscaling.stop()
 
 
 def decide(scene: Scene, spec: PDCluster = WORKED) -> Any:
-    return scene.autoscaling.decide(KEY, spec, scene.observed())
+    return scene.autoscaling.decide(spec, scene.observed())
 
 
 def record(decode: int, *conditions: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +118,7 @@ def record(decode: int, *conditions: dict[str, Any]) -> dict[str, Any]:
 async def test_a_round_that_says_nothing_new_is_done_with(scene: Scene, server: WorkerServer) -> None:
     missing = {"type": "MetricsMissing", "status": "True", "message": "as it was"}
     scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1))
-    scene.autoscaling.follow(KEY, ON)
+    scene.autoscaling.follow(ON)
     await scene.until(lambda: scene.due)
     decide(scene)
     scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))
@@ -123,7 +138,7 @@ async def test_a_round_that_says_nothing_new_is_done_with(scene: Scene, server: 
 async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_once(scene: Scene) -> None:
     scene.put(worker("decode", scene.revision))
     assert decide(scene) is None
-    scene.autoscaling.follow(KEY, ON)
+    scene.autoscaling.follow(ON)
     await scene.until(lambda: scene.due)
     record = decide(scene)
     assert dict(record.decision.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
@@ -136,7 +151,7 @@ async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_onc
 async def test_ready_workers_of_the_revision_that_serves_are_scraped(scene: Scene, server: WorkerServer) -> None:
     ending = worker("decode", scene.revision, 2, deletionTimestamp="2026-01-02T03:04:05Z")
     scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1, ready=False), ending, worker("decode", "0123abcd"))
-    scene.autoscaling.follow(KEY, ON)
+    scene.autoscaling.follow(ON)
     await scene.until(lambda: scene.due)
 
     assert len(server.requests) == 1
@@ -152,7 +167,7 @@ async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_rea
     size = {"spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}}
     scene.put(child("StatefulSet", identity.name, metadata=marks, **size), worker("decode", scene.revision), unready, drains)
     scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))  # so the third is one too many
-    scene.autoscaling.follow(KEY, ON)
+    scene.autoscaling.follow(ON)
     await scene.until(lambda: scene.due)
     assert len(server.requests) == 1
     decide(scene)
@@ -162,11 +177,11 @@ async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_rea
 
 async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) -> None:
     scene.put(worker("decode", scene.revision))
-    scene.autoscaling.follow(KEY, ON)
+    scene.autoscaling.follow(ON)
     await scene.until(lambda: scene.due)
     decide(scene)
     assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2
-    scene.autoscaling.follow(KEY, AutoscaleSpec())
+    scene.autoscaling.follow(AutoscaleSpec())
 
     assert decide(scene) is None
     assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") is None
@@ -174,9 +189,9 @@ async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) ->
 
 
 async def test_a_shorter_interval_counts_at_once(scene: Scene) -> None:
-    scene.autoscaling.follow(KEY, AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600}))
+    scene.autoscaling.follow(AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600}))
     await scene.until(lambda: scene.due)
-    scene.autoscaling.follow(KEY, ON)
+    scene.autoscaling.follow(ON)
     await scene.until(lambda: len(scene.due) > 1)
 
 
@@ -187,21 +202,19 @@ async def test_one_cluster_whose_round_fails_takes_no_other_with_it(scene: Scene
     scene.put(
         {**service, "metadata": {**service["metadata"], "labels": {**service["metadata"]["labels"], "pdcluster.io/cluster": "broken"}}}
     )
-    scene.autoscaling.follow(Key(NAMESPACE, "broken"), ON)  # its Service has no spec
-    scene.autoscaling.follow(KEY, ON)
+    broken_one = scene.of(Key(NAMESPACE, "broken"))
+    broken_one.follow(ON)  # its Service has no spec
+    scene.autoscaling.follow(ON)
     await scene.until(lambda: KEY in scene.due)
 
     assert "round of scrapes failed key=default/broken" in caplog.text
     assert set(scene.due) == {KEY}
+    broken_one.stop()
 
 
-async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_seen(server: WorkerServer) -> None:
+async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_seen(scene: Scene) -> None:
     times = [100.0]
-    scene = Scene(server.port)
-    scene.autoscaling = Autoscaling(
-        scene.cache, scene.due.append, CollectorRegistry(), port=server.port, clock=lambda: times[0], now=lambda: NOW
-    )
-    task = asyncio.create_task(scene.autoscaling.run())
+    scene.clock = lambda: times[0]
     stuck = worker("decode", scene.revision, 1, ready=False)
     stuck["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}]
     identity = WorkloadId(NAME, "decode", "cpu", scene.revision)
@@ -213,16 +226,12 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
     )
     spec = ON.model_copy(update={"capacity_seconds": 60})
     worked = worked_by(spec)
-    try:
-        scene.autoscaling.follow(KEY, spec)
-        await scene.until(lambda: scene.due)
-        assert dict(decide(scene, worked).decision.replicas)["decode", "cpu"] == 2
-        times[0] += 61.0
-        scene.autoscaling.follow(KEY, spec.model_copy(update={"stale_after": 4}))
-        await scene.until(lambda: len(scene.due) > 1)
-        record = decide(scene, worked)
-        assert dict(record.decision.replicas)["decode", "cpu"] == 1
-        assert [problem.reason for problem in record.problems] == ["CapacityShort"]
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    scene.autoscaling.follow(spec)
+    await scene.until(lambda: scene.due)
+    assert dict(decide(scene, worked).decision.replicas)["decode", "cpu"] == 2
+    times[0] += 61.0
+    scene.autoscaling.follow(spec.model_copy(update={"stale_after": 4}))
+    await scene.until(lambda: len(scene.due) > 1)
+    record = decide(scene, worked)
+    assert dict(record.decision.replicas)["decode", "cpu"] == 1
+    assert [problem.reason for problem in record.problems] == ["CapacityShort"]

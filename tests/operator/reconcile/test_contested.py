@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.cluster.converge import Action, Verb
 from pdcluster_operator.cluster.kinds import CONFIG_MAP, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Kind
 from pdcluster_operator.plan.state import Failure
 from pdcluster_operator.reconcile.contested import MAX_WRITES, SETTLED_SECONDS, WINDOW_SECONDS, Contested
 from tests.operator.reconcile import bodies as made
 
-KEY = Key(made.NAMESPACE, made.NAME)
 RIVAL = {"manager": "kube-vip", "operation": "Update", "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}}}
 LIVE = [made.child("Service", "chat", metadata={"managedFields": [RIVAL]})]
 
@@ -41,21 +39,21 @@ def action(kind: Kind = SERVICE, name: str = "chat", verb: Verb = Verb.TAKE_OVER
 
 def write(contested: Contested, *actions: Action, times: int = MAX_WRITES, refused: Iterable[Failure] = ()) -> None:
     for _ in range(times):
-        left, failures = contested.sift(KEY, actions, LIVE)
+        left, failures = contested.sift(actions, LIVE)
         assert (left, failures) == (list(actions), [])
         contested.written(left, list(refused))
 
 
 def one_pass(contested: Contested, *actions: Action) -> tuple[list[str], list[str]]:
     """What is written of what a pass wants, and the objects of the failures."""
-    left, failures = contested.sift(KEY, actions, LIVE)
+    left, failures = contested.sift(actions, LIVE)
     contested.written(left, [])
     return [str(each) for each in left], [failure.object for failure in failures]
 
 
 def test_after_many_times_it_is_a_failure_that_names_the_other_writer(contested: Contested):
     write(contested, action())
-    left, (failure,) = contested.sift(KEY, [action(), action(CONFIG_MAP, "chat-policy")], LIVE)
+    left, (failure,) = contested.sift([action(), action(CONFIG_MAP, "chat-policy")], LIVE)
     assert [str(each) for each in left] == ["ConfigMap chat-policy"]
     assert (failure.object, failure.reason) == ("Service chat", "ApplyFailed")
     assert failure.message.startswith("kube-vip writes what the operator has to revert (10 times within 300 s); let kube-vip leave")
@@ -63,7 +61,7 @@ def test_after_many_times_it_is_a_failure_that_names_the_other_writer(contested:
 
 def test_a_writer_that_nobody_knows_is_another_one(contested: Contested):
     write(contested, action())
-    assert contested.sift(KEY, [action()], [])[1][0].message.startswith("another writer writes")
+    assert contested.sift([action()], [])[1][0].message.startswith("another writer writes")
 
 
 def test_while_it_goes_on_it_is_said_all_the_time_and_tried_once_in_a_window(contested: Contested, clock: Clock):
@@ -108,21 +106,21 @@ def test_writing_something_else_each_time_or_to_another_object_is_no_contest(con
         write(contested, action(STATEFUL_SET, replicas=replicas), times=1)
     for number in range(2 * MAX_WRITES):
         write(contested, action(name=f"chat-{number}"), times=1)
-    assert contested.sift(KEY, [action()], LIVE)[1] == []
+    assert contested.sift([action()], LIVE)[1] == []
 
 
 def test_sizes_that_go_up_and_down_are_our_own_plan_and_no_contest(contested: Contested):
     for number in range(3 * MAX_WRITES):
         write(contested, action(STATEFUL_SET, replicas=2 + number % 2), times=1)
     write(contested, action(STATEFUL_SET, replicas=4))
-    assert contested.sift(KEY, [action(STATEFUL_SET, replicas=4)], [])[1] != []
+    assert contested.sift([action(STATEFUL_SET, replicas=4)], [])[1] != []
 
 
 @pytest.mark.parametrize("verb", [Verb.CREATE, Verb.REPLACE, Verb.APPLY, Verb.PATCH])
 def test_what_is_deleted_or_replaced_again_and_again_is_fought_over_too(contested: Contested, verb: Verb):
     for number in range(MAX_WRITES):  # each time another object
         write(contested, action(verb=verb, uid=f"uid-{number}"), times=1)
-    left, (failure,) = contested.sift(KEY, [action(verb=verb, uid="uid-last")], [])
+    left, (failure,) = contested.sift([action(verb=verb, uid="uid-last")], [])
     assert (left, failure.object) == ([], "Service chat")
     does = "deletes" if verb is Verb.CREATE else "writes"
     assert failure.message.startswith(f"another writer {does} what the operator has to revert")
@@ -137,17 +135,9 @@ def test_what_is_deleted_or_refused_is_no_contest(contested: Contested):
 def test_nothing_is_deleted_while_a_service_is_contested(contested: Contested):
     deletion = action(STATEFUL_SET, "old", Verb.DELETE)
     write(contested, action(CONFIG_MAP, "chat-policy"))
-    assert contested.sift(KEY, [action(CONFIG_MAP, "chat-policy"), deletion], LIVE)[0] == [deletion]
+    assert contested.sift([action(CONFIG_MAP, "chat-policy"), deletion], LIVE)[0] == [deletion]
     write_service = action()
     for _ in range(MAX_WRITES):
         contested.written([write_service], [])
     budget = action(POD_DISRUPTION_BUDGET, "old", Verb.DELETE)  # beside a new one it keeps its pods from any eviction
-    assert contested.sift(KEY, [write_service, deletion, budget], LIVE)[0] == [budget]
-
-
-def test_one_cluster_knows_nothing_of_anothers_fights_and_a_deleted_one_is_forgotten(contested: Contested):
-    write(contested, action())
-    assert one_pass(contested, action())[1] == ["Service chat"]
-    assert contested.sift(Key("default", "other"), [], LIVE) == ([], [])
-    contested.forget(KEY)
-    assert contested._fights == {}
+    assert contested.sift([write_service, deletion, budget], LIVE)[0] == [budget]

@@ -1,7 +1,7 @@
 """Which workers of a plan have really been cut: a StatefulSet that could not be written has cut nobody."""
 
 from pdcluster_operator.plan.state import Failure
-from pdcluster_operator.reconcile.reconciler import gone
+from pdcluster_operator.reconcile.act import gone
 
 PODS = ("chat-decode-cpu-r1-3", "chat-prefill-cpu-r1-1")
 

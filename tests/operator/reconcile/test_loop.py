@@ -25,7 +25,7 @@ async def test_it_works_until_it_is_told_to_stop(loop: Loop):
         await running
 
 
-@pytest.mark.parametrize("part", ["_resync", "_discovery", "_runner"])
+@pytest.mark.parametrize("part", ["_resync", "_sessions", "_runner"])
 async def test_an_error_of_a_part_ends_it(loop: Loop, part: str, monkeypatch: pytest.MonkeyPatch):
     async def fail() -> None:
         raise KeyError("unforeseen")
@@ -40,7 +40,7 @@ async def test_a_part_that_just_ends_ends_it_too(loop: Loop, monkeypatch: pytest
     async def end() -> None:
         return None
 
-    monkeypatch.setattr(loop._discovery, "run", end)
+    monkeypatch.setattr(loop._sessions, "run", end)
     with pytest.raises(RuntimeError, match="ended without a stop: questions to etcd"):
         async with asyncio.timeout(10):
             await loop.run()

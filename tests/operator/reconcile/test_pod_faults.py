@@ -14,6 +14,7 @@ from pdcluster_operator.reconcile.pod_faults import (
     MAX_EVENTS_POLL_SECONDS,
     SHORTAGE_GRACE_SECONDS,
     SKEW_SECONDS,
+    FailedCreates,
     PodFaults,
     fault_of,
 )
@@ -61,19 +62,19 @@ class RefusedEvents(WrittenEvents):
 
 async def test_a_set_that_has_its_pods_is_not_asked_about():
     client = WrittenEvents()
-    assert await PodFaults(client).of(live(2)) == ({}, None)
+    assert await PodFaults(FailedCreates(client)).of(live(2)) == ({}, None)
     assert client.num_lists == 0
 
 
 async def test_a_set_that_is_being_deleted_is_not_short_of_pods():
     client = WrittenEvents(at(9, QUOTA))
-    assert await PodFaults(client).of(live(0, deletionTimestamp="2026-01-01T00:00:00Z")) == ({}, None)
+    assert await PodFaults(FailedCreates(client)).of(live(0, deletionTimestamp="2026-01-01T00:00:00Z")) == ({}, None)
     assert client.num_lists == 0
 
 
 async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_event_counts():
     client, now = WrittenEvents(at(1, "failed error: old"), at(9, QUOTA), at(5, "failed error: older")), 100.0
-    faults = PodFaults(client, clock=lambda: now)
+    faults = PodFaults(FailedCreates(client, clock=lambda: now), clock=lambda: now)
     assert await faults.of(live(0)) == ({}, SHORTAGE_GRACE_SECONDS)
     assert client.num_lists == 0
     now += SHORTAGE_GRACE_SECONDS
@@ -88,7 +89,7 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
     since = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
     now = since
     client = WrittenEvents({**at(0, QUOTA), "involvedObject": {"name": "chat-decode", "uid": "uid-of-one-before"}})
-    faults = PodFaults(client, clock=lambda: now, now=lambda: datetime.fromtimestamp(now, UTC))
+    faults = PodFaults(FailedCreates(client, clock=lambda: now), clock=lambda: now, now=lambda: datetime.fromtimestamp(now, UTC))
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
@@ -106,7 +107,9 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
 
 async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
     now = 0.0
-    faults = PodFaults(RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now)
+    faults = PodFaults(
+        FailedCreates(RefusedEvents(ForbiddenError("User x cannot list resource events")), clock=lambda: now), clock=lambda: now
+    )
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
     found, requeue_after = await faults.of(live(0))
@@ -117,7 +120,7 @@ async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
 
 async def test_a_server_that_is_away_is_for_another_pass():
     now = 0.0
-    faults = PodFaults(RefusedEvents(UnavailableError("away")), clock=lambda: now)
+    faults = PodFaults(FailedCreates(RefusedEvents(UnavailableError("away")), clock=lambda: now), clock=lambda: now)
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
     with pytest.raises(UnavailableError):
@@ -128,7 +131,7 @@ async def test_an_event_without_a_message_says_nothing():
     now = 0.0
     event = at(1, "")
     del event["message"]
-    faults = PodFaults(WrittenEvents(event), clock=lambda: now)
+    faults = PodFaults(FailedCreates(WrittenEvents(event), clock=lambda: now), clock=lambda: now)
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
@@ -136,7 +139,7 @@ async def test_an_event_without_a_message_says_nothing():
 
 async def test_a_set_without_an_event_has_no_fault():
     now = 0.0
-    faults = PodFaults(WrittenEvents(), clock=lambda: now)
+    faults = PodFaults(FailedCreates(WrittenEvents(), clock=lambda: now), clock=lambda: now)
     await faults.of(live(0))
     now += SHORTAGE_GRACE_SECONDS
     assert (await faults.of(live(0)))[0] == {}
@@ -144,7 +147,7 @@ async def test_a_set_without_an_event_has_no_fault():
 
 async def test_all_sets_of_a_namespace_share_what_was_read_for_some_seconds():
     client, now = WrittenEvents(at(1, "one"), at(1, "two", "chat-prefill")), 0.0
-    faults = PodFaults(client, clock=lambda: now)
+    faults = PodFaults(FailedCreates(client, clock=lambda: now), clock=lambda: now)
     both = Live(made.cluster(), [*live(0).children, *live(0, name="chat-prefill").children])
     await faults.of(both)
     now += SHORTAGE_GRACE_SECONDS
@@ -160,7 +163,7 @@ async def test_all_sets_of_a_namespace_share_what_was_read_for_some_seconds():
 
 async def test_what_stays_short_is_looked_at_ever_more_seldom_up_to_a_bound():
     now = 0.0
-    faults = PodFaults(WrittenEvents(), clock=lambda: now)
+    faults = PodFaults(FailedCreates(WrittenEvents(), clock=lambda: now), clock=lambda: now)
     waits = []
     for _ in range(8):
         _, requeue_after = await faults.of(live(0))

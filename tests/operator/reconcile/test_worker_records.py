@@ -24,6 +24,7 @@ from pdcluster_operator.reconcile.worker_records import (
     UNDRAIN_DELAY_SECONDS,
     UNREACHABLE_RETRY_SECONDS,
     WorkerRecordsPoller,
+    read_slots,
     workers_question,
 )
 from tests.operator.object_cases import minimal
@@ -80,7 +81,13 @@ class World:
 
     def __init__(self) -> None:
         self.etcd, self.due, self.now, self.seconds = Etcd(), list[Key](), START, 1000.0
-        self.worker_records = WorkerRecordsPoller(self.etcd, self.due.append, lambda: self.seconds, lambda: self.now)
+        self.worker_records = self.poller()
+
+    def poller(self, key: Key = KEY, slots: asyncio.Semaphore | None = None) -> WorkerRecordsPoller:
+        """The records of a cluster, as a new operator begins with them."""
+        return WorkerRecordsPoller(
+            key, self.etcd, lambda: self.due.append(key), slots or read_slots(), lambda: self.seconds, lambda: self.now
+        )
 
     def pass_by(self, seconds: float) -> None:
         self.seconds += seconds
@@ -88,22 +95,28 @@ class World:
 
     async def last(self, *names: str) -> WorkerRecords | None:
         """What a pass is told, and then whatever it began has ended."""
-        found = self.worker_records.last(KEY, QUESTION, pods(*names))
-        await asyncio.gather(*self.worker_records._looking.values())
+        found = self.worker_records.last(QUESTION, pods(*names))
+        await looked(self.worker_records)
         return found
 
     async def drain_only(self, *names: str) -> None:
         """Two passes, so that the commands of all others are taken back."""
-        await self.worker_records.command(KEY, QUESTION, names)
+        await self.worker_records.command(QUESTION, names)
         self.pass_by(UNDRAIN_DELAY_SECONDS)
-        await self.worker_records.command(KEY, QUESTION, names)
+        await self.worker_records.command(QUESTION, names)
 
     async def fresh(self, *names: str) -> WorkerRecords:
         """What a pass is told while a worker drains, and then whatever it began has ended."""
-        found = await self.worker_records.fresh(KEY, QUESTION, pods(*names))
-        await asyncio.gather(*self.worker_records._looking.values())
+        found = await self.worker_records.fresh(QUESTION, pods(*names))
+        await looked(self.worker_records)
         assert found is not None
         return found
+
+
+async def looked(poller: WorkerRecordsPoller) -> None:
+    """Wait until its read, if there is one, has ended."""
+    if poller._looking is not None:
+        await poller._looking
 
 
 @pytest.fixture
@@ -149,12 +162,12 @@ async def test_at_rest_etcd_is_asked_seldom_and_nobody_is_due_when_it_says_the_s
 async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it_says_something_new(world: World):
     world.etcd.states, world.etcd.said = {"a": "ready"}, {"a": Disaggregation("tcp", long_prompts=100, remote_ratio=0.9)}
     await world.last("a")
-    world.worker_records.follow(KEY, QUESTION, is_wanted=True)
+    world.worker_records.follow(QUESTION, is_wanted=True)
 
     async def look() -> tuple[int, int]:
         world.pass_by(IDLE_POLL_SECONDS)
-        world.worker_records.look_at_followed()
-        await asyncio.gather(*world.worker_records._looking.values())
+        world.worker_records.poll()
+        await looked(world.worker_records)
         return world.etcd.num_reads, len(world.due)
 
     assert await look() == (2, 1)
@@ -165,28 +178,28 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
     found = await world.last("a")
     assert found is not None
     assert found.disaggregation == world.etcd.said
-    world.worker_records.look_at_followed()  # it is not time yet
+    world.worker_records.poll()  # it is not time yet
     assert world.etcd.num_reads == 4
-    world.worker_records.follow(KEY, QUESTION, is_wanted=False)
+    world.worker_records.follow(QUESTION, is_wanted=False)
     assert await look() == (4, 2)
 
 
 async def test_an_etcd_that_is_not_up_is_not_asked_between_passes_and_one_that_failed_ever_more_seldom(world: World):
-    world.worker_records.follow(KEY, QUESTION, is_wanted=True)
-    world.worker_records.last(KEY, QUESTION, pods("a"), is_up=False)
-    world.worker_records.look_at_followed()
+    world.worker_records.follow(QUESTION, is_wanted=True)
+    world.worker_records.last(QUESTION, pods("a"), is_up=False)
+    world.worker_records.poll()
     assert world.etcd.num_reads == 0
 
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.last("a")
     assert world.etcd.num_reads == 1
     world.pass_by(ACTIVE_POLL_SECONDS - 1)
-    world.worker_records.look_at_followed()
+    world.worker_records.poll()
     await asyncio.sleep(0)
     assert world.etcd.num_reads == 1
     world.pass_by(1)
-    world.worker_records.look_at_followed()
-    await asyncio.gather(*world.worker_records._looking.values())
+    world.worker_records.poll()
+    await looked(world.worker_records)
     assert world.etcd.num_reads == 2
 
 
@@ -228,7 +241,7 @@ async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, i
         world.etcd.error = EtcdUnreachableError("etcd is away")
         await world.fresh("a")
     else:
-        found = world.worker_records.last(KEY, QUESTION, pods("a"), is_up=False)
+        found = world.worker_records.last(QUESTION, pods("a"), is_up=False)
         assert found is not None
         assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while nobody knows
     world.pass_by(60)
@@ -273,23 +286,20 @@ async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(w
 async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(world: World, caplog: pytest.LogCaptureFixture, *, is_away: bool):
     caplog.set_level("INFO")
     await world.fresh("a", "b")
-    await world.worker_records.command(KEY, QUESTION, {"a", "b"})
+    await world.worker_records.command(QUESTION, {"a", "b"})
     world.etcd.error = EtcdUnreachableError("gone too") if is_away else None
-    world.worker_records.forget(KEY)
-    world.worker_records.forget(KEY)
-    (task,) = world.worker_records._leaving
-    await task
+    await world.worker_records.end()
+    await world.worker_records.end()
     assert world.etcd.commands == ({"a": START, "b": START} if is_away else {})
     assert ("commands left key=default/chat pods=a,b error=gone too" in caplog.text) == is_away
-    assert not world.worker_records._leaving
 
 
 async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
-    assert world.worker_records.last(KEY, QUESTION, pods("a"), is_up=False) is None
+    assert world.worker_records.last(QUESTION, pods("a"), is_up=False) is None
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
     world.pass_by(MAX_RETRY_SECONDS)
-    found = world.worker_records.last(KEY, QUESTION, pods("a"), is_up=False)
+    found = world.worker_records.last(QUESTION, pods("a"), is_up=False)
     assert found is not None
     assert (found.error, found.again_seconds, world.etcd.num_reads) == ("etcd is away", None, 1)
     await world.last("a")
@@ -337,7 +347,7 @@ async def test_an_etcd_that_takes_too_long_or_goes_wrong_is_an_error_too(
 
 async def test_commands_are_written_once_and_taken_back(world: World):
     await world.fresh("a", "b")
-    await world.worker_records.command(KEY, QUESTION, {"a", "b"})
+    await world.worker_records.command(QUESTION, {"a", "b"})
     assert world.etcd.commands == {"a": START, "b": START}
     world.pass_by(7)
     await world.drain_only("a")
@@ -357,7 +367,7 @@ async def test_the_next_operator_learns_since_when_from_the_command_itself(world
 
 async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
     await world.fresh("a")
-    await world.worker_records.command(KEY, QUESTION, {"a"})
+    await world.worker_records.command(QUESTION, {"a"})
     world.now += timedelta(days=1)
     assert (await world.fresh("a")).asked == {"a": 0.0}
     assert world.etcd.commands == {"a": START}
@@ -366,40 +376,40 @@ async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
 async def test_time_counts_while_etcd_is_away_and_an_empty_one_is_told_again(world: World):
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
-    await world.worker_records.command(KEY, QUESTION, {"a"})
+    await world.worker_records.command(QUESTION, {"a"})
     world.pass_by(30)
     assert (await world.fresh("a")).asked == {"a": 30.0}
     world.etcd.error = None
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     await world.fresh("a")
     await world.fresh("a")
-    await world.worker_records.command(KEY, QUESTION, {"a"})
+    await world.worker_records.command(QUESTION, {"a"})
     assert world.etcd.commands == {"a": START}
 
 
 async def test_a_command_that_etcd_does_not_take_is_written_at_the_next_look(world: World):
     await world.fresh("a")
     world.etcd.error = EtcdUnreachableError("etcd is away")
-    await world.worker_records.command(KEY, QUESTION, {"a"})
+    await world.worker_records.command(QUESTION, {"a"})
     world.etcd.error = None
     assert (await world.fresh("a")).error == "etcd is away"
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     await world.fresh("a")
     await world.fresh("a")
-    await world.worker_records.command(KEY, QUESTION, {"a"})
+    await world.worker_records.command(QUESTION, {"a"})
     assert world.etcd.commands == {"a": START}
 
 
 async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_to_end(world: World):
     await world.fresh("a", "b")
-    await world.worker_records.command(KEY, QUESTION, {"a", "b"})
+    await world.worker_records.command(QUESTION, {"a", "b"})
     for seconds, drain, told in ((0.0, {"b"}, {"a", "b"}), (0.9, {"b"}, {"a", "b"}), (0.2, {"a", "b"}, {"a", "b"})):
         world.pass_by(seconds)
-        await world.worker_records.command(KEY, QUESTION, drain)
+        await world.worker_records.command(QUESTION, drain)
         assert world.etcd.commands.keys() == told
     for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
         world.pass_by(seconds)
-        await world.worker_records.command(KEY, QUESTION, {"b"})
+        await world.worker_records.command(QUESTION, {"b"})
         assert world.etcd.commands.keys() == told
 
 
@@ -409,7 +419,7 @@ async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World)
     world.pass_by(IDLE_POLL_SECONDS)
     old, world.etcd.answers = world.etcd.answers, asyncio.Event()
     before = dict(world.etcd.commands)
-    world.worker_records.last(KEY, QUESTION, pods("a"))
+    world.worker_records.last(QUESTION, pods("a"))
     await asyncio.sleep(0)
     slow, world.etcd.answers = world.etcd.answers, old
     await world.drain_only()
@@ -421,30 +431,31 @@ async def test_a_look_that_began_before_a_command_does_not_hide_it(world: World)
 
 
 async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(world: World, caplog: pytest.LogCaptureFixture):
-    await world.worker_records.remove(KEY, QUESTION, ["ghost"])  # nothing is known yet
+    await world.worker_records.remove(QUESTION, ["ghost"])  # nothing is known yet
     world.etcd.states = {"ghost": "ready", "a": "ready"}
     await world.fresh("a")
-    await world.worker_records.remove(KEY, QUESTION, ["ghost", "stranger"])
+    await world.worker_records.remove(QUESTION, ["ghost", "stranger"])
     assert world.etcd.removed == ["ghost"]
     await world.fresh("a")
     world.etcd.error = UnavailableError("the API server is away")
-    await world.worker_records.remove(KEY, QUESTION, ["ghost"])
+    await world.worker_records.remove(QUESTION, ["ghost"])
     assert world.etcd.removed == ["ghost"]
     assert "records not removed" in caplog.text
 
 
 async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: World):
     world.etcd.answers.clear()
-    assert world.worker_records.last(KEY, QUESTION, pods("a")) is None
-    (task,) = world.worker_records._looking.values()
-    world.worker_records.forget(KEY)
+    assert world.worker_records.last(QUESTION, pods("a")) is None
+    task = world.worker_records._looking
+    assert task is not None
+    await world.worker_records.end()
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert task.cancelled()
     world.etcd.answers.set()
     await world.fresh("a")
-    await world.worker_records.command(KEY, QUESTION, {"a"})
-    other = await world.worker_records.fresh(KEY, Question(("other:2379",)), pods("a"))
+    await world.worker_records.command(QUESTION, {"a"})
+    other = await world.worker_records.fresh(Question(("other:2379",)), pods("a"))
     assert other is not None
     assert other.asked == {"a": 0.0}  # only what that etcd itself says
     assert world.due == []
@@ -453,25 +464,17 @@ async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: Wo
 async def test_an_operator_that_starts_looks_at_a_few_clusters_at_a_time(world: World):
     world.etcd.answers.clear()
     keys = [Key("default", f"chat-{number}") for number in range(3 * MAX_CONCURRENT_READS)]
-    for key in keys:
-        world.worker_records.last(key, QUESTION, ())
+    slots = read_slots()
+    pollers = [world.poller(key, slots) for key in keys]
+    for poller in pollers:
+        poller.last(QUESTION, ())
     for _ in range(5):
         await asyncio.sleep(0)
     assert world.etcd.num_reads == MAX_CONCURRENT_READS
     world.etcd.answers.set()
-    await asyncio.gather(*world.worker_records._looking.values())
+    for poller in pollers:
+        await looked(poller)
     assert sorted(world.due) == sorted(keys)
-
-
-async def test_no_look_outlives_the_loop(world: World):
-    running = asyncio.create_task(world.worker_records.run())
-    await asyncio.sleep(0)
-    world.etcd.answers.clear()
-    world.worker_records.last(KEY, QUESTION, pods("a"))
-    (task,) = world.worker_records._looking.values()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert task.cancelled()
 
 
 def test_the_etcd_that_is_run_for_a_cluster_is_asked_at_its_service():

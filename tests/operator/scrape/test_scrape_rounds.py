@@ -9,13 +9,16 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Limits, Scraper
 from pdcluster_operator.scrape.values import Target
+from pdcluster_operator.scrape.windows import Windows
 from tests.operator.scrape.pages import WorkerPages
 from tests.operator.scrape.worker_servers import CHAT, WorkerServer, hangs_after, http, sends, serves
 
 KEY = ("prefill", "cpu")
+CODE = ("serving", "code")
 LABELS = {"namespace": "serving", "pdcluster": "chat", "role": "prefill", "pool": "cpu"}
 
 
@@ -39,7 +42,14 @@ class Process:
 
     def __init__(self, scraper: Scraper, clock: Clock) -> None:
         self.registry = CollectorRegistry()
-        self.rounds = Rounds(scraper, self.registry, clock)
+        self.clusters = {CHAT: Windows(CHAT), CODE: Windows(CODE)}
+        self.windows = self.clusters[CHAT]
+        self.scrapes = ScrapeMetrics(self.registry, self.clusters.values, clock)
+        self.rounds = Rounds(scraper, self.scrapes, clock)
+
+    async def run(self, targets: list[Target], stale_after: int) -> None:
+        """One round of the cluster of this test."""
+        await self.rounds.run(self.windows, targets, stale_after)
 
     def value(self, name: str, **labels: str) -> float | None:
         """An exported number of the pool of this test."""
@@ -64,24 +74,23 @@ async def two_scraped(clock: Clock) -> AsyncIterator[tuple[Process, WorkerServer
         Scraper(clock=clock) as scraper,
     ):
         process = Process(scraper, clock)
-        await process.rounds.run(CHAT, [first.target("p-0"), second.target("p-1")], 3)
+        await process.run([first.target("p-0"), second.target("p-1")], 3)
         yield process, second
 
 
 async def test_rounds_fill_the_window(clock: Clock):
     worker = WorkerPages()
     async with WorkerServer(serves(lambda: http(worker.text()))) as server, Scraper(clock=clock) as scraper:
-        rounds = Process(scraper, clock).rounds
-        await rounds.run(CHAT, [server.target()], 3)
+        process = Process(scraper, clock)
+        await process.run([server.target()], 3)
         worker.serve(requests=3)
         clock.now += 2.0
-        await rounds.run(CHAT, [server.target()], 3)
+        await process.run([server.target()], 3)
 
-        first, second = rounds.windows(CHAT)[KEY]
+        first, second = process.windows.pools()[KEY]
     assert first.workers[0].request_rate is None
     assert second.workers[0].request_rate == 1.5
     assert second.workers[0].ttft_seconds == 0.5
-    assert rounds.clusters == {CHAT}
 
 
 async def test_restarted_worker_has_no_rate_for_one_round(clock: Clock):
@@ -90,14 +99,14 @@ async def test_restarted_worker_has_no_rate_for_one_round(clock: Clock):
     lives[0].serve(requests=2)
     lives[1].serve(requests=5)
     async with Scraper(clock=clock) as scraper:
-        rounds = Process(scraper, clock).rounds
+        process = Process(scraper, clock)
         async with WorkerServer(serves(lambda: http(lives[0].text()))) as first:
             target = first.target()
-            await several(rounds, clock, target, 2)
-        await several(rounds, clock, target, 1)
+            await several(process, clock, target, 2)
+        await several(process, clock, target, 1)
         async with WorkerServer(serves(lambda: http(lives[1].text())), port=first.port):
-            await several(rounds, clock, target, 2)
-        samples = rounds.windows(CHAT)[KEY]
+            await several(process, clock, target, 2)
+        samples = process.windows.pools()[KEY]
 
     assert [worker.request_rate for sample in samples for worker in sample.workers] == [None, 0.0, 0.0, None, 0.0]
 
@@ -113,11 +122,11 @@ async def test_replaced_pod_is_another_worker(clock: Clock):
         WorkerServer(sends(http(pages[1]))) as second,
         Scraper(clock=clock) as scraper,
     ):
-        rounds = Process(scraper, clock).rounds
+        process = Process(scraper, clock)
         for server in (first, second, second):
-            await rounds.run(CHAT, [server.target("p-0")], 3)
+            await process.run([server.target("p-0")], 3)
             clock.now += 5.0
-        samples = rounds.windows(CHAT)[KEY]
+        samples = process.windows.pools()[KEY]
 
     assert [sample.workers[0].request_rate for sample in samples] == [None, None, 0.0]
 
@@ -135,18 +144,18 @@ async def test_what_was_seen_is_exported(clock: Clock):
 
 async def test_of_who_is_on_its_way_out_only_the_queue_is_exported(clock: Clock):
     async with two_scraped(clock) as (process, second):
-        process.rounds.leave(CHAT, {"p-1"})
+        process.windows.leave({"p-1"})
 
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "engine_busy_ratio")
         assert [process.value(name) for name in ("prefill_queue_requests", "prefill_queue_tokens")] == [3, 300]
         assert [process.value(name) for name in names] == [1, 2, 0.25, 0.5]
         assert process.value("scraped_workers", state="fresh") == 1
         clock.now += 7.0
-        await process.rounds.run(CHAT, [Target(CHAT, *KEY, "p-0", "127.0.0.1:1"), second.target("p-1")], 0)
+        await process.run([Target(CHAT, *KEY, "p-0", "127.0.0.1:1"), second.target("p-1")], 0)
         assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [0, 1]
         assert [process.value(name) for name in (*names, "sample_age_seconds")] == [None] * 5
         assert process.value("prefill_queue_requests") == 2
-        process.rounds.leave(CHAT, set())
+        process.windows.leave(set())
         assert process.value("kv_cache_usage_ratio") == 0.5
 
 
@@ -155,21 +164,21 @@ async def test_stale_pool_exports_its_age_and_no_numbers(clock: Clock, caplog: p
     page = http(WorkerPages().text())
     async with WorkerServer(sends(page)) as server, Scraper(Limits(total_seconds=0.2), clock=clock) as scraper:
         process = Process(scraper, clock)
-        await process.rounds.run(CHAT, [server.target()], 1)
+        await process.run([server.target()], 1)
         server.behaviour = sends(http(b"", status="500 Oh"))
-        await process.rounds.run(CHAT, [server.target()], 1)
+        await process.run([server.target()], 1)
         assert process.value("prefill_queue_requests") == 0
         assert caplog.messages == []
         server.behaviour = hangs_after()
         for _ in range(2):
-            await process.rounds.run(CHAT, [server.target()], 1)
+            await process.run([server.target()], 1)
         assert process.value("prefill_queue_requests") is None
         assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [0, 1]
         assert process.value("sample_age_seconds") is None
         assert [process.misses(reason) for reason in ("status", "timeout")] == [1, 2]
-        assert [miss.reason for miss in process.rounds.stale(CHAT).values()] == ["timeout"]
+        assert [miss.reason for miss in process.windows.stale().values()] == ["timeout"]
         server.behaviour = sends(page)
-        await process.rounds.run(CHAT, [server.target()], 1)
+        await process.run([server.target()], 1)
 
     assert caplog.messages == [
         "worker stale cluster=serving/chat pod=p-0 reason=timeout: no whole answer within 0.2 s",
@@ -184,62 +193,48 @@ async def test_worker_that_leaves_while_stale_is_not_said_to_be_back(clock: Cloc
         WorkerServer(sends(http(WorkerPages().text()))) as good,
         Scraper(clock=clock) as scraper,
     ):
-        rounds = Process(scraper, clock).rounds
+        process = Process(scraper, clock)
         for _ in range(2):
-            await rounds.run(CHAT, [bad.target("p-1"), good.target("p-0")], 1)
-        await rounds.run(CHAT, [good.target("p-0")], 1)
+            await process.run([bad.target("p-1"), good.target("p-0")], 1)
+        await process.run([good.target("p-0")], 1)
 
     assert [message.split(" ")[1] for message in caplog.messages] == ["stale"]
 
 
 async def test_cluster_that_is_gone_is_exported_no_more(clock: Clock):
-    code = ("serving", "code")
     async with (
         WorkerServer(sends(http(b""))) as bad,
         WorkerServer(sends(http(WorkerPages().text()))) as good,
         Scraper(clock=clock) as scraper,
     ):
         process = Process(scraper, clock)
-        for cluster in (CHAT, code):
+        for cluster, windows in process.clusters.items():
             targets = [bad.target("p-0", cluster=cluster), good.target("p-1", cluster=cluster)]
-            await process.rounds.run(cluster, targets, 3)
-        process.rounds.forget(CHAT)
+            await process.rounds.run(windows, targets, 3)
+        del process.clusters[CHAT]
+        process.scrapes.forget(CHAT)
 
     page = generate_latest(process.registry).decode()
     assert 'pdcluster="chat"' not in page
     assert 'pdcluster="code"' in page
-    assert process.rounds.clusters == {code}
-    assert process.rounds.windows(CHAT) == {}
-
-
-async def test_cluster_that_goes_during_its_round_does_not_come_back(clock: Clock, wait_until):
-    async with WorkerServer(hangs_after()) as server, Scraper(Limits(total_seconds=0.5), clock=clock) as scraper:
-        process = Process(scraper, clock)
-        running = asyncio.create_task(process.rounds.run(CHAT, [server.target()], 3))
-        await wait_until(lambda: server.num_open == 1, "the worker is being scraped")
-        process.rounds.forget(CHAT)
-        await running
-
-    assert 'pdcluster="chat"' not in generate_latest(process.registry).decode()
-    assert process.rounds.clusters == frozenset()
 
 
 async def test_cancelled_round_leaves_the_window_as_it_was(clock: Clock, wait_until):
     async with WorkerServer(sends(http(WorkerPages().text()))) as server, Scraper(clock=clock) as scraper:
-        rounds = Process(scraper, clock).rounds
-        await rounds.run(CHAT, [server.target()], 3)
-        before = rounds.windows(CHAT)
+        process = Process(scraper, clock)
+        await process.run([server.target()], 3)
+        before = process.windows.pools()
         server.behaviour = hangs_after()
-        running = asyncio.create_task(rounds.run(CHAT, [server.target()], 3))
+        running = asyncio.create_task(process.run([server.target()], 3))
         await wait_until(lambda: len(server.requests) == 2, "the worker is being scraped")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert rounds.windows(CHAT) == before
+        assert process.windows.pools() == before
 
 
-async def several(rounds: Rounds, clock: Clock, target: Target, number: int) -> None:
+async def several(process: Process, clock: Clock, target: Target, number: int) -> None:
     """Rounds of one worker, 5 s apart."""
     for _ in range(number):
         clock.now += 5.0
-        await rounds.run(CHAT, [target], 3)
+        await process.run([target], 3)

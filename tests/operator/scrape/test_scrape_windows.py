@@ -9,7 +9,6 @@ from pdcluster_operator.scrape.windows import MAX_ROUNDS, Windows
 from tests.operator.scrape.pages import page_of
 
 CHAT = ("serving", "chat")
-CODE = ("serving", "code")
 PREFILL = ("prefill", "b200")
 DECODE = ("decode", "b300")
 STALE_AFTER = 3
@@ -30,19 +29,19 @@ def bad(at: float, who: Target) -> Answer:
 
 def rounds_of(*rounds: list[Answer], step: float = 5.0) -> Windows:
     """Rounds that end at 0, 5, 10, ..."""
-    windows = Windows()
+    windows = Windows(CHAT)
     for number, answers in enumerate(rounds):
-        windows.add(CHAT, number * step, answers, STALE_AFTER)
+        windows.add(number * step, answers, STALE_AFTER)
     return windows
 
 
 def test_window_has_a_sample_for_each_round_and_pool():
-    windows = Windows()
+    windows = Windows(CHAT)
     for at in (0.0, 5.0):
         answers = [good(at, target("p-1"), num_running=1), good(at, target("d-0", DECODE)), good(at, target("p-0"), num_running=at)]
-        windows.add(CHAT, at, answers, STALE_AFTER)
+        windows.add(at, answers, STALE_AFTER)
 
-    found = windows.of(CHAT)
+    found = windows.pools()
 
     assert set(found) == {PREFILL, DECODE}
     assert [sample.at for sample in found[PREFILL]] == [0.0, 5.0]
@@ -55,18 +54,18 @@ def test_worker_that_misses_keeps_its_numbers_until_it_has_missed_too_many():
     who = target("p-0")
     windows = rounds_of([good(0.0, who, num_running=7)], *([bad(at, who)] for at in (5.0, 10.0, 15.0, 20.0)))
 
-    samples = windows.of(CHAT)[PREFILL]
+    samples = windows.pools()[PREFILL]
 
     assert [[worker.num_running for worker in sample.workers] for sample in samples] == [[7.0]] * 4 + [[]]
     assert [sample.stale for sample in samples] == [()] * 4 + [("p-0",)]
-    assert windows.stale(CHAT) == {"p-0": MISS}
+    assert windows.stale() == {"p-0": MISS}
 
 
 def test_worker_that_never_answered_counts_for_nothing_and_becomes_stale():
     who = target("p-0")
     windows = rounds_of(*([bad(5.0 * number, who)] for number in range(4)))
 
-    samples = windows.of(CHAT)[PREFILL]
+    samples = windows.pools()[PREFILL]
 
     assert [(sample.workers, sample.stale) for sample in samples] == [((), ())] * 3 + [((), ("p-0",))]
 
@@ -75,60 +74,49 @@ def test_good_answer_ends_misses_and_rates_go_over_the_gap():
     who = target("p-0")
     windows = rounds_of([good(0.0, who)], [bad(5.0, who)], [bad(10.0, who)], [good(15.0, who, prompt_tokens=30)])
 
-    assert windows.of(CHAT)[PREFILL][-1].workers[0].prompt_token_rate == 2.0
+    assert windows.pools()[PREFILL][-1].workers[0].prompt_token_rate == 2.0
 
 
 def test_stale_worker_begins_anew():
     who = target("p-0")
     windows = rounds_of([good(0.0, who)], *([[bad(1.0, who)]] * 4), [good(25.0, who, prompt_tokens=30)])
 
-    newest = windows.of(CHAT)[PREFILL][-1]
+    newest = windows.pools()[PREFILL][-1]
 
     assert newest.stale == ()
     assert newest.workers[0].prompt_token_rate is None
-    assert windows.stale(CHAT) == {}
+    assert windows.stale() == {}
 
 
 def test_pod_at_another_address_is_another_worker():
     """Neither its counters nor its misses are those of the pod that had its name before."""
     old, new = target("p-0"), target("p-0", address="10.0.0.9:8000")
     windows = rounds_of([good(0.0, old, prompt_tokens=5, num_running=9)], [bad(5.0, old)], [bad(10.0, new)])
-    assert windows.of(CHAT)[PREFILL][-1].workers == ()
+    assert windows.pools()[PREFILL][-1].workers == ()
 
-    windows.add(CHAT, 15.0, [good(15.0, new, prompt_tokens=50)], STALE_AFTER)
-    assert windows.of(CHAT)[PREFILL][-1].workers[0].prompt_token_rate is None
+    windows.add(15.0, [good(15.0, new, prompt_tokens=50)], STALE_AFTER)
+    assert windows.pools()[PREFILL][-1].workers[0].prompt_token_rate is None
 
 
 def test_pod_that_is_gone_is_forgotten():
     stays, goes = target("p-0"), target("p-1")
     windows = rounds_of([good(0.0, stays), good(0.0, goes)], [good(5.0, stays)], [good(10.0, stays), bad(10.0, goes)])
 
-    assert [[worker.pod for worker in sample.workers] for sample in windows.of(CHAT)[PREFILL]] == [["p-0", "p-1"], ["p-0"], ["p-0"]]
+    assert [[worker.pod for worker in sample.workers] for sample in windows.pools()[PREFILL]] == [["p-0", "p-1"], ["p-0"], ["p-0"]]
 
 
 def test_pool_without_targets_is_forgotten():
     windows = rounds_of([good(0.0, target("p-0")), good(0.0, target("d-0", DECODE))], [good(5.0, target("d-0", DECODE))])
 
-    assert set(windows.of(CHAT)) == {DECODE}
+    assert set(windows.pools()) == {DECODE}
     assert [seen.pool for seen in windows.newest()] == [DECODE]
 
 
 def test_cluster_without_targets_is_forgotten():
     windows = rounds_of([good(0.0, target("p-0"))], [])
 
-    assert windows.of(CHAT) == {}
+    assert windows.pools() == {}
     assert list(windows.newest()) == []
-
-
-def test_clusters_do_not_meet():
-    windows = rounds_of([good(0.0, target("p-0"), num_running=1)])
-    windows.add(CODE, 0.0, [good(0.0, target("p-0", cluster=CODE), num_running=2)], STALE_AFTER)
-
-    assert [windows.of(key)[PREFILL][0].workers[0].num_running for key in (CHAT, CODE)] == [1.0, 2.0]
-    windows.forget(CHAT)
-    assert windows.of(CHAT) == {}
-    assert set(windows.of(CODE)) == {PREFILL}
-    windows.forget(CHAT)
 
 
 @pytest.mark.parametrize("step", [1.0, 5.0, 3600.0])
@@ -136,14 +124,14 @@ def test_window_is_bounded_in_rounds_however_far_apart(step: float):
     who = target("p-0")
     windows = rounds_of(*([good(step * number, who)] for number in range(100)), step=step)
 
-    assert [sample.at for sample in windows.of(CHAT)[PREFILL]] == [step * number for number in range(100 - MAX_ROUNDS, 100)]
+    assert [sample.at for sample in windows.pools()[PREFILL]] == [step * number for number in range(100 - MAX_ROUNDS, 100)]
 
 
 def test_newest_tells_when_a_pool_last_answered():
     windows = rounds_of([good(1.0, target("p-0")), good(2.0, target("p-1")), bad(3.0, target("d-0", DECODE))], [bad(6.0, target("p-1"))])
     assert [(seen.cluster, seen.pool, seen.sample.at, seen.answered_at) for seen in windows.newest()] == [(CHAT, PREFILL, 5.0, 2.0)]
 
-    windows.add(CHAT, 10.0, [bad(10.0, target("d-0", DECODE))], STALE_AFTER)
+    windows.add(10.0, [bad(10.0, target("d-0", DECODE))], STALE_AFTER)
     assert [(seen.pool, seen.answered_at) for seen in windows.newest()] == [(DECODE, None)]
 
 
@@ -152,11 +140,11 @@ def test_newest_tells_when_a_pool_last_answered():
 @given(data=st.data())
 def test_staleness_is_that_of_the_misses_in_a_row(stale_after: int, data: st.DataObject):
     histories = data.draw(st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=3))
-    windows = Windows()
+    windows = Windows(CHAT)
     for number in range(8):
         answers = [(good if history[number] else bad)(float(number), target(f"p-{pod}")) for pod, history in enumerate(histories)]
-        windows.add(CHAT, float(number), answers, stale_after)
-        newest = windows.of(CHAT)[PREFILL][-1]
+        windows.add(float(number), answers, stale_after)
+        newest = windows.pools()[PREFILL][-1]
         for pod, history in enumerate(histories):
             past = history[: number + 1]
             recent = past[-stale_after - 1 :]

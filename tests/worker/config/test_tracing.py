@@ -19,12 +19,14 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PARENT = f"00-{32 * 'a'}-{16 * 'b'}-01"
 
 
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+@pytest.fixture(params=["http/protobuf", "grpc"])
+def collector(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Collector]:
+    """Takes the traces by either protocol."""
     with Collector() as collector:
-        for name, value in collector.environment.items():
+        for name, value in collector.environment(request.param).items():
             monkeypatch.setenv(name, value)
         yield collector
+        assert {span.protocol for span in collector.spans} <= {request.param}
 
 
 async def trace(folder: Path, parent: str = "", error: Exception | None = None) -> dict[str, str]:

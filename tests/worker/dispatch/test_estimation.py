@@ -41,6 +41,15 @@ class Bench:
         with self.estimation.following(spec(deadline)) as followed:
             self.feed(followed, count, token_seconds)
 
+    def completion(self) -> float | None:
+        """The estimate for a request that came now."""
+        estimator, estimation = self.estimation.estimator, self.estimation
+        return None if estimator is None else estimator.estimated_completion_seconds(estimation.flight_of(spec()), estimation.line)
+
+    def ttft(self) -> float | None:
+        estimator, estimation = self.estimation.estimator, self.estimation
+        return None if estimator is None else estimator.estimated_ttft_seconds(estimation.flight_of(spec()), estimation.line)
+
     def mape(self, quantity: str, group: str) -> tuple[float, float]:
         """Mean error and number of estimates."""
         labels = {"quantity": quantity, "group": group}
@@ -57,11 +66,11 @@ def spec(deadline: float | None = None, max_tokens: int = 101) -> RequestSpec:
 def test_estimates_come_from_completions_of_this_worker(name) -> None:
     bench = Bench(EstimationPolicy(estimator=name))
     for _ in range(5):
-        assert bench.estimation.estimated_completion_seconds(spec()) is None
+        assert bench.completion() is None
         bench.serve()
 
-    assert bench.estimation.estimated_completion_seconds(spec()) == pytest.approx(1.5, rel=0.02)  # 0.5 s of prefill
-    assert bench.estimation.estimated_ttft_seconds(spec()) == pytest.approx(0.51, rel=0.02)
+    assert bench.completion() == pytest.approx(1.5, rel=0.02)  # 0.5 s of prefill
+    assert bench.ttft() == pytest.approx(0.51, rel=0.02)
 
 
 def test_the_default_estimates_nothing_here() -> None:
@@ -70,18 +79,18 @@ def test_the_default_estimates_nothing_here() -> None:
         bench.serve()
 
     assert bench.estimation.estimator is None
-    assert bench.estimation.estimated_completion_seconds(spec()) is None
-    assert bench.estimation.estimated_ttft_seconds(spec()) is None
+    assert bench.completion() is None
+    assert bench.ttft() is None
 
 
 def test_a_preset_is_gone_by_at_once_and_another_policy_begins_anew() -> None:
     bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0))
-    assert bench.estimation.estimated_completion_seconds(spec()) == pytest.approx(101 * 0.02)
+    assert bench.completion() == pytest.approx(101 * 0.02)
     for _ in range(5):
         bench.serve()
     bench.policy = EstimationPolicy(estimator="loadAware")
 
-    assert bench.estimation.estimated_completion_seconds(spec()) is None
+    assert bench.completion() is None
 
 
 def test_what_was_measured_outlives_a_policy_with_the_same_estimator() -> None:
@@ -90,7 +99,7 @@ def test_what_was_measured_outlives_a_policy_with_the_same_estimator() -> None:
         bench.serve()
     bench.policy = replace(bench.policy, allow_client_deadline=True, reject_unmeetable=True)
 
-    assert bench.estimation.estimated_completion_seconds(spec()) is not None
+    assert bench.completion() is not None
 
 
 def test_requests_that_decode_together_are_one_batch() -> None:
@@ -104,10 +113,10 @@ def test_requests_that_decode_together_are_one_batch() -> None:
                 bench.now += 0.02
                 for followed in (first, second):
                     followed.token(Token("r", 1, finish_reason="stop" if number == 100 else None))
-    alone = bench.estimation.estimated_completion_seconds(spec())
+    alone = bench.completion()
     with bench.estimation.following(spec()) as other:
         other.token(Token("o", 1))
-        beside = bench.estimation.estimated_completion_seconds(spec())
+        beside = bench.completion()
 
     assert (alone or 0) - 0.5 == pytest.approx(1.0, rel=0.1)
     assert (beside or 0) - 0.5 == pytest.approx(2.0, rel=0.1)
@@ -119,7 +128,7 @@ def test_a_request_that_was_cut_short_teaches_nothing() -> None:
         with bench.estimation.following(spec()) as followed:
             bench.feed(followed, 60, 0.01, is_last=False)
 
-    assert bench.estimation.estimated_completion_seconds(spec()) is None
+    assert bench.completion() is None
 
 
 def test_the_error_of_estimates_is_exported_by_group() -> None:
@@ -165,12 +174,12 @@ def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
 
 def test_a_refused_request_is_not_in_the_line() -> None:
     bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True))
-    before = bench.estimation.estimated_ttft_seconds(spec())
+    before = bench.ttft()
     for _ in range(9):
         with pytest.raises(RequestError), bench.estimation.following(spec(deadline=0.5)):
             pass
 
-    assert bench.estimation.estimated_ttft_seconds(spec()) == before
+    assert bench.ttft() == before
 
 
 def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:

@@ -52,6 +52,7 @@ class Model(DecodePeer):
         super().__init__(key=key)
         self.ends_after, self.error = ends_after, error
         self.modes: list[PrefillMode] = []
+        self.holders: list[str] = []
         self.waits_at: int | None = None
         self.goes_on = asyncio.Event()
         self.num_open = 0
@@ -60,6 +61,7 @@ class Model(DecodePeer):
         self.asked.append(spec.request_id)
         self.outputs.append(spec.output)
         self.modes.append(prefill)
+        self.holders.append(spec.kv_holder)
         self.num_open += 1
         try:
             for count, position in enumerate(range(len(spec.output), MAX_TOKENS)):
@@ -267,6 +269,7 @@ async def test_request_leaves_a_worker_that_drains_while_it_waits_for_a_token(
 
     assert ids(await asked) == WHOLE
     assert (first.num_open, second.outputs) == (0, [WHOLE[:num_tokens]])
+    assert second.holders == (["a"] if num_tokens else [""])  # whose KV it may read, once there is some
     assert counted(worker) == ({("draining", "moved"): 1} if num_tokens else {})
 
 

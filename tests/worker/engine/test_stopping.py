@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.engine.messages import RequestSpec, Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.stopping import Finish, check_stop, ends_by_length
@@ -39,3 +40,11 @@ def test_check_stop(output, sampling, expected):
 def test_ends_by_length_looks_ahead(num_more, expected):
     assert ends_by_length(request([], max_tokens=1), max_model_len=10, num_more=num_more) is expected
     assert ends_by_length(request([]), max_model_len=4, num_more=num_more) is expected
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 9}])
+def test_an_end_token_under_a_constraint_ends_whatever_it_was_to_wait_for(options):
+    """It is sampled then only where the grammar has ended, and nothing can follow."""
+    ended = request([6, 2], eos_token_ids=[2], constraint=Constraint("regex", "a"), **options)
+
+    assert check_stop(ended, 100) == Finish("stop")

@@ -294,6 +294,7 @@ class Handler:
         self.report_added = asyncio.Event()
         self.error: Exception | None = None
         self.degraded: tuple[str, ...] = ()
+        self.asks_for_credit = True
         self.hold = False  # stop after the first token until closed
         self.calls: list[tuple[Any, ...]] = []
         self.closed: list[str] = []

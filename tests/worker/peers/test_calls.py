@@ -184,6 +184,14 @@ async def test_prefill_without_a_credit_is_refused(d: Any, p: Any, spec: Any, ta
     assert p.handler.calls == []
 
 
+async def test_prefill_that_needs_no_credit_is_done_without(d: Any, p: Any, spec: Any, target: Any) -> None:
+    p.handler.asks_for_credit = False
+    answer = await collect(d.p.prefill(spec(), target))
+
+    assert [type(reply) for reply in answer] == [Token, PrefillDone]
+    assert p.handler.ledger.outstanding_tokens == 0
+
+
 async def test_prefill_for_an_old_engine_is_refused_and_keeps_the_credit(
     d: Any, p: Any, spec: Any, target: Any, eventually: Eventually
 ) -> None:

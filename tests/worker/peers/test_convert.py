@@ -23,6 +23,7 @@ constraints = st.builds(
     Constraint,
     kind=st.sampled_from(["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]),
     text=st.text(max_size=8),
+    strict=st.booleans(),
     after=st.lists(naturals, max_size=3).map(tuple),
 )
 samplings = st.builds(
@@ -56,6 +57,7 @@ specs = st.builds(
     ttft_slo_seconds=st.none() | positives.filter(bool),
     tpot_slo_seconds=st.none() | positives.filter(bool),
     deadline_seconds=st.none() | positives.filter(bool),
+    kv_holder=st.just("") | names,
 )
 targets = st.builds(
     Target,

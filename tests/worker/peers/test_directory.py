@@ -124,6 +124,16 @@ async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(worker: Any,
         assert p.handler.closed == []
 
 
+@pytest.mark.parametrize("state", ["ready", "draining"])
+async def test_decode_worker_is_found_by_its_pod_also_while_it_drains(worker: Any, eventually: Eventually, state: str) -> None:
+    a, b = await worker("a", role="decode"), await worker("b", role="decode")
+    members = {each.record.pod: msgspec.structs.replace(each.record, state=state) for each in (a, b)}
+    a.directory.set_members(members)
+
+    await eventually(lambda: a.directory.decode("b") is not None)
+    assert (a.directory.decode("a"), a.directory.decode("c")) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("facts", "label"),
     [

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.engine.messages import Device, RequestSpec, Token
+from pdcluster_worker.engine.messages import Device, PromptLogprob, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
@@ -136,7 +136,9 @@ class ScriptedBackend:
         is_stop = last.token_id in {*spec.sampling.eos_token_ids, *spec.sampling.stop_token_ids}
         reason = "stop" if is_stop else "length"
         tokens[-1] = Token(spec.request_id, last.token_id, last.logprob, last.top_logprobs, reason, None, last.cached_tokens)
-        tokens[0] = Token(spec.request_id, ids[0], tokens[0].logprob, tokens[0].top_logprobs, tokens[0].finish_reason, None, 16, 0.01, 0.02)
+        prompt = _prompt_logprobs(spec)
+        first = tokens[0]
+        tokens[0] = Token(spec.request_id, ids[0], first.logprob, first.top_logprobs, first.finish_reason, None, 16, 0.01, 0.02, prompt)
         return tokens
 
     def _token(self, spec: RequestSpec, token_id: int) -> Token:
@@ -144,6 +146,14 @@ class ScriptedBackend:
         if count is None:
             return Token(spec.request_id, token_id)
         return Token(spec.request_id, token_id, -0.5, [(token_id, -0.5), *((other, float("-inf")) for other in range(count - 1))][:count])
+
+
+def _prompt_logprobs(spec: RequestSpec) -> list[PromptLogprob]:
+    """At position p -p, with token 65 (b) before it; none where they are not asked for."""
+    count = spec.sampling.prompt_logprobs
+    if count is None:
+        return []
+    return [PromptLogprob(-float(at), 2, [(65, -0.25), (66, -1.5)][:count]) for at in range(1, len(spec.prompt))]
 
 
 @dataclass

@@ -83,6 +83,25 @@ def test_steps_and_gauges_are_taken_as_they_are(clock):
     assert sample(metrics, "fences_overdue") == 1
 
 
+def test_drafts_are_counted_by_position_and_by_what_a_step_gave(clock):
+    metrics = Metrics()
+    engine = EngineMetrics(metrics, clock)
+    engine.update(msgspec.structs.replace(STATS, drafted=[4, 2], accepted=[3, 1]))
+    engine.update(msgspec.structs.replace(STATS, drafted=[9, 6, 1], accepted=[5, 2, 1]))
+
+    drafted, accepted = (
+        [sample(metrics, f"spec_decode_{name}_tokens_total", position=at) for at in "012"] for name in ("draft", "accepted")
+    )
+    assert (drafted, accepted) == ([9, 6, 1], [5, 2, 1])
+    # Of nine: four had no draft that was right, three one, one two and one three.
+    steps = [sample(metrics, "spec_decode_emitted_tokens_bucket", le=f"{most}.0") for most in (1, 2, 3, 4)]
+    assert steps == [4, 7, 8, 9]
+    assert sample(metrics, "spec_decode_emitted_tokens_sum") == 9 + 5 + 2 + 1
+    engine.forget(0, for_good=False)  # its successor counts from 0
+    engine.update(msgspec.structs.replace(STATS, drafted=[1], accepted=[0]))
+    assert sample(metrics, "spec_decode_emitted_tokens_count") == 10
+
+
 def test_batches_are_counted_by_requests_and_by_kind_of_token(clock):
     """A kind that a step has none of is not observed."""
     metrics = Metrics()

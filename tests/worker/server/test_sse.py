@@ -10,7 +10,9 @@ from pdcluster_worker.server import sse
 from pdcluster_worker.server.chat import ChatShape
 from pdcluster_worker.server.completion import CompletionShape
 from pdcluster_worker.server.events import Delta, TextDelta
-from pdcluster_worker.server.generation_response import Shape
+from pdcluster_worker.server.logprobs import TokenNames
+from pdcluster_worker.server.openai_writer import Shape
+from pdcluster_worker.server.shown import Shown
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 EVERY_CHARACTER = "".join(chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000)
@@ -24,7 +26,7 @@ SHAPES = [
 
 def made(kind: type[ChatShape] | type[CompletionShape], has_logprobs: bool, has_usage: bool) -> Shape:
     # A model may be named as it likes, also after the mark that the bytes are split at.
-    return kind("chatcmpl-0", 123, 'the "0" model', Tokenizer.__new__(Tokenizer), has_logprobs, has_usage)
+    return kind("chatcmpl-0", 123, 'the "0" model', Shown(TokenNames(Tokenizer.__new__(Tokenizer))), has_logprobs, has_usage)
 
 
 @pytest.mark.parametrize(("kind", "has_logprobs", "has_usage"), SHAPES)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.errors import RequestError
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 WRITTEN = json.dumps(SCHEMA, separators=(",", ":"))
@@ -29,7 +30,7 @@ def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
         ({"response_format": None, "guided_json": None, "structured_outputs": None}, None),
         ({"response_format": {"type": "json_object"}}, OBJECT),
         (by_format(), BY_SCHEMA),
-        (by_format(strict=True, description="Two fields"), BY_SCHEMA),
+        (by_format(strict=True, description="Two fields"), Constraint("json_schema", WRITTEN, strict=True)),
         (by_format(True), Constraint("json_schema", "true")),
         (
             {"response_format": {"type": "structural_tag", "format": TAG}},
@@ -103,6 +104,37 @@ async def test_a_form_that_cannot_be_meant_is_a_400_that_names_the_field(rig, ht
     assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert words in error["message"]
     assert rig.backend.calls == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (by_format(), "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_cannot_compile_is_a_400_that_names_the_field(rig, http, asked, param, stream):
+    rig.backend.error = RequestError("#/properties/b: no", param="constraint")
+    path = "/v1/chat/completions"
+    response = await http.post(path, json={**REQUESTS[path], **asked, "stream": stream})
+
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": f"{param}: #/properties/b: no",
+        "type": "invalid_request_error",
+        "param": param,
+        "code": None,
+    }
+
+
+async def test_another_error_of_the_engine_stays_as_it_is(rig, http):
+    rig.backend.error = RequestError("too long", param="messages")
+    path = "/v1/chat/completions"
+    response = await http.post(path, json={**REQUESTS[path], **by_format()})
+
+    assert response.json()["error"]["message"] == "too long"
 
 
 async def test_a_schema_that_is_too_large_is_a_400_with_the_limit(rig, http):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.server.conversation import TemplateInput
 from pdcluster_worker.server.tokenizer import Tokenizer
 from tests.chat_model import chat_model
 
@@ -71,7 +72,7 @@ async def test_chat_without_a_template_is_a_clear_error(folder):
     (folder / "chat_template.jinja").unlink()
 
     with pytest.raises(RequestError, match="no chat template: use /v1/completions"):
-        await Tokenizer.load(folder).encode_chat(HELLO)
+        await Tokenizer.load(folder).encode_chat(TemplateInput(HELLO))
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -83,7 +84,9 @@ async def test_template_may_be_in_tokenizer_config(folder, as_list):
     tokenizer = Tokenizer.load(folder)
     expected = '<|im_start|>é[{"role": "user", "content": "é"}]%'
 
-    assert await tokenizer.encode_chat([{"role": "user", "content": "é"}]) == tokenizer._tokenizer.encode(expected).ids
+    assert (await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": "é"}]))).token_ids == tokenizer._tokenizer.encode(
+        expected
+    ).ids
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ async def test_a_template_that_refuses_is_a_400(folder, template):
     (folder / "chat_template.jinja").write_text(template)
 
     with pytest.raises(RequestError, match="chat template refuses these messages") as caught:
-        await Tokenizer.load(folder).encode_chat(HELLO)
+        await Tokenizer.load(folder).encode_chat(TemplateInput(HELLO))
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
@@ -109,7 +112,7 @@ async def test_long_texts_encode_as_short_ones_do(folder):
     tokenizer = Tokenizer.load(folder)
     text = "Hello é " * 2000
 
-    prompt = await tokenizer.encode_chat([{"role": "user", "content": text}])
+    prompt = (await tokenizer.encode_chat(TemplateInput([{"role": "user", "content": text}]))).token_ids
 
     assert await tokenizer.encode(["a", text]) == [tokenizer._tokenizer.encode(item).ids for item in ("a", text)]
     assert tokenizer._tokenizer.decode(prompt, skip_special_tokens=False).count(text) == 1
@@ -143,7 +146,9 @@ async def test_sample_model_renders_as_transformers_does():
     ours = Tokenizer.load(folder)
     messages = [{"role": "user", "content": "What is the capital of France? Né 日本"}, {"role": "assistant", "content": "Paris."}]
 
-    assert await ours.encode_chat(messages) == theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert (await ours.encode_chat(TemplateInput(messages))).token_ids == theirs.apply_chat_template(messages, add_generation_prompt=True)[
+        "input_ids"
+    ]
     assert await ours.encode(["Hello  world"]) == [theirs("Hello  world")["input_ids"]]
     assert b"".join(map(ours.token_bytes, range(2000))).decode(errors="replace") == theirs.decode(range(2000))
     assert ours.eos_token_ids == [2]

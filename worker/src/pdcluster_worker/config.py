@@ -29,6 +29,7 @@ from pdcluster_worker.engine.settings import (
 )
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.http_config import CorsPolicy, HttpLimitsPolicy
+from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.moving_config import MovingPolicy, RacingPolicy
 from pdcluster_worker.qos_config import (
     DegradationPolicy,
@@ -57,14 +58,6 @@ NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
 
 
 SectionT = TypeVar("SectionT", bound=Section)
-
-
-class ModelConfig(Section, frozen=True):
-    """Which model.  dtype: auto = one for all workers of the revision (`peers.dtype`)."""
-
-    name: str
-    path: str
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 class ChunkScheduleConfig(Section, frozen=True):

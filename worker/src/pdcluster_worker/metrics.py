@@ -18,6 +18,7 @@ from pdcluster_worker.engine.ports import ROW_FAILURES
 from pdcluster_worker.histogram import TokenHistogram
 from pdcluster_worker.nvidia import GpuUse
 from pdcluster_worker.qos_config import Tier
+from pdcluster_worker.speculation_config import MOST_DRAFTS
 
 _QOS_REASONS = (
     *("slo_ttft", "slo_tpot", "prompt_limit", "prefill_barred", "waited_too_long", "displaced"),
@@ -27,6 +28,7 @@ _FIRST_VALUES = {
     "kv_transfer_bytes": ("sent", "received"),
     "remote_prefill": ("ok", "failed", "stalled", "cancelled"),
     "long_prompts": ("remote", "local"),
+    "kv_handovers": ("ok", "failed", "stalled", "cancelled"),
     "credit_requests": ("granted", "no_prefill_worker", "cancelled"),
     "peer_refused": ("kv_geometry", "weights", "revision", "tensor_parallel", "operations"),
     "request_rejected": (
@@ -139,6 +141,9 @@ class Metrics:
         self.race_wasted_tokens = self._counter(
             "race_wasted_tokens", "prompt tokens of the losers of races, of which some were never computed"
         )
+        self.kv_handovers = self._counter(
+            "kv_handovers", "requests that moved here and read their KV from the worker that they left, by how that ended", "outcome"
+        )
         self.request_moves = self._counter(
             "request_moves", "choices that had begun, by why they left their worker and how that ended", "reason", "outcome"
         )
@@ -152,6 +157,7 @@ class Metrics:
         self._add_qos()
         self._add_engines()
         self._add_delayer()
+        self._add_speculation()
         for name, values in _FIRST_VALUES.items():
             for value in values:
                 getattr(self, name).labels(value)
@@ -195,6 +201,17 @@ class Metrics:
         )
         self.prefill_delayer_wait_seconds = Histogram(
             "pdcluster_prefill_delayer_wait_seconds", "time for which prompts were held back", registry=self.registry, buckets=_DELAYS
+        )
+
+    def _add_speculation(self) -> None:
+        """By position among the drafts of a request in one step, from 0; their share that was right is the quotient."""
+        self.spec_decode_draft_tokens = self._counter("spec_decode_draft_tokens", "drafted tokens that were verified", "position")
+        self.spec_decode_accepted_tokens = self._counter("spec_decode_accepted_tokens", "drafted tokens that were right", "position")
+        self.spec_decode_emitted_tokens = Histogram(
+            "pdcluster_spec_decode_emitted_tokens",
+            "tokens that a request got of a step with drafts of it",
+            registry=self.registry,
+            buckets=range(1, MOST_DRAFTS + 2),
         )
 
     def watch_gpu(self, device: Device, use: Callable[[], GpuUse | None]) -> None:

@@ -22,6 +22,7 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.process_life import Files, leave, open_files, settle_memory, signals
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.limits import limits_of
+from pdcluster_worker.server.model_parsers import ParserNames
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
 from pdcluster_worker.tracing import close_tracing, start_tracing
@@ -40,7 +41,8 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         return files.policy.current
 
     stop, hurry = signals()
-    app = create_app(backend, Tokenizer.load(folder), metrics, policy, tenant_of=files.tenant_of, journeys=journeys)
+    tokenizer, parsers = Tokenizer.load(folder, config.model.chat_template), ParserNames.of(config.model)
+    app = create_app(backend, tokenizer, metrics, policy, tenant_of=files.tenant_of, journeys=journeys, parsers=parsers)
     http = await serve(app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits))
     engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, lambda: node.absence())
     worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)

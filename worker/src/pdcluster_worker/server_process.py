@@ -43,6 +43,7 @@ from pdcluster_worker.process_life import HTTP_DRAIN_SECONDS, Files, leave, open
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.engine_metrics import EngineMetrics
 from pdcluster_worker.server.limits import limits_of
+from pdcluster_worker.server.model_parsers import ParserNames
 from pdcluster_worker.server.run import HttpServer, serve
 from pdcluster_worker.server.tokenizer import Tokenizer
 from pdcluster_worker.tracing import close_tracing, start_tracing
@@ -124,8 +125,9 @@ class ServerProcess:
         if self._config.role == "prefill":
             app = create_prefill_app(backend, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys)
         else:
-            tokenizer = Tokenizer.load(Path(self._config.model.path))
-            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys)
+            model = self._config.model
+            tokenizer, parsers = Tokenizer.load(Path(model.path), model.chat_template), ParserNames.of(model)
+            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys, parsers=parsers)
         return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
 
     async def _dtype(self, backend: WorkerBackend) -> DType:

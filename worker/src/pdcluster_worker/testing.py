@@ -23,6 +23,7 @@ from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.ports import (
     BlocksSent,
     Fenced,
+    GrammarCounts,
     KVMemory,
     RowOutcome,
     Sample,
@@ -31,6 +32,7 @@ from pdcluster_worker.engine.ports import (
     TransferEvent,
     verified,
 )
+from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 
 SLOT_BYTES = 8
@@ -50,10 +52,41 @@ class FakeClock:
         self.now += seconds
 
 
+class FakeGrammars:
+    """An `engine.ports.Grammars` that compiles when told.
+
+    compiled: texts that are; wrong: why others cannot be.  begun: texts, in order, of the requests that asked.
+    """
+
+    def __init__(self) -> None:
+        self.compiled: set[str] = set()
+        self.wrong: dict[str, RequestError] = {}
+        self.begun: list[str] = []
+
+    def begin(self, request: Request) -> None:
+        """See ports.Grammars."""
+        self.begun.append(_text_of(request))
+
+    def open(self, request: Request) -> bool | RequestError:
+        """See ports.Grammars."""
+        text = _text_of(request)
+        return self.wrong.get(text, text in self.compiled)
+
+    def take_counts(self) -> GrammarCounts:
+        """See ports.Grammars."""
+        return GrammarCounts()
+
+
+def _text_of(request: Request) -> str:
+    assert request.sampling.constraint is not None
+    return request.sampling.constraint.text
+
+
 class FakeRunner:
     """A ModelRunner and KVMemory whose answers are worked out in this module's docstring.
 
     window:     positions that a token sees, itself included; `num_blocks` is the null block.  None = all.
+    grammars:   of requests with a constraint, of which nothing else is looked at here.
     failing:    request id -> what `submit` raises while a batch holds that request.
     failing_rows: request id -> what its row's outcome is.
     on_write:   called with the id of each block that a step writes.
@@ -84,6 +117,7 @@ class FakeRunner:
         self._slots = self._bytes.cast("q")
         self._submitted: deque[Batch] = deque()
         self.depth = depth
+        self.grammars = FakeGrammars()
 
     def submit(self, batch: Batch) -> None:
         """See ports.ModelRunner."""

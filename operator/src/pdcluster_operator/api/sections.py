@@ -33,6 +33,8 @@ from pdcluster_operator.api.values import (
 MAX_POOLS = 16
 ROUTER: Final = "router"  # the one role without an engine
 MAX_ENDPOINTS = 16
+MAX_TEMPLATE = 65_536
+"""Characters of a chat template."""
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317
 """Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
@@ -64,12 +66,17 @@ class ModelSpec(Section):
     name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
     path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
     dtype:      of weights and KV; auto = bfloat16 where the first worker's CPU computes it natively, else float32
+    chat_template: Jinja text in place of the model's own chat template, or `chatml-tools`, which is for requests with tools
+    tool_parser, reasoning_parser: how the model writes calls of tools, and its reasoning; auto = as its chat template says
     node_cache: folder of the node that keeps downloads for the next pod there; without it each pod downloads for itself
     """
 
     name: Text
     path: Text | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    chat_template: Annotated[Text, Field(max_length=MAX_TEMPLATE)] | None = None
+    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"] = "auto"
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = "auto"
     pvc: PvcSpec | None = None
     hugging_face: HuggingFaceSpec | None = None
     node_cache: (

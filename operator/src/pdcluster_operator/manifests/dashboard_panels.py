@@ -69,6 +69,7 @@ _RATE = Query("quantile by (transport) (0.5, pdcluster_kv_transfer_bytes_per_sec
 _TRANSPORTS = Query("count by (transport) (pdcluster_kv_transport_info{$scope})", "workers with {{transport}}")
 _DTYPES = Query("count by (dtype, native) (pdcluster_engine_dtype_info{$scope})", "{{dtype}}, native {{native}}")
 _PREFIX_HITS = Query(f"{_rate('prefix_cache_hit_tokens').expression} / {_rate('prefix_cache_query_tokens').expression}", _POOL)
+_RIGHT_DRAFTS = Query(f"{_rate('spec_decode_accepted_tokens').expression} / {_rate('spec_decode_draft_tokens').expression}", _POOL)
 _ENGINE_TIME = tuple(
     _rate(metric, legend=f"{_POOL} {word}")
     for metric, word in (("prefill_seconds", "prefill"), ("decode_seconds", "decode"), ("engine_overhead_seconds", "overhead"))
@@ -168,6 +169,8 @@ _ENGINES = (
     Panel("Prefix cache hits", "Share of looked up tokens.", "percentunit", (_PREFIX_HITS,)),
     Panel("Prefix cache evictions", "Cached blocks taken for other tokens, per second.", "short", (_rate("prefix_cache_evictions"),)),
     Panel("Preemptions", "Per second.", "short", (_rate("preemptions"),)),
+    Panel("Drafts that were right", "Share of the guessed tokens of speculative decoding.", "percentunit", (_RIGHT_DRAFTS,)),
+    Panel("Tokens of a step with drafts", "Of one request: 1 where no guess was right.", "short", _quantiles("spec_decode_emitted_tokens")),
     Panel("Engines that serve", "Processes of all workers.", "short", _total("engine_up")),
     Panel(
         "Requests by engine",

@@ -53,6 +53,8 @@ class WorkerSite:
 
 _LISTEN = {"host": "host", "http_port": "http", "grpc_port": "grpc", "kv_port": "kv", "api_keys": "apiKeys"}
 
+_OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
+
 
 def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerSite) -> dict[str, Any]:
     """The engine file of the workers of one role and pool; `gpu` is always in it."""
@@ -66,7 +68,7 @@ def engine_file(cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpe
         "role": role,
         "pool": pool.name,
         "gpu": pool.gpu,
-        "model": {"name": model.name, "path": site.model_path, **model.model_dump(include={"dtype"}, exclude_defaults=True)},
+        "model": {"name": model.name, "path": site.model_path, **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True)},
         "engine": engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},

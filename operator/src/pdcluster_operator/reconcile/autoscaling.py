@@ -1,7 +1,7 @@
-"""Rounds of scrapes of every PDCluster that is scaled by metrics, and the decision on each.
+"""Rounds of scrapes of a PDCluster that is scaled by metrics, and the decision on each.
 
-A reconcile sets the clusters to follow, and its observation.  A round ends with a
-decision on that and on the new numbers.  One that changes nothing is dropped; for any
+A reconcile sets whether to follow the cluster, and its observation.  A round ends with
+a decision on that and on the new numbers.  One that changes nothing is dropped; for any
 other the PDCluster is enqueued, and the reconcile decides, once, on its own
 observation.  A reconcile in between decides nothing, and goes on from the record in
 the status.  State kept here is lost with the process, which only makes the
@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-
-from prometheus_client import CollectorRegistry
 
 from pdcluster_operator.api import labels
 from pdcluster_operator.api.autoscale import AutoscaleSpec
@@ -34,173 +32,181 @@ from pdcluster_operator.plan.pool_facts import Seen, is_unschedulable, pool_fact
 from pdcluster_operator.plan.state import Observed
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.rounds import Rounds
-from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.values import Target
+from pdcluster_operator.scrape.windows import Windows
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class _Followed:
-    """One PDCluster.
+@dataclass(frozen=True)
+class Scaling:
+    """Parts that the autoscaling of all PDClusters shares.
 
-    next_at:  when its next round begins
-    in_round: whether one is under way
-    scraped:  pods of the newest round without a decision yet; None = there is none
-    last:     observation of the last reconcile
-    leaving:  pods that drain or terminate, scraped as long as they run
-    waiting:  since when each pod has been unschedulable, by name
-    """
-
-    spec: AutoscaleSpec
-    next_at: float
-    in_round: bool = False
-    scraped: tuple[str, ...] | None = None
-    last: tuple[PDCluster, Observed] | None = None
-    leaving: frozenset[str] = frozenset()
-    memory: Memory = field(default_factory=Memory)
-    waiting: dict[str, float] = field(default_factory=dict)
-
-
-class Autoscaling:
-    """All PDClusters of the process.
-
-    enqueue: adds a key to the work queue
     port:  of the workers' HTTP listeners
     clock: seconds that never jump
     now:   wall-clock time, in UTC
     """
 
-    def __init__(
-        self,
-        cache: Cache,
-        add: Callable[[Key], None],
-        registry: CollectorRegistry,
-        *,
-        port: int = HTTP_PORT,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._cache, self._add, self._port, self._clock, self._now = cache, add, port, clock, now
-        self._scraper = Scraper(clock=clock)
-        self._rounds = Rounds(self._scraper, registry, clock)
-        self._metrics = AutoscaleMetrics(registry)
-        self._followed: dict[Key, _Followed] = {}
-        self._wake = asyncio.Event()
+    cache: Cache
+    rounds: Rounds
+    metrics: AutoscaleMetrics
+    port: int = HTTP_PORT
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
-    def follow(self, key: Key, spec: AutoscaleSpec) -> None:
-        """Scrape a PDCluster from now on, as its spec says; with mode Off no longer."""
-        known = self._followed.get(key)
+
+@dataclass
+class _Followed:
+    """State while a PDCluster is followed.
+
+    next_at: when its next round begins
+    scraped: pods of the newest round without a decision yet; None = there is none
+    last:    observation of the last reconcile
+    outcome: the last decision that was kept
+    leaving: pods that drain or terminate, scraped as long as they run
+    waiting: since when each pod has been unschedulable, by name
+    task:    that runs the rounds; None = not begun
+    """
+
+    spec: AutoscaleSpec
+    next_at: float
+    windows: Windows
+    scraped: tuple[str, ...] | None = None
+    last: tuple[PDCluster, Observed] | None = None
+    outcome: Outcome | None = None
+    leaving: frozenset[str] = frozenset()
+    waiting: dict[str, float] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def memory(self) -> Memory:
+        return Memory() if self.outcome is None else self.outcome.memory
+
+
+@dataclass
+class Autoscaling:
+    """The autoscaling of one PDCluster.
+
+    enqueue: enqueues the PDCluster
+    """
+
+    key: Key
+    shared: Scaling
+    enqueue: Callable[[], None]
+    _followed: _Followed | None = None
+
+    @property
+    def windows(self) -> Windows | None:
+        """The newest numbers of its workers; None = it is not followed."""
+        return None if self._followed is None else self._followed.windows
+
+    def follow(self, spec: AutoscaleSpec) -> None:
+        """Scrape the workers from now on, as the spec says; with mode Off no longer."""
+        followed, now = self._followed, self.shared.clock()
         if spec.mode == "Off":
-            self.forget(key)
-        elif known is None:
-            self._followed[key] = _Followed(spec, self._clock())
-            self._wake.set()
-        elif known.spec != spec:
-            known.spec, known.next_at = spec, min(known.next_at, self._clock() + spec.interval_seconds)
-            self._wake.set()
+            self.stop()
+        elif followed is None:
+            followed = self._followed = _Followed(spec, now, Windows(self.key))
+            followed.task = asyncio.create_task(self._run(followed), name=f"rounds of {self.key}")
+        elif followed.spec != spec:
+            followed.spec, followed.next_at = spec, min(followed.next_at, now + spec.interval_seconds)
+            followed.wake.set()
 
-    def forget(self, key: Key) -> None:
-        """A PDCluster is gone, refused, or no longer scaled by metrics."""
-        if self._followed.pop(key, None) is not None:
-            self._rounds.forget(key)
-            self._metrics.forget(key)
+    def stop(self) -> None:
+        """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics."""
+        followed, self._followed = self._followed, None
+        if followed is not None and followed.task is not None:
+            followed.task.cancel()
+            self.shared.rounds.metrics.forget(self.key)
+            self.shared.metrics.forget(self.key)
 
-    def decide(self, key: Key, cluster: PDCluster, observed: Observed) -> RecordedDecision | None:
+    def decide(self, cluster: PDCluster, observed: Observed) -> RecordedDecision | None:
         """Decide on the numbers of the newest round; None = none since the last decision."""
-        followed = self._followed.get(key)
+        followed = self._followed
         if followed is None:
             return None
         followed.last = cluster, observed
         if followed.scraped is None:
             return None
-        outcome, record = self._outcome(key, followed, cluster, observed)
-        self._keep(key, followed, outcome)
+        outcome, record = self._outcome(followed, cluster, observed)
+        self._keep(followed, outcome)
         return record
 
-    def _outcome(self, key: Key, followed: _Followed, cluster: PDCluster, observed: Observed) -> tuple[Outcome, RecordedDecision]:
-        clock = Clock(self._clock(), self._now())
-        seen = Seen(frozenset(followed.scraped or ()), self._waits(followed, observed, clock.now))
+    def _outcome(self, followed: _Followed, cluster: PDCluster, observed: Observed) -> tuple[Outcome, RecordedDecision]:
+        clock = Clock(self.shared.clock(), self.shared.now())
+        seen = Seen(frozenset(followed.scraped or ()), _waits(followed, observed, clock.now))
         facts = pool_facts(asked_of(cluster, observed), observed, seen)
         followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
-        self._rounds.leave(key, followed.leaving)
-        outcome = decide(cluster.spec, facts, self._rounds.windows(key), followed.memory, clock)
+        followed.windows.leave(followed.leaving)
+        outcome = decide(cluster.spec, facts, followed.windows.pools(), followed.memory, clock)
         return outcome, RecordedDecision(clock.wall, outcome.decision, outcome.problems)
 
-    def _keep(self, key: Key, followed: _Followed, outcome: Outcome) -> None:
-        followed.scraped, followed.memory = None, outcome.memory
-        self._metrics.show(key, outcome)
+    def _keep(self, followed: _Followed, outcome: Outcome) -> None:
+        self.shared.metrics.show(self.key, outcome, followed.outcome)
+        followed.scraped, followed.outcome = None, outcome
 
-    def _needs_reconcile(self, key: Key, followed: _Followed) -> bool:
+    def _needs_reconcile(self, followed: _Followed) -> bool:
         """Decide on a round; a change of status is left to a reconcile, and nothing of it is kept
         here.
 
         The observation of the last reconcile still holds: each event starts another one.
         """
-        body = self._cache.get(PDCLUSTER.name, *key)
+        body = self.shared.cache.get(PDCLUSTER.name, *self.key)
         if body is None or followed.last is None:
             return True
         cluster, observed = followed.last
         observed = replace(observed, status=body.get("status", {}))  # as that reconcile has left it
-        outcome, record = self._outcome(key, followed, cluster, observed)
+        outcome, record = self._outcome(followed, cluster, observed)
         if has_changed(cluster.spec.autoscale, replace(observed, decision=record)):
             return True
-        self._keep(key, followed, outcome)
+        self._keep(followed, outcome)
         return False
 
-    async def run(self) -> None:
-        """Begin every round when it is due; one of a PDCluster at a time."""
-        async with self._scraper, asyncio.TaskGroup() as group:
-            while True:
-                self._wake.clear()
-                now = self._clock()
-                for key, followed in self._followed.items():
-                    if not followed.in_round and followed.next_at <= now:
-                        followed.in_round = True
-                        followed.next_at = max(followed.next_at + followed.spec.interval_seconds, now)
-                        group.create_task(self._round(key, followed))
-                await self._sleep()
+    async def _run(self, followed: _Followed) -> None:
+        """Run one round after the other, each when it is due."""
+        while True:
+            now = self.shared.clock()
+            if followed.next_at <= now:
+                followed.next_at = max(followed.next_at + followed.spec.interval_seconds, now)
+                await self._round(followed)
+                continue
+            followed.wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(followed.next_at - now):
+                    await followed.wake.wait()
 
-    async def _sleep(self) -> None:
-        times = [each.next_at for each in self._followed.values() if not each.in_round]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(times) - self._clock() if times else None):
-                await self._wake.wait()
-
-    async def _round(self, key: Key, followed: _Followed) -> None:
+    async def _round(self, followed: _Followed) -> None:
         try:
-            targets = self._targets(key, followed.leaving)
-            await self._rounds.run(key, targets, followed.spec.stale_after)
-            if self._followed.get(key) is followed:
-                followed.scraped = tuple(target.pod for target in targets)
-                if self._needs_reconcile(key, followed):
-                    self._add(key)
-        except Exception:  # of one cluster: the others go on, and so does its next round
-            logger.exception("round of scrapes failed key=%s", key)
-        finally:
-            followed.in_round = False
-            if key not in self._followed:  # forgotten before its first round began
-                self._rounds.forget(key)
-            self._wake.set()
+            targets = self._targets(followed.leaving)
+            await self.shared.rounds.run(followed.windows, targets, followed.spec.stale_after)
+            followed.scraped = tuple(target.pod for target in targets)
+            if self._needs_reconcile(followed):
+                self.enqueue()
+        except Exception:  # its next round goes on
+            logger.exception("round of scrapes failed key=%s", self.key)
 
-    def _targets(self, key: Key, leaving: frozenset[str]) -> Sequence[Target]:
-        body = self._cache.get(PDCLUSTER.name, *key)
+    def _targets(self, leaving: frozenset[str]) -> Sequence[Target]:
+        cache = self.shared.cache
+        body = cache.get(PDCLUSTER.name, *self.key)
         if body is None:
             return ()
-        live = Live(body, self._cache.children(key))
-        service = live.own("Service").get(key.name)
+        live = Live(body, cache.children(self.key))
+        service = live.own("Service").get(self.key.name)
         revision = None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)
         return [
-            Target(key, workload.role, workload.pool, pod["metadata"]["name"], address_of(str(pod["status"]["podIP"]), self._port))
+            Target(
+                self.key, workload.role, workload.pool, pod["metadata"]["name"], address_of(str(pod["status"]["podIP"]), self.shared.port)
+            )
             for workload, pod in ready_workers(live, revision, leaving)
             if pod["status"].get("podIP")
         ]
 
-    @staticmethod
-    def _waits(followed: _Followed, observed: Observed, now: float) -> Mapping[str, float]:
-        pods = {pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)}
-        followed.waiting = {name: followed.waiting.get(name, now) for name in pods}
-        return {name: now - since for name, since in followed.waiting.items()}
+
+def _waits(followed: _Followed, observed: Observed, now: float) -> Mapping[str, float]:
+    pods = {pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)}
+    followed.waiting = {name: followed.waiting.get(name, now) for name in pods}
+    return {name: now - since for name, since in followed.waiting.items()}
 
 
 def address_of(host: str, port: int) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_operator.api import conditions
-from pdcluster_operator.cluster.cache import Body, Key
+from pdcluster_operator.cluster.cache import Body
 from pdcluster_operator.cluster.converge import Action, ObjectName, Verb, is_held
 from pdcluster_operator.cluster.differences import writers
 from pdcluster_operator.cluster.kinds import SERVICE
@@ -54,16 +54,13 @@ class _Fight:
 
 @dataclass
 class Contested:
-    """Times of equal writes to the same object, and the objects that are fought over, by
-    PDCluster.
-    """
+    """Times of equal writes to the objects of one PDCluster, and those that are fought over."""
 
     clock: Callable[[], float] = time.monotonic
     _written: dict[Place, tuple[What, list[float]]] = field(default_factory=dict)
-    _fights: dict[Key, dict[ObjectName, _Fight]] = field(default_factory=dict)
-    _swept_at: float = 0.0
+    _fights: dict[ObjectName, _Fight] = field(default_factory=dict)
 
-    def sift(self, key: Key, actions: Iterable[Action], children: Iterable[Body]) -> tuple[list[Action], list[Failure]]:
+    def sift(self, actions: Iterable[Action], children: Iterable[Body]) -> tuple[list[Action], list[Failure]]:
         """Actions to carry out now, and a failure for each object that is fought over.
 
         Such an object is written once in a window.  Nothing is deleted while a Service is among
@@ -71,10 +68,10 @@ class Contested:
         """
         self._forget_old()
         actions = list(actions)
-        fights = self._fights_of(key, [action for action in actions if action.verb in _REVERTS], children)
-        hold_deletes = any(name.kind == SERVICE.name for name in fights)
-        left = [action for action in actions if not (hold_deletes and is_held(action)) and self._may(action, fights)]
-        return left, [fight.failure for fight in fights.values()]
+        self._update_fights([action for action in actions if action.verb in _REVERTS], children)
+        hold_deletes = any(name.kind == SERVICE.name for name in self._fights)
+        left = [action for action in actions if not (hold_deletes and is_held(action)) and self._may(action)]
+        return left, [fight.failure for fight in self._fights.values()]
 
     def written(self, actions: Iterable[Action], refused: Collection[Failure]) -> None:
         """These were carried out, or at least tried again and again, but for what was refused."""
@@ -84,33 +81,25 @@ class Contested:
                 what = _what(action)
                 self._written[what[:3]] = what, [*self._times(what), self.clock()]
 
-    def forget(self, key: Key) -> None:
-        """The PDCluster is gone."""
-        self._fights.pop(key, None)
-
-    def _fights_of(self, key: Key, wanted: Iterable[Action], children: Iterable[Body]) -> dict[ObjectName, _Fight]:
-        """Those that go on, and those that are found now."""
+    def _update_fights(self, wanted: Iterable[Action], children: Iterable[Body]) -> None:
+        """Drop fights that are over, and add those that are found now."""
         now, by_name = self.clock(), {_name(action): action for action in wanted}
-        fights = self._fights.pop(key, {})
-        fights = {name: fight for name, fight in fights.items() if name in by_name or not fight.is_over(now)}
+        self._fights = {name: fight for name, fight in self._fights.items() if name in by_name or not fight.is_over(now)}
         bodies = {str(body["metadata"]["uid"]): body for body in children}
         for name, action in by_name.items():
             what = _what(action)
             times = [when for when in self._times(what) if now - when < WINDOW_SECONDS]
-            if name not in fights and len(times) >= MAX_WRITES:
-                fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {what: times[-1]})
-        if fights:
-            self._fights[key] = fights
-        return fights
+            if name not in self._fights and len(times) >= MAX_WRITES:
+                self._fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {what: times[-1]})
 
     def _times(self, what: What) -> list[float]:
         """When the same was written to the object, since anything else was."""
         last, times = self._written.get(what[:3], (None, []))
         return times if last == what else []
 
-    def _may(self, action: Action, fights: Mapping[ObjectName, _Fight]) -> bool:
+    def _may(self, action: Action) -> bool:
         """Return whether an action may be carried out; on a fought object it is noted as tried."""
-        fight = fights.get(_name(action))
+        fight = self._fights.get(_name(action))
         if fight is None or action.verb not in _REVERTS:
             return True
         what, now = _what(action), self.clock()
@@ -121,13 +110,7 @@ class Contested:
         return True
 
     def _forget_old(self) -> None:
-        """Drop old writes, now and then: they are of all PDClusters, and a reconcile is about
-        one.
-        """
-        if self.clock() - self._swept_at < SETTLED_SECONDS:
-            return
-        self._swept_at = self.clock()
-        least = self._swept_at - WINDOW_SECONDS
+        least = self.clock() - WINDOW_SECONDS
         kept = ((place, what, [when for when in times if when > least]) for place, (what, times) in self._written.items())
         self._written = {place: (what, times) for place, what, times in kept if times}
 

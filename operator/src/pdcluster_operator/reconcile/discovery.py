@@ -1,9 +1,9 @@
-"""Check given etcd endpoints in the background and keep the answers, so that no reconcile waits.
+"""Check a given etcd in the background and keep the answer, so that no reconcile waits.
 
-Each cluster has a check of its own, since its rights may end at its own keys.  A PDCluster
-is enqueued when the answer about its etcd changes.  Every check runs on its
-own and has a time limit, so slow ones do not add up.  An etcd that is run for a
-cluster is not asked here: its pods' readiness says the same.
+Each PDCluster has a check of its own, since its rights may end at its own keys.  It is
+enqueued when the answer about its etcd changes.  Every check runs on its own and has a
+time limit, so slow ones do not add up.  An etcd that is run for a cluster is not asked
+here: its pods' readiness says the same.
 """
 
 import asyncio
@@ -49,81 +49,66 @@ class Question:
         return cls(etcd.endpoints if endpoints is None else endpoints, key.namespace, etcd.tls_secret, prefix)
 
 
-@dataclass
-class Discovery:
-    """The questions of all clusters and their last answers.
+def first_answer_slots() -> asyncio.Semaphore:
+    """Slots of the reconciles that wait for a first answer; all PDClusters share them."""
+    return asyncio.Semaphore(MAX_WAITING)
 
-    ask: returns the error why the etcd cannot be used, None = it answers
-    enqueue: adds a key to the work queue
+
+@dataclass
+class EtcdCheck:
+    """The question of one PDCluster about a given etcd, and the last answer.
+
+    ask:     returns the error why the etcd cannot be used, None = it answers
+    enqueue: enqueues the PDCluster
+    slots:   of reconciles that wait for a first answer
     """
 
     ask: Callable[[Question], Awaitable[str | None]]
-    add: Callable[[Key], None]
-    _askers: dict[Question, set[Key]] = field(default_factory=dict)
-    _asked: dict[Key, Question] = field(default_factory=dict)
-    _answers: dict[Question, str | None] = field(default_factory=dict)
-    _asking: dict[Question, asyncio.Task[None]] = field(default_factory=dict)
-    _num_waiting: int = 0
+    enqueue: Callable[[], None]
+    slots: asyncio.Semaphore = field(default_factory=first_answer_slots)
+    _question: Question | None = None
+    _has_answer: bool = False
+    _error: str | None = None
+    _asking: asyncio.Task[None] | None = None
 
-    async def error(self, key: Key, question: Question) -> str | None:
+    async def error(self, question: Question) -> str | None:
         """Last known error why the etcd cannot be used; None = it answers."""
-        if self._asked.get(key) != question:
-            self.forget(key)
-            self._asked[key] = question
-            self._askers.setdefault(question, set()).add(key)
-        if question not in self._answers:
+        if self._question != question:
+            self.stop()
+            self._question = question
+        if not self._has_answer:
             await self._first_answer(question)
-        return self._answers.get(question, f"etcd at {', '.join(question.endpoints)} {NOT_YET}")
+        return self._error if self._has_answer else f"etcd at {', '.join(question.endpoints)} {NOT_YET}"
 
-    def forget(self, key: Key) -> None:
-        """A PDCluster is gone, or asks something else now."""
-        question = self._asked.pop(key, None)
-        if question is None:
-            return
-        self._askers[question].discard(key)
-        if not self._askers[question]:
-            del self._askers[question]
-            self._answers.pop(question, None)
+    def stop(self) -> None:
+        """Ask no more: the PDCluster is gone, or asks something else now."""
+        if self._asking is not None:
+            self._asking.cancel()
+        self._question, self._asking, self._has_answer = None, None, False
 
-    async def run(self) -> None:
-        """Ask everything again and again; what is still being asked is not asked twice."""
-        try:
-            while True:
-                await asyncio.sleep(CHECK_PERIOD_SECONDS)
-                for question in self._askers:
-                    self._begin(question)
-        finally:
-            tasks = list(self._asking.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def repeat(self) -> None:
+        """Ask again; what is still being asked is not asked twice."""
+        if self._question is not None:
+            self._begin(self._question)
 
     async def _first_answer(self, question: Question) -> None:
         task = self._begin(question)
-        if self._num_waiting >= MAX_WAITING:
-            return
-        self._num_waiting += 1
-        try:
-            await asyncio.wait({task}, timeout=FIRST_ANSWER_TIMEOUT_SECONDS)
-        finally:
-            self._num_waiting -= 1
+        if not self.slots.locked():
+            async with self.slots:
+                await asyncio.wait({task}, timeout=FIRST_ANSWER_TIMEOUT_SECONDS)
 
     def _begin(self, question: Question) -> asyncio.Task[None]:
-        if question not in self._asking:
-            self._asking[question] = asyncio.create_task(self._ask(question), name="etcd")
-        return self._asking[question]
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(question), name="etcd")
+        return self._asking
 
     async def _ask(self, question: Question) -> None:
-        try:
-            answer = await self._answer(question)
-        finally:
-            del self._asking[question]
-        if question not in self._askers or (question in self._answers and self._answers[question] == answer):
+        error = await self._answer(question)
+        if self._has_answer and self._error == error:
             return
-        self._answers[question] = answer
-        logger.info("etcd changed endpoints=%s error=%s", ",".join(question.endpoints), answer)
-        for key in self._askers[question]:
-            self.add(key)
+        self._has_answer, self._error = True, error
+        logger.info("etcd changed endpoints=%s error=%s", ",".join(question.endpoints), error)
+        self.enqueue()
 
     async def _answer(self, question: Question) -> str | None:
         """Return an error in any case: the result of the task is not awaited."""

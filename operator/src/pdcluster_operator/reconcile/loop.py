@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -15,17 +16,23 @@ from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE, Kind
 from pdcluster_operator.cluster.listing import Listing
 from pdcluster_operator.manifests.objects import HTTP_PORT
 from pdcluster_operator.manifests.render import Capabilities, Site
+from pdcluster_operator.reconcile.act import Actor
 from pdcluster_operator.reconcile.asking import Asking
-from pdcluster_operator.reconcile.autoscaling import Autoscaling
-from pdcluster_operator.reconcile.discovery import Discovery
+from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
+from pdcluster_operator.reconcile.discovery import EtcdCheck, first_answer_slots
 from pdcluster_operator.reconcile.key_secret import KeySecret
-from pdcluster_operator.reconcile.metrics import LoopMetrics
-from pdcluster_operator.reconcile.pod_faults import PodFaults
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
+from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.progress import Progress
 from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.resync import GRACE_SECONDS, Resync
-from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller
+from pdcluster_operator.reconcile.session import Session, Sessions
+from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller, read_slots
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.rounds import Rounds
+from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.windows import Windows
 
 logger = logging.getLogger(__name__)
 
@@ -55,26 +62,13 @@ class Loop:
         self._progress = Progress(settings.resync_seconds, time.monotonic())
         self._runner = QueueRunner(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
         self._resync = Resync(self._listing, self.cache, self.add, self._progress, min(GRACE_SECONDS, settings.resync_seconds))
-        self._autoscaling = Autoscaling(self.cache, self.add, registry, port=settings.worker_port)
         asking = Asking(client)
-        self._discovery = Discovery(asking.ask, self.add)
-        self._worker_records = WorkerRecordsPoller(asking, self.add)
-        self._reconciler = Reconciler(
-            client=client,
-            cache=self.cache,
-            site=settings.site,
-            asking=asking,
-            discovery=self._discovery,
-            worker_records=self._worker_records,
-            pod_faults=PodFaults(client),
-            key_secret=KeySecret(client),
-            events=Events(client, settings.identity),
-            capabilities=self._capabilities,
-            autoscaling=self._autoscaling,
-            on_ready=self._count_ready,
-            on_cut=lambda key, number: self.metrics.drains_cut.labels(*key).inc(number),
-        )
-        self._ready: dict[Key, str] = {}
+        self._scraper = Scraper()
+        scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
+        scaling = Scaling(self.cache, Rounds(self._scraper, scrapes), AutoscaleMetrics(registry), settings.worker_port)
+        self._sessions = Sessions(session_maker(client, asking, scaling, self.add))
+        actor = Actor(client, self.cache, settings.site, asking, Events(client, settings.identity), self._capabilities)
+        self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
     async def fill(self) -> None:
@@ -92,21 +86,20 @@ class Loop:
         parts = {
             "workers": self._runner.run(),
             "resync": self._resync.run(),
-            "questions to etcd": self._discovery.run(),
-            "records of workers": self._worker_records.run(),
-            "scrapes of workers": self._autoscaling.run(),
+            "questions to etcd": self._sessions.run(),
         }
-        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            if tasks[0] not in done:
-                raise RuntimeError(f"ended without a stop: {', '.join(task.get_name() for task in done)}")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with self._scraper:
+            tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                if tasks[0] not in done:
+                    raise RuntimeError(f"ended without a stop: {', '.join(task.get_name() for task in done)}")
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
         """Take no further key."""
@@ -141,12 +134,23 @@ class Loop:
         forbidden = frozenset(kind for kind, exists in self._listing.forbidden.items() if exists)
         return Capabilities(POD_MONITOR.name in present, PROMETHEUS_RULE.name in present, forbidden)
 
-    def _count_ready(self, key: Key, ready: str | None) -> None:
-        before = self._ready.pop(key, None)
-        if ready is None:
-            self.metrics.drains_cut.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
-        if before is not None:
-            self.metrics.pdclusters.labels(before).dec()
-        if ready is not None:
-            self._ready[key] = ready
-            self.metrics.pdclusters.labels(ready).inc()
+    def _windows(self) -> Iterator[Windows]:
+        for session in self._sessions:
+            if session.autoscaling.windows is not None:
+                yield session.autoscaling.windows
+
+
+def session_maker(client: ApiClient, asking: Asking, scaling: Scaling, enqueue: Callable[[Key], None]) -> Callable[[Key], Session]:
+    """Make sessions of PDClusters, with what they all share."""
+    events, first_answers, reads = FailedCreates(client), first_answer_slots(), read_slots()
+
+    def make(key: Key) -> Session:
+        enqueue_it = partial(enqueue, key)
+        return Session(
+            etcd=EtcdCheck(asking.ask, enqueue_it, first_answers),
+            worker_records=WorkerRecordsPoller(key, asking, enqueue_it, reads),
+            pod_faults=PodFaults(events),
+            autoscaling=Autoscaling(key, scaling, enqueue_it),
+        )
+
+    return make

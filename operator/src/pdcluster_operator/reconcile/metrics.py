@@ -39,6 +39,17 @@ class LoopMetrics:
         for value in ("True", "False", "Unknown"):
             self.pdclusters.labels(value)
 
+    def show_ready(self, before: str | None, after: str | None) -> None:
+        """Count a PDCluster under the status of its Ready condition; None = it is not there."""
+        if before is not None:
+            self.pdclusters.labels(before).dec()
+        if after is not None:
+            self.pdclusters.labels(after).inc()
+
+    def forget(self, key: Key) -> None:
+        """Remove what is shown for a cluster."""
+        self.drains_cut.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
+
 
 class AutoscaleMetrics:
     """Decisions of the autoscaler for each pool, their changes, and the obstacles."""
@@ -60,16 +71,14 @@ class AutoscaleMetrics:
             [*cluster, "reason"],
             registry=registry,
         )
-        self._last: dict[Key, dict[tuple[str, str], int]] = {}
 
-    def show(self, key: Key, outcome: Outcome) -> None:
-        """Show a decision in place of the one before."""
-        replicas, before = dict(outcome.decision.replicas), self._last.get(key)
+    def show(self, key: Key, outcome: Outcome, before: Outcome | None) -> None:
+        """Show a decision in place of the one before; None = it is the first."""
+        replicas = outcome.decision.replicas
         self._changes.labels(*key)  # there from the start: a counter that begins at 1 has not increased
-        if replicas != before if before is not None else outcome.changed:
+        if outcome.changed if before is None else dict(replicas) != dict(before.decision.replicas):
             self._changes.labels(*key).inc()
         self._clear(key)
-        self._last[key] = replicas
         for pool, number in replicas.items():
             self._replicas.labels(*key, *pool).set(number)
         for reason, number in Tally(problem.reason for problem in outcome.problems).items():
@@ -78,7 +87,6 @@ class AutoscaleMetrics:
     def forget(self, key: Key) -> None:
         """Remove what is shown for a cluster."""
         self._clear(key)
-        self._last.pop(key, None)
         self._changes.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
 
     def _clear(self, key: Key) -> None:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 from pdcluster_operator.api import conditions
-from pdcluster_operator.cluster.cache import Body, Key
+from pdcluster_operator.cluster.cache import Body
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.errors import ClusterError, UnavailableError
 from pdcluster_operator.cluster.kinds import CORE_EVENT
@@ -46,61 +46,18 @@ _PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)
 
 
 @dataclass
-class PodFaults:
-    """Start of each StatefulSet's shortage of pods.
-
-    clock: monotonic seconds
-    now:   wall-clock time, which is what events have
-    _seen: by PDCluster the uids of StatefulSets whose last shortage, if any, was observed from its
-           start
-    """
+class FailedCreates:
+    """The newest FailedCreate event of each StatefulSet, by namespace; all PDClusters share it."""
 
     client: ApiClient
     clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _short_since: dict[Key, dict[str, float]] = field(default_factory=dict)
-    _seen: dict[Key, set[str]] = field(default_factory=dict)
     _read: dict[str, tuple[float, _Read]] = field(default_factory=dict)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def of(self, live: Live) -> tuple[dict[str, Problem], float | None]:
-        """Problems by name of the StatefulSet, and seconds until the next read (None = no need)."""
-        now = self.clock()
-        before = self._short_since.get(live.key, {})
-        sets = live.own("StatefulSet")
-        short = {name: before.get(name, now) for name, body in sets.items() if is_short_of_pods(body)}
-        seen = self._seen.get(live.key, set()) | {_uid(body) for name, body in sets.items() if name not in short}
-        self._seen[live.key] = seen & {_uid(body) for body in sets.values()}
-        if not short:
-            self._short_since.pop(live.key, None)
-            return {}, None
-        self._short_since[live.key] = short
-        overdue = [name for name, since in short.items() if now - since >= SHORTAGE_GRACE_SECONDS]
-        if len(overdue) < len(short):
-            requeue_after = SHORTAGE_GRACE_SECONDS
-        else:
-            requeue_after = min(MAX_EVENTS_POLL_SECONDS, max(EVENTS_POLL_SECONDS, now - max(short.values())))
-        if not overdue:
-            return {}, requeue_after
-        read = await self._messages(live.key.namespace)
-        if isinstance(read, ClusterError):
-            return dict.fromkeys(overdue, _unknown(read)), requeue_after
-        found = {name: read.get(_uid(sets[name]), _NEVER) for name in overdue}
-        faults = {
-            name: fault_of(message)
-            for name, (when, message) in found.items()
-            if message and (_uid(sets[name]) not in self._seen[live.key] or when >= self._stamp(short[name]))
-        }
-        return faults, requeue_after
+    async def of(self, namespace: str) -> _Read:
+        """(time, message) by uid of the StatefulSet; an error when the API server refuses.
 
-    def forget(self, key: Key) -> None:
-        """The PDCluster is gone."""
-        self._short_since.pop(key, None)
-        self._seen.pop(key, None)
-
-    async def _messages(self, namespace: str) -> _Read:
-        """Newest event per StatefulSet of a namespace, by uid; an error when the API server
-        refuses.
+        Raises UnavailableError.
         """
         async with self._reading:
             when, read = self._read.get(namespace, (-inf, {}))
@@ -122,6 +79,53 @@ class PodFaults:
             logger.warning("events not read namespace=%s error=%s", namespace, e)
             return e
         return newest
+
+
+@dataclass
+class PodFaults:
+    """Start of the shortage of pods of each StatefulSet of one PDCluster.
+
+    clock: monotonic seconds
+    now:   wall-clock time, which is what events have
+    _seen: uids of StatefulSets whose last shortage, if any, was observed from its start
+    """
+
+    events: FailedCreates
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _short_since: dict[str, float] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+
+    async def of(self, live: Live) -> tuple[dict[str, Problem], float | None]:
+        """Problems by name of the StatefulSet, and seconds until the next read (None = no need)."""
+        now, sets = self.clock(), live.own("StatefulSet")
+        self._observe(sets, now)
+        if not self._short_since:
+            return {}, None
+        overdue = [name for name, since in self._short_since.items() if now - since >= SHORTAGE_GRACE_SECONDS]
+        requeue_after = self._requeue_after(now, is_all_overdue=len(overdue) == len(self._short_since))
+        if not overdue:
+            return {}, requeue_after
+        read = await self.events.of(live.key.namespace)
+        if isinstance(read, ClusterError):
+            return dict.fromkeys(overdue, _unknown(read)), requeue_after
+        found = {name: read.get(_uid(sets[name]), _NEVER) for name in overdue}
+        faults = {
+            name: fault_of(message)
+            for name, (when, message) in found.items()
+            if message and (_uid(sets[name]) not in self._seen or when >= self._stamp(self._short_since[name]))
+        }
+        return faults, requeue_after
+
+    def _observe(self, sets: Mapping[str, Body], now: float) -> None:
+        self._short_since = {name: self._short_since.get(name, now) for name, body in sets.items() if is_short_of_pods(body)}
+        seen = self._seen | {_uid(body) for name, body in sets.items() if name not in self._short_since}
+        self._seen = seen & {_uid(body) for body in sets.values()}
+
+    def _requeue_after(self, now: float, *, is_all_overdue: bool) -> float:
+        if not is_all_overdue:
+            return SHORTAGE_GRACE_SECONDS
+        return min(MAX_EVENTS_POLL_SECONDS, max(EVENTS_POLL_SECONDS, now - max(self._short_since.values())))
 
     def _stamp(self, since: float) -> str:
         """The time on our monotonic clock as events write it, earlier by what clocks may differ."""

@@ -28,23 +28,12 @@ WORKER = "worker"
 
 
 @dataclass(frozen=True)
-class Records:
-    """Sources of the snapshots of one PDCluster.
-
-    default_image:          of a new revision that names none
-    has_client_certificate: whether the etcd's TLS Secret has a client certificate; None = not known
-                            yet, and no record can be made
-    """
+class Snapshots:
+    """The snapshots that one PDCluster has, or that can be made from what runs."""
 
     cluster: PDCluster
     live: Live
     owner: Owner
-    default_image: str
-    has_client_certificate: bool | None
-
-    def of(self, workload: WorkloadId) -> Body | None:
-        """The record of a workload; None when it cannot be made now."""
-        return self._found(workload) or self._of_what_runs(workload) or self._new(workload)
 
     def is_missing(self, workload: WorkloadId) -> bool:
         """Return whether it would have to be rendered from the spec."""
@@ -88,6 +77,23 @@ class Records:
             "engineConfig": {"metadata": {"labels": marks}, "data": engine["data"]},
         }
         return new_object("apps/v1/ControllerRevision", workload.name, self.owner, marks, revision=1, data=data)
+
+
+@dataclass(frozen=True)
+class Records(Snapshots):
+    """Sources of the snapshots of one PDCluster, the spec included.
+
+    default_image:          of a new revision that names none
+    has_client_certificate: whether the etcd's TLS Secret has a client certificate; None = not known
+                            yet, and no snapshot can be made
+    """
+
+    default_image: str
+    has_client_certificate: bool | None
+
+    def of(self, workload: WorkloadId) -> Body | None:
+        """The snapshot of a workload; None when it cannot be made now."""
+        return self._found(workload) or self._of_what_runs(workload) or self._new(workload)
 
     def _new(self, workload: WorkloadId) -> Body | None:
         if self.has_client_certificate is None or workload not in self._declared():

@@ -1,13 +1,12 @@
-"""Worker records of each cluster in etcd, and the drain commands: polled slowly while idle.
+"""Worker records of a cluster in etcd, and the drain commands: polled slowly while idle.
 
-A healthy cluster costs one read per `IDLE_POLL_SECONDS`, in the background; its key is
-enqueued when the answer brings a change.  Followed clusters are read between reconciles
+A healthy cluster costs one read per `IDLE_POLL_SECONDS`, in the background; it is
+enqueued when the answer brings a change.  A followed cluster is read between reconciles
 too: a change of a worker record comes with no event.  While workers drain, each reconcile
 reads again, with a time limit; after a failed read no reconcile waits for that etcd until
-it answers.  Kept per cluster: since when each drain and each mismatch lasts; the commands
+it answers.  Kept: since when each drain and each mismatch lasts; the commands
 hold the time too, for an operator that restarts.  All other times are by a monotonic clock.
 When a PDCluster is gone its commands are removed, since nothing else would.
-
 """
 
 import asyncio
@@ -117,63 +116,69 @@ class _Known:
         return self.turn
 
 
+def read_slots() -> asyncio.Semaphore:
+    """Slots of background reads; all PDClusters share them."""
+    return asyncio.Semaphore(MAX_CONCURRENT_READS)
+
+
 @dataclass
 class WorkerRecordsPoller:
-    """Worker records and drain commands of all clusters.
+    """Worker records and drain commands of one cluster.
 
-    enqueue: adds a key to the work queue
-    clock: seconds that only go forward
-    now:   wall-clock time, in UTC, stored with commands for an operator that restarts
+    enqueue: enqueues the PDCluster
+    slots:   of background reads
+    clock:   seconds that only go forward
+    now:     wall-clock time, in UTC, stored with commands for an operator that restarts
     """
 
+    key: Key
     talk: Talk
-    add: Callable[[Key], None]
+    enqueue: Callable[[], None]
+    slots: asyncio.Semaphore = field(default_factory=read_slots)
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _known: dict[Key, _Known] = field(default_factory=dict)
-    _looking: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    _leaving: set[asyncio.Task[None]] = field(default_factory=set)
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS))
+    _known: _Known | None = None
+    _looking: asyncio.Task[None] | None = None
 
-    def follow(self, key: Key, question: Question, *, is_wanted: bool) -> None:
+    def follow(self, question: Question, *, is_wanted: bool) -> None:
         """Poll without a reconcile too: no Kubernetes event comes with a change of a worker
         record.
         """
-        self._of(key, question).is_followed = is_wanted
+        self._of(question).is_followed = is_wanted
 
-    def last(self, key: Key, question: Question, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> WorkerRecords | None:
-        """Last known records; starts a due read, which enqueues the key when it brings a change.
+    def last(self, question: Question, workloads: Iterable[WorkloadState], *, is_up: bool = True) -> WorkerRecords | None:
+        """Last known records; starts a due read, which enqueues the cluster when it brings a change.
 
-        is_up: False = etcd is known not to answer, and a change of that enqueues the key
+        is_up: False = etcd is known not to answer, and a change of that enqueues the cluster
         """
-        known = self._of(key, question)
+        known = self._of(question)
         if not is_up:
             known.is_away = True
             found = self._registry(known, workloads)
             return found and replace(found, again_seconds=None)
         is_odd = known.last is not None and odd_ones(_states(known.last), workloads)
-        self._look_if_due(key, known, known.pause if known.error else ACTIVE_POLL_SECONDS if is_odd else IDLE_POLL_SECONDS)
+        self._look_if_due(known, known.pause if known.error else ACTIVE_POLL_SECONDS if is_odd else IDLE_POLL_SECONDS)
         return self._registry(known, workloads)
 
-    async def fresh(self, key: Key, question: Question, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
+    async def fresh(self, question: Question, workloads: Iterable[WorkloadState]) -> WorkerRecords | None:
         """Read now.
 
-        An etcd that did not answer is waited for once; its answer enqueues the key.
+        An etcd that did not answer is waited for once; its answer enqueues the cluster.
         """
-        known = self._of(key, question)
+        known = self._of(question)
         if known.error is None:
-            await self._look(key, known)
+            await self._look(known)
         else:
-            self._look_if_due(key, known, UNREACHABLE_RETRY_SECONDS)
+            self._look_if_due(known, UNREACHABLE_RETRY_SECONDS)
         return self._registry(known, workloads)
 
-    async def command(self, key: Key, question: Question, drain: Collection[str]) -> None:
+    async def command(self, question: Question, drain: Collection[str]) -> None:
         """Write drain commands for exactly these pods; those of other pods are removed a moment
         later.
 
         A command that etcd does not take is missing in the next read, and written then.
         """
-        known, now = self._of(key, question), self.clock()
+        known, now = self._of(question), self.clock()
         known.asked = {pod: known.asked.get(pod, now) for pod in drain}
         commanded = known.last.commands if known.last else ()
         known.spare = {pod: known.spare.get(pod, now) for pod in commanded if pod not in drain}
@@ -183,99 +188,85 @@ class WorkerRecordsPoller:
         serve = {pod for pod, since in known.spare.items() if now - since >= UNDRAIN_DELAY_SECONDS}
         if not added and not serve:
             return
-        logger.info("commands key=%s drain=%s serve=%s", key, ",".join(sorted(added)), ",".join(sorted(serve)))
-        error = await _error(self.talk.command(question, key, added, serve))
+        logger.info("commands key=%s drain=%s serve=%s", self.key, ",".join(sorted(added)), ",".join(sorted(serve)))
+        error = await _error(self.talk.command(question, self.key, added, serve))
         if error is None:
             commands = {**{pod: since for pod, since in known.last.commands.items() if pod not in serve}, **added}
             known.last, known.known_turn = Registered(known.last.records, commands), known.next_turn()
         else:
-            self._fail(key, known, error)
+            self._fail(known, error)
 
-    async def remove(self, key: Key, question: Question, pods: Collection[str]) -> None:
+    async def remove(self, question: Question, pods: Collection[str]) -> None:
         """Remove the records of pods that do not exist, as they were last read."""
-        known = self._of(key, question)
+        known = self._of(question)
         if not pods or known.last is None or known.error is not None:
             return
         records = [stored for pod, stored in known.last.records.items() if pod in pods]
-        error = await _error(self.talk.remove(question, key, records))
+        error = await _error(self.talk.remove(question, self.key, records))
         if error is not None:
-            logger.warning("records not removed key=%s error=%s", key, error)
+            logger.warning("records not removed key=%s error=%s", self.key, error)
         known.at = None  # look again
 
-    def forget(self, key: Key) -> None:
-        """Forget a PDCluster that is gone, and remove its commands."""
-        known = self._drop(key)
-        if known is not None and known.last is not None and known.last.commands and known.error is None:
-            task = asyncio.create_task(self._take_back(key, known.question, known.last.commands), name=f"commands of {key}")
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+    def poll(self) -> None:
+        """Start a read that is due, if the cluster is followed.
 
-    async def _take_back(self, key: Key, question: Question, pods: Collection[str]) -> None:
-        error = await _error(self.talk.command(question, key, {}, pods))
-        if error is not None:  # as of an etcd that went with its cluster
-            logger.info("commands left key=%s pods=%s error=%s", key, ",".join(sorted(pods)), error)
-
-    def _drop(self, key: Key) -> _Known | None:
-        task = self._looking.pop(key, None)
-        if task is not None:
-            task.cancel()
-        return self._known.pop(key, None)
-
-    async def run(self) -> None:
-        """Poll followed clusters, and own the reads that reconciles start; none outlives it."""
-        try:
-            while True:
-                await asyncio.sleep(ACTIVE_POLL_SECONDS)
-                self.look_at_followed()
-        finally:
-            tasks = [*self._looking.values(), *self._leaving]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def look_at_followed(self) -> None:
-        """Start the reads that are due; an etcd that is known to be down is left to the
-        reconciles.
+        An etcd that is known to be down is left to the reconciles.
         """
-        for key, known in self._known.items():
-            if known.is_followed and (known.error is not None or not known.is_away):
-                self._look_if_due(key, known, known.pause if known.error else IDLE_POLL_SECONDS)
+        known = self._known
+        if known is not None and known.is_followed and (known.error is not None or not known.is_away):
+            self._look_if_due(known, known.pause if known.error else IDLE_POLL_SECONDS)
 
-    def _of(self, key: Key, question: Question) -> _Known:
-        known = self._known.get(key)
-        if known is None or known.question != question:
-            self._drop(key)
-            known = self._known[key] = _Known(question)
-        return known
+    def stop(self) -> None:
+        """End the read that is under way."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = None
 
-    def _look_if_due(self, key: Key, known: _Known, seconds: float) -> None:
+    async def end(self) -> None:
+        """The PDCluster is gone: remove its commands."""
+        self.stop()
+        known, self._known = self._known, None
+        if known is None or known.last is None or not known.last.commands or known.error is not None:
+            return
+        pods = known.last.commands
+        error = await _error(self.talk.command(known.question, self.key, {}, pods))
+        if error is not None:  # as of an etcd that went with its cluster
+            logger.info("commands left key=%s pods=%s error=%s", self.key, ",".join(sorted(pods)), error)
+
+    def _of(self, question: Question) -> _Known:
+        if self._known is None or self._known.question != question:
+            self.stop()
+            self._known = _Known(question)
+        return self._known
+
+    def _look_if_due(self, known: _Known, seconds: float) -> None:
         is_due = known.at is None or self.clock() - known.at >= seconds
-        if is_due and key not in self._looking:
-            self._looking[key] = asyncio.create_task(self._look_behind(key, known), name=f"records of {key}")
+        if is_due and self._looking is None:
+            self._looking = asyncio.create_task(self._look_behind(known), name=f"records of {self.key}")
 
-    async def _look_behind(self, key: Key, known: _Known) -> None:
+    async def _look_behind(self, known: _Known) -> None:
         before, error = _content(known), known.error
         try:
-            async with self._slots:
-                await self._look(key, known)
+            async with self.slots:
+                await self._look(known)
         finally:
-            if self._looking.get(key) is asyncio.current_task():
-                del self._looking[key]
+            if self._looking is asyncio.current_task():
+                self._looking = None
         if (known.error is None) != (error is None) or (known.error is None and _content(known) != before):
-            self.add(key)
+            self.enqueue()
 
-    async def _look(self, key: Key, known: _Known) -> None:
+    async def _look(self, known: _Known) -> None:
         turn = known.next_turn()
 
         async def read() -> None:
-            found = await self.talk.registered(known.question, key)
+            found = await self.talk.registered(known.question, self.key)
             known.looks += 1
             if turn > known.known_turn:
                 known.last, known.known_turn = found, turn
 
         error = await _error(read())
         if error is not None or known.last is None:
-            self._fail(key, known, error or "etcd has said nothing")
+            self._fail(known, error or "etcd has said nothing")
             return
         if known.is_away:
             known.odd = {}
@@ -284,9 +275,9 @@ class WorkerRecordsPoller:
             if since is not None:
                 known.asked.setdefault(pod, self.clock() - max(0.0, (self.now() - since).total_seconds()))
 
-    def _fail(self, key: Key, known: _Known, error: str) -> None:
+    def _fail(self, known: _Known, error: str) -> None:
         if known.error is None:
-            logger.info("etcd of workers does not answer key=%s error=%s", key, error)
+            logger.info("etcd of workers does not answer key=%s error=%s", self.key, error)
         known.error, known.at, known.is_away = error, self.clock(), True
         known.pause = min(MAX_RETRY_SECONDS, max(ACTIVE_POLL_SECONDS, 2 * known.pause))
 

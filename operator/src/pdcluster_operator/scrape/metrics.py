@@ -5,7 +5,7 @@ loop's thread: a pool or cluster that is gone there is gone here.  Of a draining
 worker only its part of the prefill queue counts, as for the autoscaler.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -33,9 +33,13 @@ _OF_ALL = ("prefill_queue_requests", "prefill_queue_tokens")
 
 
 class ScrapeMetrics:
-    """Counts every scrape, and shows what the windows hold.  `clock` is that of the answers."""
+    """Counts every scrape, and shows what the windows of all clusters hold.
 
-    def __init__(self, registry: CollectorRegistry, windows: Windows, clock: Callable[[], float]) -> None:
+    windows: those that there are when the registry is collected
+    clock:   that of the answers
+    """
+
+    def __init__(self, registry: CollectorRegistry, windows: Callable[[], Iterable[Windows]], clock: Callable[[], float]) -> None:
         self._seconds = Histogram(
             "pdcluster_operator_scrape_seconds", "Seconds of one scrape of one worker.", buckets=_BUCKETS, registry=registry
         )
@@ -60,13 +64,13 @@ class ScrapeMetrics:
 
 
 class _SeenCollector(Collector):
-    def __init__(self, windows: Windows, clock: Callable[[], float]) -> None:
+    def __init__(self, windows: Callable[[], Iterable[Windows]], clock: Callable[[], float]) -> None:
         self._windows = windows
         self._clock = clock
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """A family for each number, a sample for each pool."""
-        pools = list(self._windows.newest())
+        pools = [seen for windows in self._windows() for seen in windows.newest()]
         yield self._ages(pools)
         yield _workers(pools)
         for name in _NUMBERS:

@@ -1,12 +1,10 @@
-"""One round of one cluster: scrape its workers, update the windows, count, return the changes."""
+"""One round of one cluster: scrape its workers, update the windows, count, log the changes."""
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
-
-from pdcluster_operator.plan.autoscale.values import PoolKey, Sample
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.values import ClusterKey, Miss, Target
@@ -15,52 +13,24 @@ from pdcluster_operator.scrape.windows import Windows
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Rounds:
-    """All clusters of the process.  One round of a cluster at a time; `clock` is the scraper's."""
+    """Scrapes for all clusters of the process.  `clock` is the scraper's."""
 
-    def __init__(self, scraper: Scraper, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
-        self._scraper = scraper
-        self._clock = clock
-        self._windows = Windows()
-        self._metrics = ScrapeMetrics(registry, self._windows, clock)
-        self._clusters: set[ClusterKey] = set()
+    scraper: Scraper
+    metrics: ScrapeMetrics
+    clock: Callable[[], float] = time.monotonic
 
-    async def run(self, cluster: ClusterKey, targets: Sequence[Target], stale_after: int) -> None:
-        """Scrape the cluster's ready workers once; targets that are no longer named are forgotten.
+    async def run(self, windows: Windows, targets: Sequence[Target], stale_after: int) -> None:
+        """Scrape a cluster's ready workers once; targets that are no longer named are forgotten.
 
-        Cancelled, it leaves the windows as they were.
+        One round of a cluster at a time.  Cancelled, it leaves the windows as they were.
         """
-        self._clusters.add(cluster)
-        answers = await self._scraper.scrape(targets)
-        if cluster not in self._clusters:  # forgotten meanwhile: nothing of it may come back
-            return
-        before = self._windows.stale(cluster).keys() & {target.pod for target in targets}
-        self._windows.add(cluster, self._clock(), answers, stale_after)
-        self._metrics.count(answers)
-        _log_changes(cluster, before, self._windows.stale(cluster))
-
-    def leave(self, cluster: ClusterKey, pods: Collection[str]) -> None:
-        """Exactly these pods are on their way out: of what they say only the queue is exported."""
-        self._windows.leave(cluster, pods)
-
-    def windows(self, cluster: ClusterKey) -> dict[PoolKey, tuple[Sample, ...]]:
-        """The last rounds of each pool, the oldest first."""
-        return self._windows.of(cluster)
-
-    def stale(self, cluster: ClusterKey) -> dict[str, Miss]:
-        """Reason by pod, for those that are stale."""
-        return self._windows.stale(cluster)
-
-    def forget(self, cluster: ClusterKey) -> None:
-        """The cluster is gone, or no longer scaled by metrics: drop all that is known of it."""
-        self._clusters.discard(cluster)
-        self._windows.forget(cluster)
-        self._metrics.forget(cluster)
-
-    @property
-    def clusters(self) -> frozenset[ClusterKey]:
-        """Those with a round that were not forgotten since."""
-        return frozenset(self._clusters)
+        answers = await self.scraper.scrape(targets)
+        before = windows.stale().keys() & {target.pod for target in targets}
+        windows.add(self.clock(), answers, stale_after)
+        self.metrics.count(answers)
+        _log_changes(windows.cluster, before, windows.stale())
 
 
 def _log_changes(cluster: ClusterKey, before: Set[str], after: Mapping[str, Miss]) -> None:

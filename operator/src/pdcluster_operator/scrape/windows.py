@@ -1,9 +1,8 @@
-"""Results of the last scrapes, for each pool of each cluster.
+"""Results of the last scrapes, for each pool of a cluster.
 
 Pure: times come in with the answers.  The reader decides which rounds are fresh.  A worker that
-      misses a
-scrape keeps its last numbers until it has missed too many; then it is stale
-until it answers again, and its rates begin again.  A pod that comes back at
+misses a scrape keeps its last numbers until it has missed too many; then it is stale until it
+answers again, and its rates begin again.  A pod that comes back at
 another address is another worker.  What is not among the targets of a round is
 forgotten with that round, so the windows are never larger than the targets
 times MAX_ROUNDS.
@@ -68,68 +67,59 @@ class _Worker:
 
 
 @dataclass
-class _Cluster:
-    """Workers by role, pool and pod; rounds of each pool, the oldest first; pods on their way out."""
-
-    workers: dict[tuple[str, str, str], _Worker] = field(default_factory=dict)
-    rounds: dict[PoolKey, deque[Sample]] = field(default_factory=dict)
-    leaving: frozenset[str] = frozenset()
-
-
 class Windows:
-    """All windows of the process."""
+    """The windows of one cluster.
 
-    def __init__(self) -> None:
-        self._clusters: dict[ClusterKey, _Cluster] = {}
+    _workers: by role, pool and pod
+    _rounds:  of each pool, the oldest first
+    _leaving: pods that drain
+    """
 
-    def add(self, cluster: ClusterKey, at: float, answers: Sequence[Answer], stale_after: int) -> None:
+    cluster: ClusterKey
+    _workers: dict[tuple[str, str, str], _Worker] = field(default_factory=dict)
+    _rounds: dict[PoolKey, deque[Sample]] = field(default_factory=dict)
+    _leaving: frozenset[str] = frozenset()
+
+    def add(self, at: float, answers: Sequence[Answer], stale_after: int) -> None:
         """Add one round: an answer for each ready worker of the cluster, and none of others.
 
         at:          when the round ended; not before that of the round before
         stale_after: misses in a row that a worker may have and still count with its last numbers
         """
-        known = self._clusters.setdefault(cluster, _Cluster())
         workers: dict[tuple[str, str, str], _Worker] = {}
         for answer in sorted(answers, key=lambda answer: _place(answer.target)):
-            worker = known.workers.get(_place(answer.target))
+            worker = self._workers.get(_place(answer.target))
             if worker is None or worker.address != answer.target.address:
                 worker = _Worker(answer.target.address)
             worker.take(answer, stale_after)
             workers[_place(answer.target)] = worker
-        known.workers = workers
-        self._add_samples(known, at)
+        self._workers = workers
+        self._add_samples(at)
 
-    def leave(self, cluster: ClusterKey, pods: Collection[str]) -> None:
-        """Note that exactly these pods of a cluster drain; without a round there are none."""
-        if cluster in self._clusters:
-            self._clusters[cluster].leaving = frozenset(pods)
+    def leave(self, pods: Collection[str]) -> None:
+        """Note that exactly these pods drain: only their part of the queue is exported."""
+        self._leaving = frozenset(pods)
 
-    def forget(self, cluster: ClusterKey) -> None:
-        """Drop all that is known of a cluster."""
-        self._clusters.pop(cluster, None)
-
-    def of(self, cluster: ClusterKey) -> dict[PoolKey, tuple[Sample, ...]]:
+    def pools(self) -> dict[PoolKey, tuple[Sample, ...]]:
         """The last MAX_ROUNDS rounds of each pool, the oldest first; pools without any are absent."""
-        return {pool: tuple(rounds) for pool, rounds in self._clusters.get(cluster, _Cluster()).rounds.items()}
+        return {pool: tuple(rounds) for pool, rounds in self._rounds.items()}
 
-    def stale(self, cluster: ClusterKey) -> dict[str, Miss]:
+    def stale(self) -> dict[str, Miss]:
         """Reason by pod, for those that are stale."""
-        workers = self._clusters.get(cluster, _Cluster()).workers
-        return {pod: worker.miss for (_, _, pod), worker in workers.items() if worker.is_stale and worker.miss is not None}
+        return {pod: worker.miss for (_, _, pod), worker in self._workers.items() if worker.is_stale and worker.miss is not None}
 
     def newest(self) -> Iterator[Seen]:
         """The newest of every pool."""
-        for key, cluster in self._clusters.items():
-            for pool, rounds in cluster.rounds.items():
-                staying = [worker for place, worker in cluster.workers.items() if place[:2] == pool and place[2] not in cluster.leaving]
-                answered_at = max((worker.reading.at for worker in staying if worker.reading is not None), default=None)
-                yield Seen(key, pool, rounds[-1], answered_at, cluster.leaving)
+        for pool, rounds in self._rounds.items():
+            staying = [worker for place, worker in self._workers.items() if place[:2] == pool and place[2] not in self._leaving]
+            answered_at = max((worker.reading.at for worker in staying if worker.reading is not None), default=None)
+            yield Seen(self.cluster, pool, rounds[-1], answered_at, self._leaving)
 
-    def _add_samples(self, cluster: _Cluster, at: float) -> None:
-        pools = {place[:2] for place in cluster.workers}
-        cluster.rounds = {pool: cluster.rounds.get(pool) or deque(maxlen=MAX_ROUNDS) for pool in pools}
-        for pool, rounds in cluster.rounds.items():
-            here = [(place[2], worker) for place, worker in cluster.workers.items() if place[:2] == pool]
+    def _add_samples(self, at: float) -> None:
+        pools = {place[:2] for place in self._workers}
+        self._rounds = {pool: self._rounds.get(pool) or deque(maxlen=MAX_ROUNDS) for pool in pools}
+        for pool, rounds in self._rounds.items():
+            here = [(place[2], worker) for place, worker in self._workers.items() if place[:2] == pool]
             fresh = tuple(worker.sample for _, worker in here if worker.sample is not None)
             rounds.append(Sample(at, fresh, tuple(pod for pod, worker in here if worker.is_stale)))
 

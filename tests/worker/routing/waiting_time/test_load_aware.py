@@ -1,12 +1,15 @@
 """Our own estimator and its parts: lengths with running ones censored, d by batch, the queue played forward."""
 
+from collections import Counter
+from dataclasses import replace
 from math import inf
+from random import Random
 
 import pytest
 
 from pdcluster_worker.routing.estimator import Completion, Estimator, Flight, Line
 from pdcluster_worker.routing.waiting_time.drain import drain
-from pdcluster_worker.routing.waiting_time.line import ahead_of
+from pdcluster_worker.routing.waiting_time.flights import MOST, Ahead, Flights
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
 from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
 from pdcluster_worker.routing.waiting_time.presets import Presets
@@ -104,11 +107,49 @@ def test_drain_gives_free_seats_to_those_that_wait() -> None:
 
 
 def test_the_line_goes_by_priority_then_deadline_then_arrival() -> None:
-    line = [flight(priority=1), flight(due=9.0), flight(), flight(due=3.0), flight(tokens=5), flight(priority=-1)]
-    urgent, plain = ahead_of(flight(due=5.0), Line(line, 8)), ahead_of(flight(), Line(line, 8))
+    kinds = [{"priority": 1}, {"due": 9.0}, {}, {"due": 3.0}, {"tokens": 5}, {"priority": -1}]
+    line = Flights(flight(prompt=10**index, **kind) for index, kind in enumerate(kinds))
+    urgent, plain = line.ahead(flight(due=5.0)), line.ahead(flight())
 
-    assert urgent == [line[5], line[3]]
-    assert plain == [line[5], line[3], line[1], line[2]]
+    assert (urgent.num_requests, urgent.prompt_tokens) == (2, 101_000)
+    assert (plain.num_requests, plain.prompt_tokens) == (4, 101_110)
+    assert len(line.running) == 1
+
+
+def test_totals_of_a_long_line_are_those_of_its_requests_whatever_comes_and_goes() -> None:
+    source, line, known = Random(3), Flights(), list[Flight]()
+    for step in range(6 * MOST):
+        if known and source.random() < 0.3:
+            gone = known.pop(source.randrange(len(known)))
+            line.remove(gone)
+        elif known and source.random() < 0.1:
+            began = source.choice(known)
+            began.num_tokens += 1
+            line.began(began)
+        new = flight(prompt=step, group=source.choice("gh"), priority=source.choice((-1, 0, 1)), due=source.choice((1.0, 5.0, inf)))
+        known.append(new)
+        line.add(new)
+    asked = flight(due=4.0)
+    ahead, expected = line.ahead(asked), Ahead()
+    for other in known:
+        if not other.is_decoding and (other.priority, other.due_seconds) <= (0, 4.0):
+            expected.count(other)
+
+    assert ahead == expected
+    assert set(line) == set(known)
+    assert len(line) == len(known)
+    assert all(each in line for each in known)
+    assert {group: number for group, number in line.by_group.items() if number} == Counter(other.group for other in known)
+
+
+def test_estimate_of_a_long_line_is_that_of_the_line_played_forward() -> None:
+    estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
+    for tokens in (80, 100, 120) * 10:
+        estimator.observe(ended(tokens, tokens * 0.01))
+    line = Line([*(flight(tokens) for tokens in range(1, 80, 10)), *(flight() for _ in range(100))], 8)
+    exact = drain([100.0 - tokens for tokens in range(1, 80, 10)], [100.0] * 101, 8, lambda _: 0.01)[-1]
+
+    assert estimator.estimated_completion_seconds(flight(), line) == pytest.approx(exact[1], rel=0.03)
 
 
 @pytest.mark.parametrize("estimator", [LoadAware(Presets()), RwtEstimator(Presets())])
@@ -180,3 +221,16 @@ def test_rwt_of_one_request_is_conservative() -> None:
 
     assert (rwt.estimated_completion_seconds(flight(), line) or 0) > (ours.estimated_completion_seconds(flight(), line) or inf)
     assert rwt.estimated_ttft_seconds(flight(), Line([], 2)) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"), [((100, 900), (110, 890), 500.0), ((890, 910), (95, 105), 100.0)], ids=["alike", "different"]
+)
+def test_groups_learn_from_each_other_as_far_as_they_are_alike(old: tuple[int, int], new: tuple[int, int], expected: float) -> None:
+    estimator = LoadAware(Presets())
+    for number in range(40):
+        estimator.observe(replace(ended(old[number % 2]), group="old"))
+    for number in (0, 0, 0, 1):
+        estimator.observe(replace(ended(new[number]), group="new"))
+
+    assert estimator.survival("new", Line([], 4)).mean == pytest.approx(expected, rel=0.25)

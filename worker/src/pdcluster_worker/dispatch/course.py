@@ -54,6 +54,7 @@ class Course:
     failed:       keys of the workers that failed since the last token, `HERE` for this one.
     left:         the worker, if any, that would go on with it but was left; the last resort.
     moves_for:    what the present leg is for, until its first token.
+    kv_holder:    pod of the worker that was left, for the next leg; empty = none has its KV.
     is_over:      its last token was passed on.
     clock:        seconds that only go forward; arrival_seconds: of it, from which deadlines count.
     """
@@ -68,6 +69,7 @@ class Course:
     failed: set[str] = field(default_factory=set)
     left: list[Peer | None] = field(default_factory=list)
     moves_for: MoveReason | None = None
+    kv_holder: str = ""
     is_over: bool = False
 
     @property
@@ -87,7 +89,9 @@ class Course:
         """
         spec = self.spec
         if self.num_legs:
-            spec = replace(self.so_far(), request_id=leg_id(spec.request_id, self.num_legs))
+            leg = leg_id(spec.request_id, self.num_legs)
+            spec = replace(self.so_far(), request_id=leg, kv_holder=self.kv_holder)
+            self.kv_holder = ""
         self.num_legs += 1
         is_later = self.has_begun and self.prefill == "remote"
         return aged(spec, self.clock() - self.arrival_seconds), "auto" if is_later else self.prefill

@@ -26,14 +26,23 @@ from pdcluster_worker.routing.moving import has_room, is_short_of_blocks
 
 
 class DecodeDispatcher:
-    """Runs requests on this worker, for our own HTTP and for the gRPC `Generate` of a peer's."""
+    """Runs requests on this worker, for our own HTTP and for the gRPC `Generate` of a peer's.
+
+    holder: the connected decode worker of a pod, which may drain; None = there is none.
+    """
 
     def __init__(
-        self, worker: Worker, remote: RemotePrefill, prefills: Callable[[], list[Peer]], decodes: Callable[[], list[Peer]]
+        self,
+        worker: Worker,
+        remote: RemotePrefill,
+        prefills: Callable[[], list[Peer]],
+        decodes: Callable[[], list[Peer]],
+        holder: Callable[[str], Peer | None] = lambda _: None,
     ) -> None:
         self._worker = worker
         self._remote = remote
         self._decodes = decodes
+        self._holder = holder
         self._offloading = Offloading(worker, prefills, decodes)
         self._quality = Quality(worker)
         self._num_decoding = 0  # past their first token
@@ -96,8 +105,17 @@ class DecodeDispatcher:
     async def _first_tokens(self, place: Place, spec: RequestSpec, prefill: PrefillMode, pace: Pace) -> AsyncGenerator[Generated, None]:
         """The first token, and after a remote prefill the first that was decoded here."""
         started = False
-        hashes = [] if prefill == "local" else self._worker.hashes(spec)
-        if prefill == "remote" or (prefill == "auto" and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)):
+        holder = self._holder(spec.kv_holder)
+        hashes = [] if prefill == "local" and holder is None else self._worker.hashes(spec)
+        if holder is not None and self._offloading.reads_kv(place, spec, hashes):
+            pace.side = None
+            async with aclosing(self._remote.read(place, spec, holder)) as first:
+                async for generated in first:
+                    started = True
+                    yield generated
+                    if generated.token.finish_reason is not None:
+                        return
+        elif prefill == "remote" or (prefill == "auto" and self._offloading.goes(place, spec, hashes, self._num_decoding, pace)):
             pace.sent("remote")
             async with aclosing(self._remote.first_token(place, spec, hashes, forced=prefill == "remote")) as first:
                 async for generated in first:

@@ -309,5 +309,5 @@ class EngineClient:
 
 def _request_error(failed: messages.RequestFailed) -> RequestError:
     if failed.is_refusal:
-        return RequestError(failed.message)
+        return RequestError(failed.message, param=failed.param)
     return RequestError(failed.message, status=500, code="engine_error")

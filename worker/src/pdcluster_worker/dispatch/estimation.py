@@ -17,6 +17,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.qos_config import EstimationPolicy
 from pdcluster_worker.routing.estimator import Completion, Estimator, Flight, Line
+from pdcluster_worker.routing.waiting_time.flights import Flights
 from pdcluster_worker.routing.waiting_time.groups import Labels, group_of
 from pdcluster_worker.routing.waiting_time.registry import make_estimator
 
@@ -56,7 +57,7 @@ class Followed:
         """Count a token; the first and the last are compared with what was estimated."""
         self.flight.num_tokens += 1
         if self._first is None:
-            self._estimation.started()
+            self._estimation.started(self.flight)
             self._first = (self._estimation.clock(), self._estimation.area, token)
             self._compare("ttft")
         if token.finish_reason is not None:
@@ -89,7 +90,7 @@ class Estimation:
         self._policy = policy
         self._made_for: tuple[str, float | None, int] | None = None
         self._estimator: Estimator | None = None
-        self._flights: dict[Flight, None] = {}  # by arrival
+        self._flights = Flights()
         self._labels = Labels(MAX_LABELS)
         self._num_decoding = 0
         self._area, self._since = 0.0, clock()
@@ -111,8 +112,9 @@ class Estimation:
         self._since = now
         return self._area
 
-    def started(self) -> None:
+    def started(self, flight: Flight) -> None:
         """One more request decodes."""
+        self._flights.began(flight)
         self._area, self._num_decoding = self.area, self._num_decoding + 1
 
     def flight_of(self, spec: RequestSpec) -> Flight:
@@ -126,16 +128,6 @@ class Estimation:
             due_seconds=inf if spec.deadline_seconds is None else self.clock() + spec.deadline_seconds,
         )
 
-    def estimated_ttft_seconds(self, spec: RequestSpec) -> float | None:
-        """The estimate for a request that came now; None = not known."""
-        estimator = self.estimator
-        return None if estimator is None else estimator.estimated_ttft_seconds(self.flight_of(spec), self.line)
-
-    def estimated_completion_seconds(self, spec: RequestSpec) -> float | None:
-        """The estimate for a request that came now, until its last token; None = not known."""
-        estimator = self.estimator
-        return None if estimator is None else estimator.estimated_completion_seconds(self.flight_of(spec), self.line)
-
     @property
     def line(self) -> Line:
         """The line that a request finds which comes now."""
@@ -146,11 +138,11 @@ class Estimation:
         """A request that runs here from now on.  Raises RequestError 503 for a deadline that cannot be met, where policy says so."""
         followed = Followed(self.flight_of(spec), self)
         self._estimate(followed, spec)
-        self._flights[followed.flight] = None
+        self._flights.add(followed.flight)
         try:
             yield followed
         finally:
-            del self._flights[followed.flight]
+            self._flights.remove(followed.flight)
             completion = followed.completion()
             if followed.flight.is_decoding:
                 self._area, self._num_decoding = self.area, self._num_decoding - 1

@@ -13,6 +13,7 @@ from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, T
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers.types import Generated, Hello, PrefillMode, Report
 from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.routing.moving import is_held
 from pdcluster_worker.routing_config import CreditPolicy
 
 
@@ -29,6 +30,8 @@ class Handler:
         self._hello = hello
         self._ledger = ledger
         self._work = work
+        # A decode worker hands over the KV of requests that leave it.
+        self._prefills = work if isinstance(work, PrefillDispatcher) else PrefillDispatcher(worker)
 
     @property
     def engine_id(self) -> str:
@@ -39,6 +42,11 @@ class Handler:
     def ledger(self) -> CreditLedger:
         """Credits of this worker's engine."""
         return self._ledger
+
+    @property
+    def asks_for_credit(self) -> bool:
+        """Whether a prefill needs a credit: where KV is handed over, hardly anything is computed."""
+        return isinstance(self._work, PrefillDispatcher)
 
     def hello(self) -> Hello:
         """This side of a handshake."""
@@ -57,14 +65,23 @@ class Handler:
                     yield replace(generated, notes=journey.take()) if is_told else generated
 
     async def prefill(self, peer: str, spec: RequestSpec, target: Target) -> AsyncGenerator[Token | PrefillDone, None]:
-        """Prefill for a decode engine.  Raises RequestError on any other worker."""
-        if not isinstance(self._work, PrefillDispatcher):
+        """Prefill for a decode engine.  Raises RequestError on a router, and on a decode worker that would have to compute it."""
+        if self._worker.engineless is not None:
             raise RequestError(f"this is a {self._hello.role} worker: it prefills for no peer ({peer})")
+        if not self.asks_for_credit:
+            self._check_held(spec)
         with self._worker.journeys.of(spec.request_id, role=self._hello.role, decode_worker=peer):
-            async with aclosing(self._work.prefill(spec, target)) as replies:
+            async with aclosing(self._prefills.prefill(spec, target)) as replies:
                 async for reply in replies:
                     note_prefill(reply)
                     yield reply
+
+    def _check_held(self, spec: RequestSpec) -> None:
+        num_tokens = len(spec.prompt) + len(spec.output)
+        held = self._worker.engines.matched_blocks(self._worker.hashes(spec)) * self._worker.block_size
+        if not is_held(held, num_tokens):
+            message = f"this worker has the KV of {held} of {num_tokens} tokens: compute them elsewhere"
+            raise RequestError(message, status=503, code="kv_gone")
 
     def watch(self) -> AsyncGenerator[Report, None]:
         """Load and prefix cache, until closed."""

@@ -139,6 +139,8 @@ class Legs:
         )
         if course.has_begun:
             following = self._move(course, where, reason, error)
+            if isinstance(error, CalledOffError) and where is not None:
+                course.kv_holder = where.key
         else:
             may_be_here = not was_here and (where is None or route.may_run_here)
             full = self._full(course, where) if reason == "preempted" else frozenset()

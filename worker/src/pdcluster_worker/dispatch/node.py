@@ -113,7 +113,8 @@ class Node:
         if self._config.role == "prefill":
             return PrefillDispatcher(self.worker)
         directory = self._directory
-        decoding = DecodeDispatcher(self.worker, RemotePrefill(self.worker, self._broker), directory.prefills, directory.decodes)
+        remote = RemotePrefill(self.worker, self._broker)
+        decoding = DecodeDispatcher(self.worker, remote, directory.prefills, directory.decodes, directory.decode)
         self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
         return decoding
 

@@ -13,6 +13,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.engine.messages import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.peers.types import Generated
+from pdcluster_worker.routing.moving import reads_kv
 from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, takes_length
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.routing.qos.verdict import offloads_at_once
@@ -68,6 +69,11 @@ class Offloading:
         if is_kept and decide(policy, facts.when_idle, threshold).is_remote:
             self._worker.count_long_prompt(is_remote=False)
         return is_remote
+
+    def reads_kv(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes]) -> bool:
+        """Whether a request that moved here reads its KV from the worker that it left."""
+        num_tokens = len(spec.prompt) + len(spec.output)
+        return reads_kv(num_tokens - self._worker.engines.cached_tokens(place.engine, hashes, num_tokens))
 
     def threshold(self, uncached_tokens: int) -> int:
         """The length threshold for a prompt with so many uncached tokens."""
@@ -125,12 +131,12 @@ class Pace:
     """Of one request, as its tokens come: what `sloFeedback` and the guard of `rule` go by.
 
     side:            where its prompt was sent; its time is that side's, also where a prefill worker failed and the
-                     prompt was computed here.
+                     prompt was computed here.  None = its KV is read, and its time says nothing of either side.
     uncached_tokens: of its prompt, as far as is known.
     """
 
     def __init__(self, feedback: SloFeedback, costs: SideCosts, request_id: str, num_tokens: int, clock: Callable[[], float]) -> None:
-        self.side: Side = "local"
+        self.side: Side | None = "local"
         self.uncached_tokens = num_tokens
         self._feedback, self._costs, self._clock = feedback, costs, clock
         self._request_id, self._num_tokens = request_id, num_tokens
@@ -149,6 +155,8 @@ class Pace:
 
     def token(self, generated: Generated) -> None:
         """Take the next token."""
+        if self.side is None:
+            return
         self._count += 1
         token = generated.token
         if generated.prefill is not None:

@@ -47,11 +47,15 @@ Reply = Token | PrefillDone
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """A prefill worker that has room, our blocks, and how long both took."""
+    """A prefill worker that has room, our blocks, and how long both took.
+
+    has_credit: of that worker, to give back; False where a worker hands over KV.
+    """
 
     peer: Peer
     blocks: ReceiveReady
     waited_seconds: float
+    has_credit: bool = True
 
 
 class RemotePrefill:
@@ -75,6 +79,28 @@ class RemotePrefill:
             self._worker.count_long_prompt(is_remote=False)
             place.send(Submit(aged(spec, asyncio.get_running_loop().time() - start)))
             return
+        async with aclosing(self._prefilled(place, reserved, spec, forced=forced)) as tokens:
+            async for generated in tokens:
+                yield generated
+
+    async def read(self, place: Place, spec: RequestSpec, holder: Peer) -> AsyncGenerator[Generated, None]:
+        """The next token of a request that moved here, made by the worker that it left, which sends its KV.
+
+        No credit is asked for: that worker has the KV, and computes what fills no block.  Yields nothing when there are
+        no blocks for it now, and the engine here will compute its prompt.
+        """
+        async with checked(place.check, self._period):
+            blocks = await self._receive(place, spec)
+        if isinstance(blocks, ReceiveRefused):
+            place.send(Submit(spec))
+            return
+        note("reads_kv", peer=holder.key)
+        reserved = _Reserved(holder, blocks, waited_seconds=0.0, has_credit=False)
+        async with aclosing(self._prefilled(place, reserved, spec, forced=False)) as tokens:
+            async for generated in tokens:
+                yield generated
+
+    async def _prefilled(self, place: Place, reserved: _Reserved, spec: RequestSpec, *, forced: bool) -> AsyncGenerator[Generated, None]:
         first: Token | None = None
         done = False
         outcome = "cancelled"  # unless the code below gets further
@@ -103,11 +129,18 @@ class RemotePrefill:
                 raise RequestError(message, status=503, code="prefill_failed") from e
             place.send(ReceiveFailed(spec.request_id, reserved.blocks.epoch, first))
         finally:
-            self._worker.metrics.remote_prefill.labels(outcome).inc()
-            if outcome != "cancelled":
-                self._worker.count_long_prompt(is_remote=outcome == "ok")
-            if outcome != "ok":
-                reserved.peer.release(spec.request_id)  # in case the call never began
+            self._count(reserved, spec.request_id, outcome)
+
+    def _count(self, reserved: _Reserved, request_id: str, outcome: str) -> None:
+        metrics = self._worker.metrics
+        if not reserved.has_credit:
+            metrics.kv_handovers.labels(outcome).inc()
+            return
+        metrics.remote_prefill.labels(outcome).inc()
+        if outcome != "cancelled":
+            self._worker.count_long_prompt(is_remote=outcome == "ok")
+        if outcome != "ok":
+            reserved.peer.release(request_id)  # in case the call never began
 
     def _replies(self, place: Place, reserved: _Reserved, spec: RequestSpec) -> AsyncGenerator[Reply, None]:
         blocks = reserved.blocks
@@ -169,15 +202,15 @@ class RemotePrefill:
             self._worker.credit_queue.discard(spec.request_id)
             self._broker.ask()
 
-    async def _receive(self, place: Place, spec: RequestSpec, peer: Peer) -> ReceiveReady | ReceiveRefused:
-        """Ask the engine for blocks; unless it has them the credit goes back."""
+    async def _receive(self, place: Place, spec: RequestSpec, granting: Peer | None = None) -> ReceiveReady | ReceiveRefused:
+        """Ask the engine for blocks; unless it has them the credit goes back.  granting: the peer that gave one; None = none did"""
         answer = None
         try:
             place.send(Receive(spec))
             answer = await place.mailbox.get()
         finally:
-            if not isinstance(answer, ReceiveReady):
-                peer.release(spec.request_id)
+            if granting is not None and not isinstance(answer, ReceiveReady):
+                granting.release(spec.request_id)
         if not isinstance(answer, ReceiveReady | ReceiveRefused):
             raise RequestError(f"the engine answered {type(answer).__name__} to Receive", status=500)
         return answer

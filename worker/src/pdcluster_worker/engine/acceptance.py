@@ -18,8 +18,6 @@ def refusal(request: Request, settings: EngineSettings, num_more: int) -> str | 
         return f"{num_tokens} tokens leave no room for output within max_model_len={settings.max_model_len}: shorten the prompt"
     if request.num_output_tokens >= request.sampling.max_tokens:
         return f"max_tokens={request.sampling.max_tokens} are made already: nothing is left to generate"
-    if request.sampling.constraint is not None:
-        return "structured output is not served by this engine: leave out the field that asks for it"
     if request.target is not None and (reason := _target_refusal(num_tokens, request.target, settings)) is not None:
         return reason
     return too_large(num_tokens + num_more, settings)

@@ -18,9 +18,11 @@ from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.checking import IdleCheck, PoolWalk
+from pdcluster_worker.engine.compiling import Compiling
 from pdcluster_worker.engine.delayed_schedule import delayed_schedule
 from pdcluster_worker.engine.execution import Executor
 from pdcluster_worker.engine.flights import Flights
+from pdcluster_worker.engine.made_token import made_token
 from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestFailed, RequestSpec, Target, Token
 from pdcluster_worker.engine.ports import BlocksSent, Drafter, Fenced, ModelRunner, Run, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
@@ -62,6 +64,7 @@ class EngineCore:
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)
+        self._compiling = Compiling(runner.grammars, self._scheduler)
         self._flights = Flights(self._executor, runner.depth, settings.max_model_len, clock)
         self._leaving: set[Request] = set()  # ended, and a step under way writes their blocks
         self._delayer = delayer
@@ -69,7 +72,7 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
-        parts = Parts(self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer)
+        parts = Parts(self._scheduler, self._receiver, self._sender, self.pool, self._executor, delayer, self._compiling, runner.grammars)
         self._reporter = Reporter(parts, clock)
         self._speculation: Speculation | None = None
         if drafter is not None:
@@ -128,6 +131,10 @@ class EngineCore:
         for event in self._transport.poll():
             self._touch()
             self._on_transfer(event)
+        for request, error in self._compiling.settle():
+            self._touch()
+            if error is not None:
+                self._refuse(request, error)
         requests = [*self._scheduler.computing, *self._scheduler.ready]
         if self._flights and (self._scheduler.displaced is not None or not self._tables.has_room_for_next(requests)):
             self._land()  # for blocks may be taken from a request now, and the step under way writes them
@@ -171,7 +178,7 @@ class EngineCore:
     def _submit(self, spec: RequestSpec) -> None:
         request = self._accept(spec, num_more=0)
         if request is not None:
-            self._scheduler.add(request)
+            self._compiling.enter(request)
 
     def _receive(self, spec: RequestSpec) -> None:
         request = self._accept(spec, num_more=1)
@@ -182,6 +189,7 @@ class EngineCore:
         self._outbox.append(answer)
         if isinstance(answer, messages.ReceiveReady):
             self._reporter.counters.count_request(request)
+            self._compiling.add(request)
         else:
             del self._requests[request.request_id]
 
@@ -211,7 +219,7 @@ class EngineCore:
         # A request that ends at its first token, whatever that is, moves no KV.
         if not ends_by_length(request, self._settings.max_model_len, num_more=1):
             self._sender.begin(request, target)
-        self._scheduler.add(request)
+        self._compiling.enter(request)
 
     def _abort(self, request_id: str) -> None:
         request = self._requests.get(request_id)
@@ -258,14 +266,14 @@ class EngineCore:
             return
         arrival.request.tokens.append(arrival.done.first.token_id)
         arrival.request.status = Status.WAITING
-        self._scheduler.add_ready(arrival.request)
+        self._compiling.queue(arrival.request)
 
     def _prefill_here(self, request: Request, first: Token | None) -> None:
         """Go on without the peer's KV; the token that the client already has is kept and not said again."""
         if first is not None:
             request.tokens.append(first.token_id)
         request.status = Status.PREEMPTED
-        self._scheduler.add(request)
+        self._compiling.queue(request)
 
     # --- a step -------------------------------------------------------------------------------
 
@@ -324,25 +332,18 @@ class EngineCore:
     def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
         request.tokens.append(sample.token_id)
         finish = check_stop(request, self._settings.max_model_len)
-        queue_seconds, prefill_seconds = self._first_tokens.sample(request, now)
+        waits = self._first_tokens.sample(request, now)
         if finish is not None:
             self._end(request)
         elif request.target is not None:
             self._sender.write_rest(request.target, now)
             self._leave(request)
             request.status = Status.SENDING
-        return Token(
-            request_id=request.request_id,
-            token_id=sample.token_id,
-            logprob=sample.logprob,
-            top_logprobs=list(sample.top_logprobs),
-            finish_reason=None if finish is None else finish.reason,
-            stop_reason=None if finish is None else finish.stop_reason,
-            cached_tokens=request.num_cached_tokens,
-            queue_seconds=queue_seconds,
-            prefill_seconds=prefill_seconds,
-            prompt_logprobs=list(sample.prompt_logprobs),
-        )
+        return made_token(request, sample, finish, waits)
+
+    def _refuse(self, request: Request, error: RequestError) -> None:
+        self._outbox.append(RequestFailed(request.request_id, error.message, is_refusal=True, param=error.param))
+        self._end(request)
 
     def _write_full(self, request: Request, now: float) -> None:
         if request.target is not None and request.target.epoch in self._sender:
@@ -368,6 +369,7 @@ class EngineCore:
     def _leave(self, request: Request) -> None:
         """No more model steps for this request."""
         self._scheduler.remove(request)
+        self._compiling.remove(request)
         self._first_tokens.forget(request)
         if request.num_in_flight_tokens:
             self._leaving.add(request)

@@ -92,6 +92,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the policy.
     deadline_seconds: from now, until which it is to be complete; None = whenever.
+    kv_holder: pod of the worker that it has just left, which still has its KV; empty = none.
     """
 
     request_id: str
@@ -103,6 +104,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_slo_seconds: float | None = None
     tpot_slo_seconds: float | None = None
     deadline_seconds: float | None = None
+    kv_holder: str = ""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -295,11 +297,13 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True):
     """This request alone failed in the engine; all that it still holds is quarantined.
 
     is_refusal: it could never run here, by its own size or shape, and nothing was done for it.
+    param: the part of its sampling that is at fault, where that is one.
     """
 
     request_id: str
     message: str
     is_refusal: bool = False
+    param: str | None = None
 
 
 class Preempted(msgspec.Struct, frozen=True, tag=True):

@@ -5,6 +5,7 @@ Every call is made from the engine's one thread and returns without waiting for
 a peer; what happens later comes back through `Transport.poll`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
@@ -35,12 +36,13 @@ class Run(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...]
 
 
-RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids"]
+RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar"]
 """Why one row of a batch has no token.
 
 not_finite:        its logits are NaN or infinite.
 no_token_left:     its sampling excludes every token.
 unknown_token_ids: its sampling names tokens that the model has not.
+outside_grammar:   its output, as it came here, does not fit its constraint.
 """
 
 ROW_FAILURES: tuple[RowFailure, ...] = get_args(RowFailure)
@@ -89,8 +91,45 @@ class StepSeconds:
         )
 
 
+@dataclass(slots=True)
+class GrammarCounts:
+    """What was done for constraints.
+
+    requests: that have one, by its kind.  hits: those of them whose grammar was compiled, or being compiled, before.
+    compiles: (outcome, seconds) of each, outcome: compiled or failed.
+    """
+
+    requests: Counter[str] = field(default_factory=Counter)
+    hits: int = 0
+    compiles: list[tuple[str, float]] = field(default_factory=list)
+
+
+class Grammars(Protocol):
+    """Compiles what constrains answers, beside the engine."""
+
+    def begin(self, request: Request) -> None:
+        """Begin to compile the constraint of a new request, unless that was done before."""
+        ...
+
+    def open(self, request: Request) -> bool | RequestError:
+        """Whether tokens may be sampled for this request from now on, until `ModelRunner.forget`.
+
+        False: not yet; it never waits.  An error: the constraint cannot be compiled, and why.
+        """
+        ...
+
+    def take_counts(self) -> GrammarCounts:
+        """What was done since the last call."""
+        ...
+
+
 class ModelRunner(Protocol):
     """Runs steps of the model over the paged KV cache that it owns, in the order in which they are submitted."""
+
+    @property
+    def grammars(self) -> Grammars:
+        """Of the requests that have a constraint; a batch holds none of them that is not open."""
+        ...
 
     @property
     def depth(self) -> int:

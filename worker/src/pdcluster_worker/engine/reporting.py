@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_pool import BlockPool
+from pdcluster_worker.engine.compiling import Compiling
 from pdcluster_worker.engine.execution import Executor
 from pdcluster_worker.engine.messages import EngineOutput
+from pdcluster_worker.engine.ports import Grammars
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.scheduler.protocol import Scheduler
@@ -30,6 +32,8 @@ class Parts:
     pool: BlockPool
     executor: Executor
     delayer: PrefillDelayer | None
+    compiling: Compiling
+    grammars: Grammars
 
 
 class Reporter:
@@ -69,7 +73,7 @@ class Reporter:
         scheduler, receiver, sender, pool = self._parts.scheduler, self._parts.receiver, self._parts.sender, self._parts.pool
         return Gauges(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(scheduler.ready),
+            num_waiting=len(scheduler.waiting) + len(scheduler.ready) + len(self._parts.compiling),
             waiting_tokens=scheduler.num_waiting_tokens,
             num_receiving=receiver.num_receiving,
             blocks=pool.counts(),

@@ -17,7 +17,9 @@ class Finish:
 def check_stop(request: Request, max_model_len: int) -> Finish | None:
     """Whether the last token ends the request: end of sequence, then stop ids (neither before min_tokens), then length."""
     sampling, last = request.sampling, request.tokens[-1]
-    if not sampling.ignore_eos and last in sampling.eos_token_ids and request.num_output_tokens >= sampling.min_tokens:
+    is_heeded = not sampling.ignore_eos and request.num_output_tokens >= sampling.min_tokens
+    # Under a constraint it is sampled too early, or though ignored, only where nothing else can follow.
+    if last in sampling.eos_token_ids and (is_heeded or sampling.constraint is not None):
         return Finish("stop")
     if last in sampling.stop_token_ids and request.num_output_tokens >= sampling.min_tokens:
         return Finish("stop", stop_reason=last)

@@ -9,6 +9,7 @@ import gc
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
@@ -17,12 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdcluster_worker.config import EngineConfig, ModelConfig
-from pdcluster_worker.engine.batch import Batch, Scheduled, sample_places
+from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.engine.batch import Batch, SamplePlace, Scheduled, sample_places
 from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.grammar.book import GrammarBook
+from pdcluster_worker.grammar.masks import MaskMaker, Masks
 from pdcluster_worker.model.answers import Asked, Question, forget
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
@@ -41,6 +44,7 @@ from pdcluster_worker.model.pool_length import fit_length
 from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
 from pdcluster_worker.model.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
+from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.native_dtype import read_native_dtype
 
 logger = logging.getLogger(__name__)
@@ -54,6 +58,7 @@ class _Step:
 
     unknown: its rows whose tokens are those that the step before samples, and their requests.
     prompt_rows: its rows that give log probabilities of prompts.
+    places: after which tokens one is sampled.  masks: of these, where some are constrained.
     seconds: of making its inputs.  logits: of its forward pass, once that has begun.
     """
 
@@ -61,7 +66,9 @@ class _Step:
     plan: StepPlan
     unknown: list[tuple[int, Request]]
     prompt_rows: list[PromptRow]
+    places: list[SamplePlace]
     seconds: float
+    masks: "Future[Masks] | None" = None
     logits: "Future[tuple[Tensor, float]] | None" = None
 
 
@@ -94,6 +101,8 @@ class Runner:
             )
             for _ in range(self.depth)
         )
+        self.grammars = GrammarBook(info.vocab_size)
+        self._masks = MaskMaker(self.grammars, info.vocab_size)
         self._sampler = Sampler(info.vocab_size, forward.operations.choosing)
         self._prompts = PromptLogprobs(forward.operations.choosing.rank)
 
@@ -102,10 +111,11 @@ class Runner:
         started = time.monotonic()
         self._planners.rotate(1)
         plan = self._planners[0].plan(batch)
-        step = _Step(batch, plan, _unknown_rows(batch), prompt_rows(batch), time.monotonic() - started)
+        places = [place for item in batch.items if item.samples for place in sample_places(item)]
+        step = _Step(batch, plan, _unknown_rows(batch), prompt_rows(batch), places, time.monotonic() - started)
         self._steps.append(step)
         if len(self._steps) == 1:
-            self._begin(step)
+            self._begin(step, {})
 
     def wait(self) -> list[RowOutcome]:
         """Wait for the logits, choose tokens, and begin the step after; see `engine.ports.ModelRunner`.
@@ -128,10 +138,13 @@ class Runner:
             token_ids = following.plan.token_ids.numpy()
             for row, request in following.unknown:
                 token_ids[row] = chosen.get(request, 0)
-            self._begin(following)
+            self._begin(following, {request: chosen[request] for _, request in following.unknown if request in chosen})
         return outcomes
 
-    def _begin(self, step: _Step) -> None:
+    def _begin(self, step: _Step, chosen: Mapping[Request, int]) -> None:
+        """chosen: tokens of the step before, which their requests have not yet.  Masks are filled beside the forward pass."""
+        step.masks = self._masks.begin(step.places, chosen)
+
         def forward() -> tuple[Tensor, float]:
             started = time.monotonic()
             with torch.inference_mode():
@@ -148,8 +161,8 @@ class Runner:
         with torch.inference_mode():
             logits = logits.cpu()  # tokens are chosen in host memory
             computed = time.monotonic()
-            places = [place for item in step.batch.items if item.samples for place in sample_places(item)]
-            rows = iter(self._sampler.sample(logits, places) if places else ())
+            masks = None if step.masks is None else step.masks.result()
+            rows = iter(self._sampler.sample(logits, step.places, masks) if step.places else ())
         self.seconds = StepSeconds(step.seconds, seconds + computed - started, time.monotonic() - computed)
         # Of an item with drafts, one row more for each.
         outcomes = [verified(item.drafts, list(islice(rows, 1 + len(item.drafts)))) if item.samples else None for item in step.batch.items]
@@ -165,11 +178,14 @@ class Runner:
         for planner in self._planners:
             planner.forget(request_id)
         self._sampler.forget(request_id)
+        self.grammars.forget(request_id)
         self._prompts.forget(request_id)
 
     def close(self) -> None:
         """End the other ranks, where there are some, after the step under way."""
         self._beginning.close()
+        self._masks.close()
+        self.grammars.close()
         self.forward.close()
 
     def warm_up(self) -> None:
@@ -251,6 +267,7 @@ def _open(
         if not isinstance(e, MemoryError) and "memory" not in str(e):
             raise
         raise ModelError(f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}") from e
+    runner.grammars.folder = question.path
     del loaded  # and with it the weights that are packed now
     gc.collect()
     give_back_freed_memory()

@@ -1,6 +1,6 @@
 """Chooses one token a row of logits, the same one whatever else is in the batch.
 
-Order: penalties, bias and bans (`model.penalties`), temperature, min_p, top_k,
+Order: penalties, bias and bans (`model.penalties`), the masks of constraints, temperature, min_p, top_k,
 top_p, then a draw by inverse CDF from a counter-based number (`model.picking`).
 All rows are worked on together.  A row that has no token to choose fails alone.
 Log probabilities are those of the model, before any of this.
@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pdcluster_worker.engine.batch import SamplePlace
 from pdcluster_worker.engine.ports import Sample, failed_row
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.grammar.masks import Masks
 from pdcluster_worker.model.logprobs import Rank, Wanted, logprobs, rank_tokens
 from pdcluster_worker.model.penalties import PenaltyState
 from pdcluster_worker.model.picking import NOT_FINITE, PICKED, Picks, pick_tokens
@@ -36,6 +38,16 @@ class Choosing:
 PLAIN_TENSORS = Choosing()
 
 
+def masked(logits: Tensor, masks: Masks) -> Tensor:
+    """A copy of [R, V] logits, of whose masked rows only the allowed tokens are left; a row that is not finite stays as it is."""
+    rows = torch.from_numpy(masks.rows)
+    found = logits if len(rows) == len(logits) else logits[rows]
+    hidden = found.amax(1, keepdim=True)  # hands NaN and +inf on
+    kept = torch.from_numpy(masks.allowed) | ~(hidden < float("inf"))
+    left = torch.where(kept, found, float("-inf"))
+    return left if found is logits else logits.index_copy(0, rows, left)
+
+
 class Sampler:
     """Samples rows for requests; keeps token counts of those with penalties."""
 
@@ -44,7 +56,7 @@ class Sampler:
         self._penalties = PenaltyState(vocab_size)
         self._choosing = choosing
 
-    def sample(self, logits: Tensor, requests: Sequence[SamplePlace]) -> list[Sample | RequestError]:
+    def sample(self, logits: Tensor, requests: Sequence[SamplePlace], masks: Masks | None = None) -> list[Sample | RequestError]:
         """One outcome a row: a token, or why the request at this row has none.  A request with drafts has a row after each.
 
         logits: [len(requests), vocab_size] float32, contiguous; changed meanwhile, the same afterwards.
@@ -52,7 +64,11 @@ class Sampler:
         rows = plan_rows(requests, self._vocab_size)
         edits, errors = self._penalties.edits(requests)
         with edits.applied(logits) as bad_rows:
-            picks = self._choosing.pick(logits, rows)
+            if masks is None:
+                picks = self._choosing.pick(logits, rows)
+            else:
+                picks = self._choosing.pick(masked(logits, masks), rows)
+                errors |= masks.errors
         picks.status[bad_rows] = NOT_FINITE
         for row in np.flatnonzero(picks.status != PICKED).tolist():
             errors.setdefault(row, self._error(logits[row], requests[row], picks.status[row]))
@@ -69,7 +85,8 @@ class Sampler:
         if status == NOT_FINITE or bool(logits.amax() == float("-inf")):
             text = f"{name}: the model's logits are not finite after {request.num_tokens} tokens"
             return failed_row("not_finite", text)
-        text = f"{name}: no token is left to choose from: lower min_tokens"
+        fix = "lower min_tokens" if request.sampling.constraint is None else "its constraint allows none that its other settings do"
+        text = f"{name}: no token is left to choose from: {fix}"
         return failed_row("no_token_left", text)
 
     def _samples(

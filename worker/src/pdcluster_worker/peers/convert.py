@@ -109,7 +109,9 @@ def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, *others)
     message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
     if (constraint := sampling.constraint) is not None:
-        message.constraint.CopyFrom(pb.Constraint(kind=constraint.kind, text=constraint.text, after=constraint.after))
+        message.constraint.CopyFrom(
+            pb.Constraint(kind=constraint.kind, text=constraint.text, strict=constraint.strict, after=constraint.after)
+        )
     return message
 
 
@@ -143,7 +145,7 @@ def _constraint_from_proto(message: pb.Constraint) -> Constraint:
     num_characters = len(message.text)
     _require(num_characters <= MAX_CONSTRAINT_CHARACTERS, f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}")
     _require_natural("constraint.after", message.after)
-    return Constraint(kind, message.text, tuple(message.after))
+    return Constraint(kind, message.text, message.strict, tuple(message.after))
 
 
 def request_to_proto(spec: RequestSpec) -> pb.Request:
@@ -158,6 +160,7 @@ def request_to_proto(spec: RequestSpec) -> pb.Request:
         ttft_slo_seconds=spec.ttft_slo_seconds,
         tpot_slo_seconds=spec.tpot_slo_seconds,
         deadline_seconds=spec.deadline_seconds,
+        kv_holder=spec.kv_holder,
     )
 
 
@@ -180,6 +183,7 @@ def request_from_proto(message: pb.Request) -> RequestSpec:
         ttft_slo_seconds=_time("ttft_slo_seconds", message.ttft_slo_seconds) if message.HasField("ttft_slo_seconds") else None,
         tpot_slo_seconds=_time("tpot_slo_seconds", message.tpot_slo_seconds) if message.HasField("tpot_slo_seconds") else None,
         deadline_seconds=_time("deadline_seconds", message.deadline_seconds) if message.HasField("deadline_seconds") else None,
+        kv_holder=message.kv_holder,
     )
 
 

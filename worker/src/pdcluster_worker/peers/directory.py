@@ -48,6 +48,11 @@ class Directory:
         """Decode and mixed workers that take new work, this one not among them."""
         return self._ready(*_DECODING)
 
+    def decode(self, pod: str) -> Peer | None:
+        """A decode or mixed worker that is connected, also one that drains; None = it is not."""
+        peer = self._peers.get(pod)
+        return peer if peer is not None and peer.state == "ready" and peer.record.role in _DECODING else None
+
     def num_ingresses(self) -> int:
         """Workers that clients' requests come to, this one included: routers where there are any, else decode and mixed ones.
 

@@ -42,6 +42,11 @@ class WorkerHandler(Protocol):
         """Credits of this worker's engine."""
         ...
 
+    @property
+    def asks_for_credit(self) -> bool:
+        """Whether a prefill needs a credit of the ledger."""
+        ...
+
     def hello(self) -> Hello:
         """This side of a handshake."""
         ...
@@ -105,6 +110,9 @@ class WorkerService(WorkerServicer):
             target = _parsed(convert.target_from_proto, request.target)
             peer = request.worker_id or target.engine_id  # a worker of several engines has one name for credits
             self._check_pair(peer)
+            if not self._handler.asks_for_credit:
+                await self._prefill(peer, spec, target, context)
+                return
             if not self.desk.start(peer, spec.request_id):
                 raise RefusalError(f"request {spec.request_id} of engine {peer} has no credit here: ask for one first")
             try:

@@ -37,6 +37,31 @@ def is_short_of_blocks(policy: MovingPolicy, num_preemptions: int) -> bool:
     return policy.enabled and 0 < policy.after_preemptions <= num_preemptions
 
 
+MIN_READ_TOKENS = 64
+"""Fewer are computed in a step that runs anyway, in less time than a transfer takes to begin."""
+
+
+def reads_kv(uncached_tokens: int) -> bool:
+    """Whether a request that moves had better read the KV of so many tokens from the worker that it left.
+
+    >>> reads_kv(64), reads_kv(63)
+    (True, False)
+    """
+    return uncached_tokens >= MIN_READ_TOKENS
+
+
+def is_held(held_tokens: int, num_tokens: int) -> bool:
+    """Whether a worker that a request left has enough of its KV to hand it over: at least half.
+
+    What it lacks it computes, and it was left so that it need not.  The last tokens are lacking as
+    a rule: they fill no block, or no report has told of their block yet.
+
+    >>> is_held(48, 90), is_held(48, 97)
+    (True, False)
+    """
+    return 2 * held_tokens >= num_tokens
+
+
 def has_room(free_blocks: int, needed_blocks: int) -> bool:
     """Whether a worker takes a request that is short of blocks elsewhere: with as many left over.
 

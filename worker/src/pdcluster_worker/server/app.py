@@ -20,7 +20,7 @@ from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
-from pdcluster_worker.server import chat, completion, openai_errors
+from pdcluster_worker.server import chat, completion, error_shapes, openai_errors
 from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit, taken_by
@@ -32,6 +32,10 @@ from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
 from pdcluster_worker.server.limits import LimitsNow, limits_of
+from pdcluster_worker.server.messages.errors import PATH as MESSAGES
+from pdcluster_worker.server.messages.route import COUNT_PATH as COUNT_TOKENS
+from pdcluster_worker.server.messages.route import add_messages
+from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
     ChatReply,
@@ -44,11 +48,17 @@ from pdcluster_worker.server.replies import (
     Version,
 )
 from pdcluster_worker.server.request_context import RequestContextMiddleware, context_of
+from pdcluster_worker.server.responses.route import PATH as RESPONSES
+from pdcluster_worker.server.responses.route import add_responses
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+from pdcluster_worker.server.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.tokenizer import Tokenizer
+
+DEFAULT_PARSERS = ParserNames()
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503)}
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
 
@@ -63,6 +73,7 @@ def create_app(
     tenant_of: TenantOfKey = None,
     limits: LimitsNow | None = None,
     journeys: Journeys | None = None,
+    parsers: ParserNames = DEFAULT_PARSERS,
 ) -> FastAPI:
     """The application of a decode or mixed worker, or of a router.
 
@@ -70,10 +81,13 @@ def create_app(
     tenant_of:   see `authorization.Authorization`
     limits:      of clients; None = by the policy
     journeys:    where those of requests are kept; None = in new ones
+    parsers:     how the model writes calls and reasoning
     """
     doors = _Doors(tenant_of, limits, journeys or Journeys())
     app = _new_app(backend, metrics, policy, clock, doors)
-    serving = Serving(backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses))
+    serving = Serving(
+        backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses), model_parsers(parsers, tokenizer.chat_template)
+    )
 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await chat.complete(serving, body, context_of(request))
@@ -84,6 +98,9 @@ def create_app(
     # The first routes: those after them are not looked at for a generation.
     _add_generation(app, _CHAT, chat_completions, ChatReply)
     _add_generation(app, _COMPLETIONS, completions, CompletionReply)
+    add_tokenizing(app, serving)
+    add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
+    add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     _add_common(app, backend, metrics, doors)
     return app
 
@@ -109,7 +126,7 @@ def create_prefill_app(
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
 
-    for path in (_CHAT, _COMPLETIONS):
+    for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
     _add_common(app, worker, metrics, doors)
     return app
@@ -147,7 +164,7 @@ def _new_app(
     app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
     app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
     app.add_middleware(Farewell, draining=worker.draining)
-    openai_errors.install(app, metrics.request_rejected)
+    openai_errors.install(app, metrics.request_rejected, error_shapes.response)
     return app
 
 
@@ -208,7 +225,4 @@ def _state(response: Response, reason: str | None, shortfall: str | None) -> Sta
 
 def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Answers of a generation route, for the OpenAPI document."""
-    statuses = (400, 401, 404, 408, 413, 429, 500, 503)
-    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in statuses}
-    answers[200] = {"model": reply, "content": _STREAM}
-    return answers
+    return {**_ERRORS, 200: {"model": reply, "content": _STREAM}}

@@ -25,7 +25,7 @@ def added_by(delta: Delta) -> ChatDelta | None:
     text = delta.text
     reasoning = "".join([part.text for part in delta.parts if isinstance(part, ReasoningDelta)]) or None
     calls = _calls(delta.parts)
-    if not (text or reasoning or calls or delta.is_first or delta.scored or delta.finish_reason):
+    if not (text or reasoning or calls or delta.is_first or delta.scored or delta.finish_reason or delta.made):
         return None
     is_bare = delta.is_first and not (reasoning or calls)
     return ChatDelta(

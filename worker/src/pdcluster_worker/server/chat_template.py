@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.server.conversation import TemplateInput
+from pdcluster_worker.server.default_templates import TEMPLATES
 
+_JSON_OPTIONS = frozenset({"separators", "sort_keys"})
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -33,31 +36,60 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """One compiled template and the special tokens that it may name."""
+    """A model's compiled template, another one for conversations with tools where there is one, and the special tokens they may name."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as e:
-            raise ModelError(f"chat template, line {e.lineno}: {e.message}") from e
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
+        self.source = source
+        self.tool_source = source if tool_source is None else tool_source
+        self._template = _compiled(source)
+        self._with_tools = self._template if tool_source is None else _compiled(tool_source)
+        self.takes_tools = "tools" in meta.find_undeclared_variables(_environment().parse(self.tool_source))
         self._special_tokens = special_tokens
 
     @classmethod
-    def load(cls, folder: Path, tokenizer_config: dict[str, Any]) -> "ChatTemplate | None":
-        """From chat_template.jinja, else from tokenizer_config.json; None when the folder has none."""
-        path = folder / "chat_template.jinja"
-        source = path.read_text(encoding="utf-8") if path.is_file() else _named_default(tokenizer_config.get("chat_template"))
-        if source is None:
-            return None
-        tokens = {name: _content(tokenizer_config[name]) for name in _SPECIAL_TOKENS if tokenizer_config.get(name)}
-        return cls(source, tokens)
+    def load(cls, folder: Path, tokenizer_config: dict[str, Any], given: str | None = None) -> "ChatTemplate | None":
+        """The template of a model's folder: chat_template.jinja, else of tokenizer_config.json; None when there is none.
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+        given: Jinja text that takes its place, or the name of one of ours, for conversations with tools.
+        """
+        tokens = {name: _content(tokenizer_config[name]) for name in _SPECIAL_TOKENS if tokenizer_config.get(name)}
+        if given is not None and given not in TEMPLATES:
+            return cls(given, tokens)
+        path, inline = folder / "chat_template.jinja", tokenizer_config.get("chat_template")
+        source = path.read_text(encoding="utf-8") if path.is_file() else _named(inline, "default")
+        tool_source = TEMPLATES[given] if given is not None else _named(inline, "tool_use") if isinstance(inline, list) else None
+        source = tool_source if source is None else source
+        return None if source is None else cls(source, tokens, tool_source)
+
+    def render(self, given: TemplateInput) -> str:
         """Prompt text up to where the assistant answers.  Raises RequestError when the template refuses the messages."""
+        template = self._with_tools if given.has_tools else self._template
+        names = {**self._special_tokens, **given.kwargs}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens)
-        except (jinja2.TemplateError, TypeError) as e:
+            text = template.render(
+                **{**names, "messages": given.messages, "tools": given.tools, "documents": None, "add_generation_prompt": given.opens}
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as e:
             raise RequestError(f"the model's chat template refuses these messages: {e}", param="messages") from e
+        return _cut_after(text, given.messages[-1]["content"]) if given.continues else text
+
+
+def _cut_after(text: str, last: str) -> str:
+    """The text to the end of the last message: what the template puts after it is cut off."""
+    start = text.rfind(last.strip())
+    if start < 0:
+        name = "continue_final_message"
+        raise RequestError(f"{name}: the model's chat template changes the last message: send it without", param=name)
+    end = start + len(last.strip())
+    trailing = last[len(last.rstrip()) :]
+    return text[:end] + (trailing if text.startswith(trailing, end) else "")
+
+
+def _compiled(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as e:
+        raise ModelError(f"chat template, line {e.lineno}: {e.message}") from e
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -68,18 +100,18 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{name: options[name] for name in _JSON_OPTIONS & options.keys()})
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _named_default(templates: Any) -> str | None:
+def _named(templates: Any, name: str) -> str | None:
     """tokenizer_config.json has one template, or a list of named ones."""
     if isinstance(templates, list):
-        return next((item["template"] for item in templates if item.get("name") == "default"), None)
+        return next((item["template"] for item in templates if item.get("name") == name), None)
     return templates if isinstance(templates, str) else None
 
 

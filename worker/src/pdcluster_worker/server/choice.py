@@ -22,6 +22,7 @@ class TextRules:
     include_stop: keep the stop string, or the token that ended the choice, in the text.
     skip_special: control tokens give no text.
     ends_by_calls: a choice with tool calls ends by "tool_calls"; OpenAI has "stop" where the request named the tool.
+    shows_tokens: the answer names tokens, or says more of the prompt: deltas carry them.
     """
 
     stop: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class TextRules:
     skip_special: bool = True
     min_tokens: int = 0
     ends_by_calls: bool = True
+    shows_tokens: bool = False
 
 
 def served(deltas: list[Delta]) -> Served | None:
@@ -72,7 +74,8 @@ class Choice:
         self._has_calls = self._has_calls or any(isinstance(part, ToolCallEnd) for part in parts)
         if is_last:
             self.finish_reason = self._reason(token, stopped)
-        return Delta(self.index, parts, scored, is_first, self.finish_reason)
+        made = (token,) if self._rules.shows_tokens else ()
+        return Delta(self.index, parts, scored, is_first, self.finish_reason, made=made, stop_string=self._stops.found)
 
     def _reason(self, token: Token, stopped: bool) -> AnswerReason:
         if token.finish_reason == "length" and not stopped:

@@ -7,7 +7,8 @@ an idle engine sends nothing.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise, zip_longest
 
 from prometheus_client import Counter
 
@@ -46,6 +47,7 @@ class EngineMetrics:
                 if num_tokens:
                     self._metrics.engine_step_tokens.labels(kind).observe(num_tokens)
         self._count_delays(stats)
+        self._count_drafts(stats, last)
         self._last[rank] = stats
         self._busy.setdefault(rank, BusyTime(self._clock)).add(stats.busy_seconds)
         self._set_gauges()
@@ -70,6 +72,19 @@ class EngineMetrics:
         for passes, seconds in stats.delay_waits:
             metrics.prefill_delayer_wait_passes.observe(passes)
             metrics.prefill_delayer_wait_seconds.observe(seconds)
+
+    def _count_drafts(self, stats: EngineStats, last: EngineStats | None) -> None:
+        drafted = _differences(stats.drafted, last.drafted if last else [])
+        accepted = _differences(stats.accepted, last.accepted if last else [])
+        metrics = self._metrics
+        for counter, counts in ((metrics.spec_decode_draft_tokens, drafted), (metrics.spec_decode_accepted_tokens, accepted)):
+            for position, count in enumerate(counts):
+                counter.labels(str(position)).inc(count)
+        # A draft is right only where those before it are: so many requests had each number of right ones, and a token more.
+        at_least = [*drafted[:1], *accepted, 0]
+        for num_accepted, (count, more) in enumerate(pairwise(at_least)):
+            for _ in range(count - more):
+                metrics.spec_decode_emitted_tokens.observe(num_accepted + 1)
 
     def _set_gauges(self) -> None:
         metrics, all_stats = self._metrics, list(self._last.values())
@@ -107,6 +122,11 @@ class BusyTime:
         edge = self._clock() - WINDOW_SECONDS
         while len(self._busy) > 1 and self._busy[1][0] <= edge:
             self._busy.popleft()
+
+
+def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
+    """What was added at each place; `before` may have fewer of them."""
+    return [count - past for count, past in zip_longest(now, before, fillvalue=0)]
 
 
 def _counters(metrics: Metrics, stats: EngineStats, last: EngineStats | None) -> list[tuple[Counter, float, float]]:

@@ -105,6 +105,8 @@ class Delta(msgspec.Struct, frozen=True):
     is_first:      whether it is the choice's first.
     finish_reason: set on the last one.
     degraded:      what the choice lost under load, on its first.
+    stop_string:   that ended the choice, on its last one.
+    made:          the token itself, where the answer says more of tokens than text and log probabilities.
     """
 
     index: int
@@ -113,6 +115,8 @@ class Delta(msgspec.Struct, frozen=True):
     is_first: bool = False
     finish_reason: AnswerReason | None = None
     degraded: tuple[str, ...] = ()
+    made: tuple[Token, ...] = ()
+    stop_string: str | None = None
 
     @property
     def text(self) -> str:
@@ -122,7 +126,7 @@ class Delta(msgspec.Struct, frozen=True):
     @property
     def plain_text(self) -> str:
         """The text of a delta that is text and nothing else; "" of any other."""
-        if len(self.parts) != 1 or self.is_first or self.scored or self.finish_reason:
+        if len(self.parts) != 1 or self.is_first or self.scored or self.finish_reason or self.made:
             return ""
         part = self.parts[0]
         return part.text if isinstance(part, TextDelta) else ""

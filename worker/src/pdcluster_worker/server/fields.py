@@ -20,7 +20,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
-MAX_N = 16
+MAX_N = 128
 MAX_SALT_CHARACTERS = 256
 MAX_SESSION_CHARACTERS = 256
 MAX_PRIORITY = 1000
@@ -32,7 +32,8 @@ MAX_SLO_MILLISECONDS = 3_600_000
 Prompt = str | list[int]
 
 
-def _fail(message: str) -> PydanticCustomError:
+def no_value(message: str) -> PydanticCustomError:
+    """What a validator raises for a value that is not accepted."""
     # The message is data, not a template: braces in it must not be filled in.
     return PydanticCustomError("invalid_value", "{message}", {"message": message})
 
@@ -41,7 +42,7 @@ def _check_unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as e:
-        raise _fail(f"character {e.start} is half of a surrogate pair, which is not text") from e
+        raise no_value(f"character {e.start} is half of a surrogate pair, which is not text") from e
     return text
 
 
@@ -64,7 +65,7 @@ StopList = Annotated[
 
 def _check_size(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
-        raise _fail(f"has {len(value)} entries: at most {MAX_LOGIT_BIAS} are accepted")
+        raise no_value(f"has {len(value)} entries: at most {MAX_LOGIT_BIAS} are accepted")
     return value
 
 
@@ -78,7 +79,7 @@ def _priority(value: Any) -> int:
         return value
     if isinstance(value, str) and value in PRIORITIES:
         return PRIORITIES[value]
-    raise _fail(f"must be {', '.join(PRIORITIES)} or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    raise no_value(f"must be {', '.join(PRIORITIES)} or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
 Priority = Annotated[int, PlainValidator(_priority, json_schema_input_type=int | Tier)]
@@ -95,10 +96,10 @@ def _prompt(value: Any, path: str) -> Prompt:
         try:
             return _check_unicode(value)
         except PydanticCustomError as e:
-            raise _fail(f"{path}{e.message()}") from e
+            raise no_value(f"{path}{e.message()}") from e
     if isinstance(value, list) and _is_token_ids(value):
         return list(value)
-    raise _fail(f"{path}must be a string that is not empty, or a list of token ids that is not empty")
+    raise no_value(f"{path}must be a string that is not empty, or a list of token ids that is not empty")
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -106,14 +107,14 @@ def _prompts(value: Any) -> list[Prompt]:
     if not isinstance(value, list) or not value or _is_token_ids(value):
         return [_prompt(value, "")]
     if len(value) > MAX_PROMPTS:
-        raise _fail(f"has {len(value)} prompts: at most {MAX_PROMPTS} are accepted in one request")
+        raise no_value(f"has {len(value)} prompts: at most {MAX_PROMPTS} are accepted in one request")
     return [_prompt(item, f"item {index} ") for index, item in enumerate(value)]
 
 
 PromptList = Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])]
 
 
-def _join_parts(value: Any) -> Any:
+def join_parts(value: Any) -> Any:
     """A message's content: one string, or text parts, which are joined by line breaks."""
     if not isinstance(value, list):
         return value
@@ -123,13 +124,10 @@ def _join_parts(value: Any) -> Any:
 def _part_text(part: Any, index: int) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
-        raise _fail(f"part {index} has type {kind[:40]!r}: this model takes text parts only")
+        raise no_value(f"part {index} has type {kind[:40]!r}: this model takes text parts only")
     if kind is None or not isinstance(part.get("text"), str):
-        raise _fail(f'part {index} must be {{"type": "text", "text": a string}}')
+        raise no_value(f'part {index} must be {{"type": "text", "text": a string}}')
     return str(part["text"])
-
-
-Content = Annotated[Text, BeforeValidator(_join_parts, json_schema_input_type=str | list[dict[str, str]])]
 
 
 class Only:
@@ -153,7 +151,7 @@ class Only:
         # Types are compared too, for True == 1.
         if any(type(value) is type(allowed) and value == allowed for allowed in self._allowed):
             return value
-        raise _fail(f"is not supported here: {self.advice}")
+        raise no_value(f"is not supported here: {self.advice}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Validate by `_check` alone."""

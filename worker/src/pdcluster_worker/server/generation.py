@@ -26,9 +26,11 @@ from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS
 from pdcluster_worker.server.backend import Backend
 from pdcluster_worker.server.choice import Choice, TextRules
 from pdcluster_worker.server.events import Delta, NewParser, PlainText
+from pdcluster_worker.server.model_parsers import NO_PARSERS, ModelParsers
 from pdcluster_worker.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from pdcluster_worker.server.request_metrics import ChoiceTimer
 from pdcluster_worker.server.sampling import ModelLimits
+from pdcluster_worker.server.structured import with_field
 from pdcluster_worker.server.tokenizer import Tokenizer
 
 
@@ -42,6 +44,7 @@ class Serving:
     policy: Callable[[], PolicyConfig]
     clock: Callable[[], float]
     tenants: Tenants
+    parsers: ModelParsers = NO_PARSERS
 
     @property
     def limits(self) -> ModelLimits:
@@ -57,6 +60,7 @@ class Plan:
     specs:  for each prompt its n choices.
     tenant: whose API key it came with, "" where no key is asked for.
     hints:  what the request says of its route.
+    constraint_param: the field that constrains the answer.
     new_parser: makes what splits a choice's text into parts.
     """
 
@@ -67,6 +71,7 @@ class Plan:
     arrival_seconds: float
     tenant: str = ""
     new_parser: NewParser = PlainText
+    constraint_param: str | None = None
 
 
 class Generation:
@@ -96,8 +101,11 @@ class Generation:
         """One for each token, until every choice has ended.  Raises RequestError as the backend does, 429 beyond the tenant's limits."""
         with self._allowed():
             async with aclosing(self._deltas()) as deltas:
-                async for delta in deltas:
-                    yield delta
+                try:
+                    async for delta in deltas:
+                        yield delta
+                except RequestError as e:
+                    raise with_field(e, self._plan.constraint_param) from e
 
     @contextmanager
     def _allowed(self) -> Iterator[None]:

@@ -10,19 +10,16 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastapi import Response
-from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import openai_errors, sse
+from pdcluster_worker.server import sse
 from pdcluster_worker.server.events import Delta
 from pdcluster_worker.server.generation import Generation
 from pdcluster_worker.server.replies import Usage
-from pdcluster_worker.server.sse import Events
 
 logger = logging.getLogger(__name__)
 
@@ -30,43 +27,47 @@ PREFILL_HEADER = "x-pdcluster-prefill"
 DEGRADED_HEADER = "x-pdcluster-degraded"
 
 
-class Shape(Protocol):
-    """The JSON of one API."""
+class Writer(Protocol):
+    """The bytes of one API's answer to one request."""
 
-    def chunk(self, delta: Delta) -> BaseModel | None:
-        """One event of a stream; None when the delta shows nothing."""
+    def begin(self, usage: Usage) -> bytes:
+        """What comes before the first delta's event; usage: of the prompt, known with its first token."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> BaseModel:
-        """The event before [DONE] with include_usage."""
+    def of(self, delta: Delta) -> bytes | None:
+        """The events of one delta; None when it shows nothing."""
         ...
 
-    def reply(self, choices: list[list[Delta]], usage: Usage) -> BaseModel:
-        """The whole answer; `choices` are in the order of their indices."""
+    def end(self, usage: Usage) -> bytes:
+        """The last events of a good end."""
         ...
 
+    def failed(self, error: RequestError) -> bytes:
+        """The event of a failure after the first one."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How the client wants the answer."""
+    def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:
+        """The whole answer as JSON; `choices` are in the order of their indices."""
+        ...
 
-    shape: Shape
-    stream: bool
-    include_usage: bool
+    def refused(self, error: RequestError) -> Response:
+        """The answer in place of the whole one."""
+        ...
 
 
 class GenerationResponse(Response):
     """Runs the generation while it answers."""
 
-    def __init__(self, generation: Generation, form: Form, request_id: str) -> None:
+    def __init__(self, generation: Generation, writer: Writer, request_id: str, *, stream: bool) -> None:
         super().__init__()
         self._generation = generation
-        self._form = form
+        self._writer = writer
+        self._streams = stream
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or stop when the client leaves."""
-        answer = self._stream(send) if self._form.stream else self._whole(scope, receive, send)
+        answer = self._stream(send) if self._streams else self._whole(scope, receive, send)
         if not await _unless_disconnected(receive, answer):
             logger.info("client gone request=%s", self._request_id)
 
@@ -79,29 +80,26 @@ class GenerationResponse(Response):
                 async for delta in deltas:
                     choices[delta.index].append(delta)
             except RequestError as e:
-                await openai_errors.response(e)(scope, receive, send)
+                await self._writer.refused(e)(scope, receive, send)
                 return
-        body = self._form.shape.reply(choices, self._generation.usage()).model_dump_json()
+        body = self._writer.whole(choices, self._generation.usage())
         await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        events = Events(self._form.shape.chunk)
+        writer = self._writer
         async with aclosing(self._generation.deltas()) as deltas:
             first = await anext(deltas)
             headers = Response(headers={**self._answer_headers(sse.MEDIA_TYPE), "cache-control": "no-cache"}).raw_headers
             await send({"type": "http.response.start", "status": 200, "headers": [h for h in headers if h[0] != b"content-length"]})
             try:
-                await _send(send, events.of(first))
+                await _send(send, writer.begin(self._generation.usage()))
+                await _send(send, writer.of(first))
                 async for delta in deltas:
-                    await _send(send, events.of(delta))
-                end = self._end()
+                    await _send(send, writer.of(delta))
+                end = writer.end(self._generation.usage())
             except Exception as e:
-                end = sse.event(openai_errors.reply(self._shown(e)))
-        await send({"type": "http.response.body", "body": end, "more_body": False})
-
-    def _end(self) -> bytes:
-        usage = sse.event(self._form.shape.usage_chunk(self._generation.usage())) if self._form.include_usage else b""
-        return usage + sse.DONE
+                end = writer.failed(self._shown(e))
+        await send({"type": "http.response.body", "body": end or b"", "more_body": False})
 
     def _shown(self, error: Exception) -> RequestError:
         if isinstance(error, RequestError):
@@ -117,7 +115,7 @@ class GenerationResponse(Response):
 
 
 async def _send(send: Send, body: bytes | None) -> None:
-    if body is not None:
+    if body:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
 

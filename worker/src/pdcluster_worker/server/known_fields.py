@@ -64,6 +64,7 @@ class KnownFields(BaseModel):
     prompt_cache_options: Annotated[Any, Ignored(_ONE_CACHE)] = None
     request_id: Annotated[Any, Ignored(_LABEL)] = None
     rid: Annotated[Any, Ignored(_LABEL)] = None
+    guided_decoding_backend: Annotated[Any, Ignored("one library follows all grammars")] = None
     spaces_between_special_tokens: Annotated[Any, Ignored("text is what the tokenizer makes of it")] = None
 
     use_beam_search: Annotated[Any, Only(None, False, fix="ask for n choices")] = None
@@ -82,14 +83,14 @@ class KnownFields(BaseModel):
     session_params: Annotated[Any, Only(None, {}, fix="use pdcluster.session")] = None
     extra_key: Annotated[Any, Only(None, fix="use cache_salt")] = None
     lora_path: Annotated[Any, Only(None, [], fix=_LORA)] = None
-    regex: Annotated[Any, Only(None)] = None
-    ebnf: Annotated[Any, Only(None)] = None
-    json_schema: Annotated[Any, Only(None)] = None
+    regex: Annotated[Any, Only(None, fix="use structured_outputs.regex")] = None
+    ebnf: Annotated[Any, Only(None, fix="use structured_outputs.grammar")] = None
+    json_schema: Annotated[Any, Only(None, fix="use response_format")] = None
+    guided_whitespace_pattern: Annotated[Any, Only(None, fix="say it in a grammar")] = None
     stop_regex: Annotated[Any, Only(None, [], fix="use stop, of plain strings")] = None
     no_stop_trim: Annotated[Any, Only(None, False, fix="use include_stop_str_in_output")] = None
     return_hidden_states: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
     return_routed_experts: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
-    return_tokens_as_token_ids: Annotated[Any, Only(None, False)] = None
     mm_processor_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
     media_io_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
     extra_body: Annotated[
@@ -104,5 +105,7 @@ class KnownChatFields(KnownFields):
     verbosity: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
     modalities: Annotated[Any, Only(None, ["text"], fix=_TEXT_ANSWERS)] = None
     audio: Annotated[Any, Only(None, fix=_TEXT_ANSWERS)] = None
-    prediction: Annotated[Any, Only(None)] = None
+    prediction: Annotated[Any, Only(None, fix="drafts are the engine's own (engine.speculation)")] = None
+    separate_reasoning: Annotated[Any, Only(None, True, fix="model.reasoningParser: none keeps it in the text")] = None
+    stream_reasoning: Annotated[Any, Only(None, True, fix="include_reasoning: false leaves it out")] = None
     web_search_options: Annotated[Any, Only(None, fix="search, and put what is found into a message")] = None

@@ -10,13 +10,15 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 from pdcluster_worker.server.cache_salt import cache_salt
+from pdcluster_worker.server.chat_answer import PLAIN, AnswerRules
 from pdcluster_worker.server.choice import TextRules
 from pdcluster_worker.server.generation import Generation, Plan, Serving
-from pdcluster_worker.server.generation_response import Form, GenerationResponse, Shape
+from pdcluster_worker.server.generation_response import GenerationResponse, Writer
 from pdcluster_worker.server.request_context import RequestContext
 from pdcluster_worker.server.route_fields import check_route, hints_of
 from pdcluster_worker.server.sampling import Wanted, specs_for
 from pdcluster_worker.server.schemas import Extension, Generate
+from pdcluster_worker.server.structured import constraint_param
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +91,11 @@ def respond(
     request: Generate,
     wanted: Wanted,
     prompts: list[list[int]],
-    shape: Shape,
+    writer: Writer,
     *,
     response_id: str,
     context: RequestContext,
+    rules: AnswerRules = PLAIN,
 ) -> GenerationResponse:
     """The answer to a checked request, which runs when it is sent.  Raises RequestError for limits of the model."""
     policy = serving.policy()
@@ -110,14 +113,16 @@ def respond(
         num_tokens,
         request.n or 1,
     )
-    rules = TextRules(
-        stop=tuple(request.stop or ()),
+    text_rules = TextRules(
+        stop=tuple(request.stop or ()) if rules.keeps_stops else (),
         include_stop=bool(request.include_stop_str_in_output),
         skip_special=request.skip_special_tokens is not False,
         min_tokens=request.min_tokens or 0,
+        shows_tokens=bool(request.return_token_ids) or wanted.prompt_logprobs is not None,
+        ends_by_calls=rules.ends_by_calls,
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    generation = Generation(serving, Plan(specs, extension.prefill, hints, rules, context.arrival_seconds, context.tenant))
-    include_usage = bool(request.stream_options and request.stream_options.include_usage)
-    return GenerationResponse(generation, Form(shape, bool(request.stream), include_usage), context.request_id)
+    arrival, tenant, param = context.arrival_seconds, context.tenant, constraint_param(request)
+    plan = Plan(specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param)
+    return GenerationResponse(Generation(serving, plan), writer, context.request_id, stream=bool(request.stream))

@@ -75,12 +75,30 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Parallel lists; text_offset counts characters from the start of the choice's text."""
+    """Parallel lists; text_offset counts characters from the start of the choice's text.
+
+    Of an echo, the prompt's first token has no log probability.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptTokenLogprob(BaseModel):
+    """One token at a position of a prompt.  rank: 1 = the most likely one."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=_is_none)]
+"""By token id; null at the first position; left out where they were not asked for."""
+
+ShownTokenIds = Annotated[list[int] | None, Field(exclude_if=_is_none)]
+"""Left out where they were not asked for."""
 
 
 class CalledFunction(BaseModel):
@@ -119,6 +137,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: AnswerReason
+    token_ids: ShownTokenIds = None
 
 
 class Served(BaseModel):
@@ -141,6 +160,8 @@ class ChatReply(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     pdcluster: ServedPart = None
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: ShownTokenIds = None
 
 
 class FunctionDelta(BaseModel):
@@ -176,6 +197,7 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: AnswerReason | None
+    token_ids: ShownTokenIds = None
 
 
 class ChatChunk(BaseModel):
@@ -187,6 +209,7 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     pdcluster: ServedPart = None
+    prompt_token_ids: ShownTokenIds = None
 
 
 class ChatUsageChunk(ChatChunk):
@@ -202,6 +225,9 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: AnswerReason
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: ShownTokenIds = None
+    token_ids: ShownTokenIds = None
 
 
 class CompletionReply(BaseModel):
@@ -223,6 +249,8 @@ class CompletionChunkChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: AnswerReason | None
+    prompt_token_ids: ShownTokenIds = None
+    token_ids: ShownTokenIds = None
 
 
 class CompletionChunk(BaseModel):

@@ -23,7 +23,8 @@ from pdcluster_worker.dispatch.journey import Journey, note
 from pdcluster_worker.dispatch.journeys import Journeys, route_of
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers import trace_context
-from pdcluster_worker.server import openai_errors
+from pdcluster_worker.server import error_shapes
+from pdcluster_worker.server.messages.errors import is_messages
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,11 @@ def _read(scope: Scope) -> dict[bytes, str]:
     return {name: value.decode("latin-1") for name, value in reversed(scope["headers"]) if name in _HEADERS}
 
 
+def may_generate(path: str) -> bool:
+    """Whether a POST to it may make tokens."""
+    return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
+
+
 def note_key(scope: Scope, key: str, tenant: str) -> None:
     """Add the digest of an accepted API key, and whose it is, to the request's context."""
     digest = sha256(key.encode(errors="surrogateescape")).digest()
@@ -89,7 +95,7 @@ class RequestContextMiddleware:
         headers = _read(scope)
         label = headers.get(_LABEL, "")[:_LABEL_CHARACTERS]
         context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
-        if scope["method"] != "POST":
+        if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)
             return
         trace_context.enter(headers.get(_PARENT, ""), headers.get(_STATE, ""))
@@ -104,7 +110,10 @@ class RequestContextMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = context.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = context.request_id
+                if is_messages(scope["path"]):
+                    headers["request-id"] = context.request_id
             await send(message)
 
         try:
@@ -116,7 +125,7 @@ class RequestContextMiddleware:
             error = RequestError(
                 f"internal error: see the worker's log for request {context.request_id}", status=500, code="internal_error"
             )
-            await openai_errors.response(error)(scope, receive, send_with_id)
+            await error_shapes.response(error, scope)(scope, receive, send_with_id)
 
 
 def _noting(send: Send, journey: Journey, *, shows: bool) -> Send:

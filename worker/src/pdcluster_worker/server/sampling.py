@@ -35,7 +35,7 @@ class Wanted:
 
     max_tokens:         None when the client gave none.
     default_max_tokens: used then, cut to what the context leaves; None = all that it leaves.
-    logprobs:           as in `Sampling`.
+    logprobs, prompt_logprobs: as in `Sampling`.
     constraint:         of the answer, see `server.structured`.
     """
 
@@ -44,6 +44,7 @@ class Wanted:
     default_max_tokens: int | None
     prompt_param: str
     logprobs: int | None
+    prompt_logprobs: int | None = None
     constraint: Constraint | None = None
 
 
@@ -70,7 +71,15 @@ def specs_for(
                 RequestSpec(
                     request_id=f"{response_id}-{i}",
                     prompt=prompt,
-                    sampling=_sampling(request, wanted, max_tokens, seed + i, limits),
+                    sampling=_sampling(
+                        request,
+                        wanted,
+                        max_tokens,
+                        seed + i,
+                        limits,
+                        # The prompt's other choices find it in the cache.
+                        prompt_logprobs=wanted.prompt_logprobs if i == choices[0] else None,
+                    ),
                     priority=priority,
                     cache_salt=cache_salt,
                     ttft_slo_seconds=_seconds(asked.ttft_slo_ms),
@@ -114,7 +123,9 @@ def _too_long(limits: ModelLimits, says: str, fix: str, param: str) -> RequestEr
     return RequestError(message, param=param, code="context_length_exceeded")
 
 
-def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, limits: ModelLimits) -> Sampling:
+def _sampling(
+    request: Generate, wanted: Wanted, max_tokens: int, seed: int, limits: ModelLimits, *, prompt_logprobs: int | None
+) -> Sampling:
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise RequestError(f"min_tokens: {min_tokens} is more than the {max_tokens} tokens that may be generated", param="min_tokens")
@@ -130,6 +141,7 @@ def _sampling(request: Generate, wanted: Wanted, max_tokens: int, seed: int, lim
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         logit_bias=_logit_bias(request, limits),
         logprobs=wanted.logprobs,
+        prompt_logprobs=prompt_logprobs,
         min_tokens=min_tokens,
         stop_token_ids=_in_vocabulary("stop_token_ids", request.stop_token_ids or [], limits),
         eos_token_ids=limits.eos_token_ids,
@@ -170,3 +182,6 @@ def _in_vocabulary(param: str, token_ids: list[int], limits: ModelLimits) -> lis
 def _check_relations(request: Generate) -> None:
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options: is allowed only with stream=true: leave it out", param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        message = "prompt_logprobs: is not available with stream=true: leave either out, or use echo with logprobs"
+        raise RequestError(message, param="prompt_logprobs")

@@ -6,16 +6,15 @@ we know and do not serve is refused by name (`Only`) or, as a hint, passed over
 the model are checked in `sampling`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdcluster_worker.peers.types import PrefillMode
+from pdcluster_worker.server.chat_fields import Conversation
 from pdcluster_worker.server.fields import (
-    MAX_MESSAGES,
     MAX_N,
     CacheSalt,
-    Content,
     DeadlineMilliseconds,
     LogitBias,
     Only,
@@ -35,19 +34,22 @@ _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 
 PositiveInt = Annotated[int, Field(ge=1, le=_INT32)]
+Logprobs = Annotated[int, Field(ge=0, le=20)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What every request schema is: strict, and silent about fields that it does not know."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """include_usage: one more chunk before [DONE], with the usage of the whole request."""
 
     include_usage: bool | None = None
 
 
-class Extension(_Body):
+class Extension(Body):
     """Our own field, `pdcluster`.
 
     prefill: where the prompt is computed; auto leaves it to the policy.
@@ -65,14 +67,11 @@ class Extension(_Body):
     route: Route | None = None
 
 
-class _Unsupported(_Body, KnownFields):
+class _Unsupported(Body, KnownFields):
     """More fields of both APIs that are known and not served."""
 
-    bad_words: Annotated[Any, Only(None, [])] = None
-    allowed_token_ids: Annotated[Any, Only(None)] = None
-    prompt_logprobs: Annotated[Any, Only(None)] = None
-    return_token_ids: Annotated[Any, Only(None, False)] = None
-    echo: Annotated[Any, Only(None, False)] = None
+    bad_words: Annotated[Any, Only(None, [], fix="use logit_bias, or structured_outputs.regex")] = None
+    allowed_token_ids: Annotated[Any, Only(None, fix="use structured_outputs.choice or .regex")] = None
 
 
 class Generate(Structured, _Unsupported):
@@ -98,48 +97,38 @@ class Generate(Structured, _Unsupported):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: Logprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     pdcluster: Extension | None = None
 
 
-class Message(_Body):
-    """One message; `name` is ignored, `developer` is shown to the model as `system`."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    tool_calls: Annotated[Any, Only(None, [])] = None
-    function_call: Annotated[Any, Only(None)] = None
-    audio: Annotated[Any, Only(None)] = None
-
-
-class ChatRequest(Generate, KnownChatFields):
+class ChatRequest(Generate, Conversation, KnownChatFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    tools: Annotated[Any, Only(None, [])] = None
-    tool_choice: Annotated[Any, Only(None, "none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, Only(None, True)] = None
-    functions: Annotated[Any, Only(None, [])] = None
-    function_call: Annotated[Any, Only(None, "none", "auto")] = None
-    reasoning_effort: Annotated[Any, Only(None, "none")] = None
-    documents: Annotated[Any, Only(None, [])] = None
-    chat_template: Annotated[Any, Only(None)] = None
-    chat_template_kwargs: Annotated[Any, Only(None, {})] = None
-    add_generation_prompt: Annotated[Any, Only(None, True)] = None
-    continue_final_message: Annotated[Any, Only(None, False)] = None
+    top_logprobs: Logprobs | None = None
+    echo: Annotated[Any, Only(None, False, fix="/v1/completions has it")] = None
+    documents: Annotated[Any, Only(None, [], fix="put them into a message")] = None
+    chat_template: Annotated[Any, Only(None, fix="set model.chatTemplate of the PDCluster")] = None
     add_special_tokens: Annotated[Any, Only(None, False)] = None
 
 
 class CompletionRequest(Generate):
-    """Body of POST /v1/completions.  best_of must equal n: we return every choice that we compute."""
+    """Body of POST /v1/completions.
+
+    best_of:    must equal n: every choice that is computed is returned.
+    max_tokens: 0 asks for what is said of the prompt alone.
+    """
 
     prompt: PromptList
-    logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
+    max_tokens: Annotated[int | None, Field(ge=0, le=_INT32)] = None
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
     best_of: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
-    suffix: Annotated[Any, Only(None)] = None
-    prompt_embeds: Annotated[Any, Only(None)] = None
+    suffix: Annotated[Any, Only(None, fix="write the prompt with the model's own tokens for it")] = None
+    prompt_embeds: Annotated[Any, Only(None, fix="send text or token ids")] = None
     add_special_tokens: Annotated[Any, Only(None, True)] = None

@@ -9,12 +9,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.structured_fields import ResponseFormat, Schema, Structured, StructuredOutputs
 
 MAX_DEPTH = 64
 """Of objects and lists in a schema, one in another."""
+
+ENGINE_PARAM = "constraint"
+"""What an engine calls the part of a request that it cannot compile."""
 
 Found = tuple[str, Constraint]
 """A field's path, and what it asks for."""
@@ -27,6 +32,18 @@ def constraint_of(request: Structured) -> Constraint | None:
         (first, _), (second, _) = found[:2]
         raise RequestError(f"{second}: {first} constrains the answer already: give one of the two", param=second)
     return found[0][1] if found else None
+
+
+def constraint_param(request: Structured) -> str | None:
+    """The path of the field that constrains the answer; None where none does."""
+    return next((param for param, _ in _found(request)), None)
+
+
+def with_field(error: RequestError, param: str | None) -> RequestError:
+    """What an engine says of a constraint, as the fault of the field that asked for it; any other error as it is."""
+    if error.param != ENGINE_PARAM or param is None:
+        return error
+    return RequestError(f"{param}: {error.message}", status=error.status, code=error.code, param=param)
 
 
 def _found(request: Structured) -> Iterator[Found]:
@@ -51,12 +68,13 @@ def _of_format(asked: ResponseFormat) -> Iterator[Found]:
     elif asked.type == "json_schema":
         if asked.json_schema is None:
             raise RequestError(f"{name}.json_schema: is required with type json_schema", param=f"{name}.json_schema")
-        yield name, _of_schema(f"{name}.json_schema.schema", asked.json_schema.schema_)
+        param = f"{name}.json_schema.schema"
+        yield param, _of_schema(param, asked.json_schema.schema_, strict=bool(asked.json_schema.strict))
     elif asked.type == "structural_tag":
         if asked.format is None:
             raise RequestError(f"{name}.format: is required with type structural_tag", param=f"{name}.format")
         tag = {"type": "structural_tag", "format": asked.format}
-        yield name, _of_json(f"{name}.format", "structural_tag", tag)
+        yield f"{name}.format", _of_json(f"{name}.format", "structural_tag", tag)
 
 
 def _of_outputs(asked: StructuredOutputs) -> Iterator[Found]:
@@ -78,7 +96,7 @@ def _of_outputs(asked: StructuredOutputs) -> Iterator[Found]:
         yield f"{name}.structural_tag", Constraint("structural_tag", asked.structural_tag)
 
 
-def _of_schema(param: str, schema: Schema | str) -> Constraint:
+def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Constraint:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -88,7 +106,7 @@ def _of_schema(param: str, schema: Schema | str) -> Constraint:
             raise _too_deep(param) from e
         if not isinstance(schema, dict | bool):
             raise RequestError(f"{param}: must be a JSON schema, which is an object, true or false", param=param)
-    return _of_json(param, "json_schema", schema)
+    return replace(_of_json(param, "json_schema", schema), strict=strict)
 
 
 def _of_json(param: str, kind: ConstraintKind, value: Any) -> Constraint:

@@ -7,18 +7,28 @@ event loop stays free.  Chat templates are `chat_template`'s business.
 
 import asyncio
 import json
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from pdcluster_worker import token_bytes
 from pdcluster_worker.errors import ModelError, RequestError
-from pdcluster_worker.server import token_bytes
 from pdcluster_worker.server.chat_template import ChatTemplate
+from pdcluster_worker.server.conversation import TemplateInput
 from pdcluster_worker.server.detokenizer import Piece
 
 _INLINE_CHARACTERS = 4096  # about 1 ms of encoding; more goes to a thread
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation: its text, and the tokens of that."""
+
+    text: str
+    token_ids: list[int]
 
 
 class Tokenizer:
@@ -29,13 +39,16 @@ class Tokenizer:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None, eos_token_ids: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._template = template
+        self.chat_template = template
         self._pieces: dict[int, Piece] = {}
         self.eos_token_ids = eos_token_ids
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
-        """Read a model folder.  Raises ModelError naming the file that is missing or wrong."""
+    def load(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
+        """Read a model folder.  chat_template: in place of its own, see `ChatTemplate.load`.
+
+        Raises ModelError naming the file that is missing or wrong.
+        """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{folder}: no tokenizer.json: save the model with its fast tokenizer (AutoTokenizer.save_pretrained)")
@@ -46,7 +59,7 @@ class Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         config = _read_json(folder / "tokenizer_config.json")
-        loaded = cls(tokenizer, ChatTemplate.load(folder, config), _eos_token_ids(folder, tokenizer, config))
+        loaded = cls(tokenizer, ChatTemplate.load(folder, config, chat_template), _eos_token_ids(folder, tokenizer, config))
         loaded.token_bytes(0)  # an unsupported decoder shows at start, not at the first answer
         return loaded
 
@@ -54,18 +67,31 @@ class Tokenizer:
         """Tokens of plain prompts, with the special tokens that the model puts around one."""
         return await self._encode(texts, add_special_tokens=True)
 
-    async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Tokens of a conversation up to where the assistant answers.
+    async def encode_bare(self, text: str) -> list[int]:
+        """Tokens of a text alone, without any around it."""
+        return (await self._encode([text], add_special_tokens=False))[0]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of tokens, control tokens among it."""
+        decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=False)
+        is_long = len(token_ids) > _INLINE_CHARACTERS // 4
+        return str(await asyncio.to_thread(decode) if is_long else decode())
+
+    def token(self, token_id: int) -> str:
+        """A token as its vocabulary spells it; "" for an id beyond it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    async def encode_chat(self, given: TemplateInput) -> ChatPrompt:
+        """A conversation up to where the assistant answers.
 
         Raises RequestError when the model has no chat template or the template refuses the messages.
         """
-        if self._template is None:
-            raise RequestError("this model has no chat template: use /v1/completions", param="messages")
-        if sum(len(message["content"]) + 16 for message in messages) > _INLINE_CHARACTERS:
-            text = await asyncio.to_thread(self._template.render, messages)
-        else:
-            text = self._template.render(messages)
-        return (await self._encode([text], add_special_tokens=False))[0]
+        template = self.chat_template
+        if template is None:
+            raise RequestError("this model has no chat template: use /v1/completions, or set model.chatTemplate", param="messages")
+        is_long = given.num_characters > _INLINE_CHARACTERS
+        text = await asyncio.to_thread(template.render, given) if is_long else template.render(given)
+        return ChatPrompt(text, (await self._encode([text], add_special_tokens=False))[0])
 
     async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         # Of the library's calls the batch ones let go of the GIL, without which a thread would not help.

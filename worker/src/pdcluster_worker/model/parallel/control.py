@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.model_config import ModelConfig
 
 DONE: Final = b"+"
 FAILED: Final = b"!"

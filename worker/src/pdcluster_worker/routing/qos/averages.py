@@ -9,7 +9,7 @@ under way.  Waits for other reasons, and the request's own prefill, are no part.
 
 from pdcluster_worker.routing.estimator import Completion, Flight, Line
 from pdcluster_worker.routing.qos.meter import Measured
-from pdcluster_worker.routing.waiting_time.line import ahead_of
+from pdcluster_worker.routing.waiting_time.flights import flights_of
 from pdcluster_worker.routing.waiting_time.step_time import StepTime
 
 KEPT = 0.8
@@ -71,18 +71,16 @@ class Averages:
         token_seconds = self.prompt_token_seconds
         if token_seconds is None:
             return None
-        ahead = ahead_of(flight, line)
-        tokens = sum(other.prompt_tokens for other in ahead)
-        streams = sum(other.is_decoding for other in line.flights)
+        flights = flights_of(line)
+        ahead, streams = flights.ahead(flight), len(flights.running)
         step = self.estimated_tpot_seconds(streams) or 0.0
-        avg_prefill = tokens / len(ahead) * token_seconds if ahead else 0.0
-        return queue_seconds(len(ahead), avg_prefill, streams, step / max(1, streams))
+        avg_prefill = ahead.prompt_tokens / ahead.num_requests * token_seconds if ahead.num_requests else 0.0
+        return queue_seconds(ahead.num_requests, avg_prefill, streams, step / max(1, streams))
 
     def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
         """See `Estimator`: with the longest answer that it may give."""
         first = self.estimated_ttft_seconds(flight, line)
-        streams = sum(other.is_decoding for other in line.flights)
-        step = self.estimated_tpot_seconds(streams + 1)
+        step = self.estimated_tpot_seconds(len(flights_of(line).running) + 1)
         return None if first is None or step is None else first + (flight.max_tokens - 1) * step
 
     @property

@@ -22,6 +22,7 @@ def drain(
     >>> drain([2.0], [3.0, 1.0], 2, lambda batch: batch)
     [(0.0, 4.0), (0.0, 6.0), (4.0, 6.0)]
     """
+    paces: dict[int, float] = {}
     spans = [(0.0, 0.0)] * (len(running) + len(waiting))
     seated: list[tuple[float, int]] = []
     for index, tokens in enumerate(running):
@@ -34,7 +35,35 @@ def drain(
             spans[index] = (now, now)
             heappush(seated, (position + tokens, index))
         end, index = heappop(seated)
-        now += (end - position) * token_seconds(len(seated) + 1)
+        batch = len(seated) + 1
+        if batch not in paces:
+            paces[batch] = token_seconds(batch)
+        now += (end - position) * paces[batch]
         position = end
         spans[index] = (spans[index][0], now)
     return spans
+
+
+def drain_behind(
+    running: Sequence[float],
+    ahead: tuple[int, float],
+    tokens: float,
+    seats: int,
+    token_seconds: Callable[[float], float],
+) -> tuple[float, float]:
+    """(start, end) of a request of so many tokens that waits behind others which are alike, in time that does not grow with them.
+
+    ahead: how many wait before it, and the tokens of each.
+    In a line of alike ones each round of all seats takes as long as the one before, so but for two they are only counted.
+
+    >>> drain_behind([4.0, 1.0], (7, 3.0), 2.0, 2, lambda batch: batch)
+    (26.0, 28.0)
+    >>> drain([4.0, 1.0], [*(7 * [3.0]), 2.0], 2, lambda batch: batch)[-1]
+    (26.0, 28.0)
+    """
+    number, each = ahead
+    seats = max(1, seats)
+    rounds = max(0, number // seats - 2)
+    start, end = drain(running, [*((number - rounds * seats) * [each]), tokens], seats, token_seconds)[-1]
+    counted = rounds * each * token_seconds(seats)
+    return start + counted, end + counted

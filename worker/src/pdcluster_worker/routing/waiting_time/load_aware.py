@@ -4,7 +4,7 @@ Where RWT has one mean length and one time of a token, this has
 
     d(b)          seconds of a token in a batch of b, a line fitted online (`step_time`);
     S(t), t > g   how long answers of the group are, given that one already has g tokens (`survival`), running ones
-                  counted as censored, with a few pseudo-samples from all groups while the group has few of its own;
+                  counted as censored, with as many pseudo-samples from all groups as these are alike (`likeness`);
     p             prompt tokens a second (`prefill_rate`);
 
 and the completion time is the end of the last request in `drain(lengths, seats, d)`.  For a group the lengths are
@@ -13,13 +13,15 @@ later than the mean of each.  docs/waiting-time.md has the formula and when to t
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from math import log2
 from statistics import median
 
 from pdcluster_worker.routing.estimator import Completion, Flight, Line
 from pdcluster_worker.routing.waiting_time.bounded import Bounded
-from pdcluster_worker.routing.waiting_time.drain import drain
-from pdcluster_worker.routing.waiting_time.line import ahead_of
+from pdcluster_worker.routing.waiting_time.drain import drain, drain_behind
+from pdcluster_worker.routing.waiting_time.flights import Ahead, flights_of
+from pdcluster_worker.routing.waiting_time.likeness import shared_weight
 from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
 from pdcluster_worker.routing.waiting_time.presets import Presets
 from pdcluster_worker.routing.waiting_time.rwt import MAX_GROUPS, MIN_SAMPLES
@@ -29,11 +31,11 @@ from pdcluster_worker.routing.waiting_time.survival import Survival
 WINDOW = 200
 """Latest lengths that are kept of a group, and of all groups together."""
 
-POOL_SAMPLES = 1.0
-"""The weight of all groups together in one group, in completions of its own."""
-
 SCENARIOS = 32
 """Draws of all lengths for the completion time of a group."""
+
+_News = tuple[int, int, int, int]
+"""By which a kept distribution is known to be old."""
 
 _GOLDEN = 0.6180339887498949  # ranks of neighbours are as far apart as can be
 
@@ -47,6 +49,10 @@ class LoadAware:
         self._prefill = PrefillRate(presets.prefill_tokens_per_second)
         self._lengths: Bounded[deque[int]] = Bounded(MAX_GROUPS)
         self._pool: deque[int] = deque(maxlen=WINDOW)
+        self._num_seen = 0
+        self._weight: tuple[int, float] | None = None
+        self._num_own: Bounded[int] = Bounded(MAX_GROUPS)
+        self._kept: Bounded[tuple[_News, Survival] | None] = Bounded(MAX_GROUPS)
 
     def observe(self, completion: Completion) -> None:
         """Learn from a completion, short ones too: they are part of the distribution."""
@@ -56,18 +62,29 @@ class LoadAware:
         lengths.append(completion.output_tokens)
         self._lengths.put(completion.group, lengths)
         self._pool.append(completion.output_tokens)
+        self._num_seen += 1
+        self._num_own.put(completion.group, self._num_own.get(completion.group, 0) + 1)
 
     def survival(self, group: str, line: Line) -> Survival:
         """The distribution of the lengths of a group's answers."""
+        return self._survival_of(group, [f.num_tokens for f in line.flights if f.group == group and f.is_decoding])
+
+    def _survival_of(self, group: str, going: Sequence[int]) -> Survival:
         own = self._lengths.get(group, deque())
         completed = [(tokens, 1.0) for tokens in own]
         if self._pool:
-            share = POOL_SAMPLES / len(self._pool)
+            share = self._shared_weight() / len(self._pool)
             completed += [(tokens, share) for tokens in self._pool]
         if len(self._pool) < MIN_SAMPLES:
             completed.append((round(self._preset_tokens), float(MIN_SAMPLES - len(self._pool))))
-        running = [(f.num_tokens, 1.0) for f in line.flights if f.group == group and f.is_decoding]
-        return Survival.of(completed, running)
+        return Survival.of(completed, [(tokens, 1.0) for tokens in going])
+
+    def _shared_weight(self) -> float:
+        """That of all groups together in one, made again when a tenth of the completions is new."""
+        news = _steps(self._num_seen, 10)
+        if self._weight is None or self._weight[0] != news:
+            self._weight = news, shared_weight([self._lengths.get(name, deque()) for name in list(self._lengths)])
+        return self._weight[1]
 
     def group_seconds(self, members: Collection[Flight], line: Line) -> float | None:
         """Seconds from now until all `members` are complete; line: they and whatever is served beside and before them, in order."""
@@ -104,16 +121,45 @@ class LoadAware:
         step = self._step.seconds(1.0)
         if step is None:
             return None
-        ahead = ahead_of(flight, line)
-        running = [other for other in line.flights if other.is_decoding]
-        survivals = self._survivals(line, [flight, *running, *ahead])
-        mean = _mean(survivals)
-        spans = drain([mean(f) for f in running], [mean(f) for f in [*ahead, flight]], line.seats, self._seconds)
-        start, end = spans[-1]
-        before = self._prefill.seconds(sum(other.prompt_tokens for other in ahead))
+        flights = flights_of(line)
+        ahead, running = flights.ahead(flight), list(flights.running)
+        tokens = self._mean(running)
+        rests = [tokens(other) for other in running]
+        mean = self._mean_ahead(ahead, running)
+        start, end = drain_behind(rests, (ahead.num_requests, mean), tokens(flight), line.seats, self._seconds)
+        before = self._prefill.seconds(ahead.prompt_tokens)
         # Where seats are free all prompts ahead are computed first; where not, each in a seat of its own and beside others.
         prompts = self._prefill.seconds(flight.prompt_tokens) + (before if start == 0 else before / max(1, line.seats))
         return start + prompts + self._seconds(len(running) + 1), end + prompts
+
+    def _mean(self, running: Sequence[Flight]) -> Callable[[Flight], float]:
+        """Tokens that a request still has, on the average."""
+        going: dict[str, list[int]] = {}
+        for other in running:
+            going.setdefault(other.group, []).append(other.num_tokens)
+
+        def tokens(flight: Flight) -> float:
+            left = max(1, flight.max_tokens - flight.num_tokens)
+            return min(float(left), self._kept_survival(flight.group, going.get(flight.group, [])).mean_beyond(flight.num_tokens))
+
+        return tokens
+
+    def _mean_ahead(self, ahead: Ahead, running: Sequence[Flight]) -> float:
+        """Tokens of each of those that wait, on the average; 0 without any."""
+        tokens, total = self._mean(running), 0.0
+        for (group, _), (number, max_tokens) in ahead.alike.items():
+            total += number * tokens(Flight(group, 0, max(1, max_tokens // number)))
+        return total / ahead.num_requests if ahead.num_requests else 0.0
+
+    def _kept_survival(self, group: str, going: Sequence[int]) -> Survival:
+        """The distribution of a group, made again when a twentieth of it is new, or its running answers are longer by an eighth."""
+        num_own = self._num_own.get(group, 0)
+        news = _steps(num_own, 20), _steps(self._num_seen, 10), len(going), _steps(sum(going), 8)
+        kept = self._kept.get(group, None)
+        if kept is None or kept[0] != news:
+            kept = news, self._survival_of(group, going)
+            self._kept.put(group, kept)
+        return kept[1]
 
     def _survivals(self, line: Line, flights: Collection[Flight]) -> dict[str, Survival]:
         return {group: self.survival(group, line) for group in {flight.group for flight in flights}}
@@ -124,12 +170,13 @@ class LoadAware:
         return seconds
 
 
-def _mean(survivals: dict[str, Survival]) -> Callable[[Flight], float]:
-    def tokens(flight: Flight) -> float:
-        left = max(1, flight.max_tokens - flight.num_tokens)
-        return min(float(left), survivals[flight.group].mean_beyond(flight.num_tokens))
+def _steps(number: int, per_doubling: int) -> int:
+    """A whole number that grows by `per_doubling` each time `number` doubles; small numbers stand for themselves.
 
-    return tokens
+    >>> [_steps(number, 8) for number in (0, 1, 2, 3)], _steps(1000, 8) == _steps(1020, 8), _steps(1000, 8) == _steps(1140, 8)
+    ([0, 8, 12, 16], True, False)
+    """
+    return int(per_doubling * log2(1 + number))
 
 
 def _drawn(flight: Flight, survival: Survival, rank: float) -> float:

@@ -7,7 +7,7 @@ one time of a token whatever the batch.  So it is cheap, and conservative [R6].
 from collections.abc import Collection
 
 from pdcluster_worker.routing.estimator import Completion, Flight, Line
-from pdcluster_worker.routing.waiting_time.line import ahead_of
+from pdcluster_worker.routing.waiting_time.flights import flights_of
 from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
 from pdcluster_worker.routing.waiting_time.presets import Presets
 from pdcluster_worker.routing.waiting_time.rwt import DecodeTime, MeanOutput, completion_seconds
@@ -54,11 +54,12 @@ class RwtEstimator:
         token_seconds = self._decode.seconds
         if token_seconds is None:
             return None
-        ahead = ahead_of(flight, line)
-        beyond = sum(other.is_decoding for other in line.flights) + len(ahead) + 1 - line.seats
-        mean = sum(self._output.tokens(other.group) for other in line.flights) / max(1, len(line.flights))
+        flights = flights_of(line)
+        ahead = flights.ahead(flight)
+        beyond = len(flights.running) + ahead.num_requests + 1 - line.seats
+        mean = sum(number * self._output.tokens(group) for group, number in flights.by_group.items()) / max(1, len(flights))
         wait = max(0, beyond) / max(1, line.seats) * mean * token_seconds
-        prompts = flight.prompt_tokens + sum(other.prompt_tokens for other in ahead)
+        prompts = flight.prompt_tokens + ahead.prompt_tokens
         return wait + self._prefill.seconds(prompts) + token_seconds
 
     def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:

@@ -1,0 +1,129 @@
+"""Time per output token with and without drafts, on a load that repeats its prompt and on free chat.
+
+    bench/speculation.py [--streams 1 4 16] [--tokens 96] [--rounds 2]
+
+The real core over the real runner, SmolLM2-135M, chat prompts through its template.
+The ways take turns, round by round, on the same requests; TPOT of a request is its
+time from the first token to the last over the tokens between.  Run it on a machine
+that does nothing else.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdcluster_worker.engine.core import EngineCore
+    from pdcluster_worker.engine.messages import RequestSpec
+
+ROOT = Path(__file__).parents[1]
+MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
+BLOCKS, TEXT_LETTERS = 3000, 900
+TOPICS = (
+    *("the sea", "old clocks", "how bread is made", "trains", "a quiet morning", "the moon", "good tools", "learning a language"),
+    *("rain", "chess", "a small garden", "mountains", "the history of paper", "why cats sleep", "honey", "bridges"),
+)
+
+
+def main() -> None:
+    """Print a line for each load and number of streams."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as the engine process has it; read when torch is imported
+    os.environ["GOMP_SPINCOUNT"] = "20000"
+    bench = Bench(options.threads)
+    for load in ("repeat", "chat"):
+        for num_streams in options.streams:
+            found: dict[bool, list[float]] = {False: [], True: []}
+            rates: list[tuple[int, int, int]] = []
+            for turn in range(options.rounds):
+                for drafts in (False, True):
+                    seconds, counts = bench.run(load, num_streams, options.tokens, turn, drafts=drafts)
+                    found[drafts] += seconds
+                    rates += [counts] if drafts else []
+            plain, drafted = (statistics.mean(found[drafts]) * 1e3 for drafts in (False, True))
+            num_drafted, num_accepted, num_tokens = (sum(values) for values in zip(*rates, strict=True))
+            share = num_accepted / num_drafted if num_drafted else 0.0
+            print(
+                f"{load}, {num_streams} streams: TPOT {plain:.1f} ms, with ngram {drafted:.1f} ms, {drafted / plain:.2f}x; "
+                f"drafted {num_drafted} for {num_tokens} tokens, {share:.0%} right",
+                flush=True,
+            )
+
+
+class Bench:
+    """One loaded model; a new engine over it for each run."""
+
+    def __init__(self, threads: int) -> None:
+        from transformers import AutoTokenizer
+
+        from pdcluster_worker.config import EngineConfig, ModelConfig
+        from pdcluster_worker.model.runner import open_runner
+        from pdcluster_worker.speculation_config import SpeculationConfig
+
+        engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, speculation=SpeculationConfig())
+        self._runner, self._cache, _ = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
+
+    def run(self, load: str, num_streams: int, num_tokens: int, turn: int, *, drafts: bool) -> tuple[list[float], tuple[int, int, int]]:
+        """TPOT of each request in seconds; drafts, those of them that were right, and tokens."""
+        from pdcluster_worker.engine.messages import EngineStats, Submit, Tokens
+
+        core = self._core(drafts=drafts)
+        for number in range(num_streams):
+            core.handle(Submit(self._spec(load, number, num_tokens, turn)))
+        times: dict[str, list[float]] = {}
+        counts = (0, 0)
+        while core.has_work:
+            outputs = core.step()
+            now = time.perf_counter()
+            for output in outputs:
+                if isinstance(output, Tokens):
+                    for token in output.tokens:
+                        times.setdefault(token.request_id, []).append(now)
+                elif isinstance(output, EngineStats):
+                    counts = sum(output.drafted), sum(output.accepted)
+        seconds = [(each[-1] - each[0]) / (len(each) - 1) for each in times.values() if len(each) > 1]
+        return seconds, (*counts, sum(len(each) for each in times.values()))
+
+    def _core(self, *, drafts: bool) -> "EngineCore":
+        from pdcluster_worker.engine.core import EngineCore
+        from pdcluster_worker.engine.settings import EngineSettings, SpeculationSettings
+        from pdcluster_worker.engine.speculation import NgramDrafter
+        from pdcluster_worker.testing import FakeNetwork, FakeTransport
+
+        speculation = SpeculationSettings() if drafts else None
+        settings = EngineSettings(16, BLOCKS, 2048, 64, 4096, prefix_caching=False, speculation=speculation)
+        transport = FakeTransport(FakeNetwork(), self._cache, "engine", time.monotonic)  # which moves nothing here
+        drafter = None if speculation is None else NgramDrafter(speculation)
+        return EngineCore(settings, self._runner, transport, time.monotonic, drafter=drafter)
+
+    def _spec(self, load: str, number: int, num_tokens: int, turn: int) -> "RequestSpec":
+        from pdcluster_worker.engine.messages import RequestSpec, Sampling
+
+        topic = TOPICS[(number + 16 * turn) % len(TOPICS)]
+        if load == "repeat":
+            words = f"Repeat this text word for word, then give a summary of it.\n\n{_text(number + 16 * turn)}"
+        else:
+            words = f"Tell me something about {topic} that I may not know."
+        prompt = self._tokenizer.apply_chat_template([{"role": "user", "content": words}], add_generation_prompt=True, return_dict=False)
+        sampling = Sampling(max_tokens=num_tokens, seed=number + 16 * turn, temperature=0.0 if load == "repeat" else 0.7, ignore_eos=True)
+        return RequestSpec(f"{load}-{number}", list(prompt), sampling)
+
+
+def _text(number: int) -> str:
+    """Some paragraphs of this project's documents."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    start = text.index("\n", number * TEXT_LETTERS) + 1
+    return text[start : start + TEXT_LETTERS]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The last part of a reconcile: write what the plan wants, then the status and the events.
+
+The answers to our own writes go into the cache at once, so that the next reconcile starts
+from them; the watch then brings nothing new.  Whatever a reconcile learns so enqueues its
+cluster again.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from pdcluster_operator.cluster.cache import Cache, name_of
+from pdcluster_operator.cluster.carry_out import carry_out
+from pdcluster_operator.cluster.client import ApiClient
+from pdcluster_operator.cluster.converge import Action, converge
+from pdcluster_operator.cluster.errors import ClusterError, ConflictError, UnavailableError, UnsettledError, failure_of
+from pdcluster_operator.cluster.events import Events
+from pdcluster_operator.cluster.kinds import PDCLUSTER, POOL_SCALER, Kind
+from pdcluster_operator.cluster.observe import Live, still_ending
+from pdcluster_operator.cluster.status import write_status
+from pdcluster_operator.manifests.render import Capabilities, Site
+from pdcluster_operator.plan.state import ClusterPlan, Event, Failure
+from pdcluster_operator.reconcile.asking import Asking
+from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
+from pdcluster_operator.reconcile.discovery import Question
+from pdcluster_operator.reconcile.look import Look, owner_of
+from pdcluster_operator.reconcile.records import Records, Snapshots
+from pdcluster_operator.reconcile.session import Session
+from pdcluster_operator.reconcile.settled import Inputs, settled
+from pdcluster_operator.reconcile.tls import tls_step
+
+logger = logging.getLogger(__name__)
+CERTIFICATES = "Certificates"
+"""Reason of the events about a cluster's certificates."""
+
+
+@dataclass(frozen=True)
+class Acted:
+    """Result of acting on a plan.
+
+    requeue_after_seconds: until the certificates are due for a check
+    events:   of the certificates
+    failures: refused writes, and objects that are not as they should be
+    cut:      pods that were removed before they had drained
+    wrote:    something was written, or tried to be
+    conflict: of an object that kept changing: the reconcile is done again
+    """
+
+    requeue_after_seconds: float | None
+    events: tuple[Event, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    cut: tuple[str, ...] = ()
+    wrote: bool = False
+    conflict: ConflictError | None = None
+
+
+@dataclass
+class Actor:
+    """Writes for all PDClusters.
+
+    capabilities: which optional kinds exist now
+    now:          wall-clock time, in UTC
+    """
+
+    client: ApiClient
+    cache: Cache
+    site: Site
+    asking: Asking
+    events: Events
+    capabilities: Callable[[], Capabilities]
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def act(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
+        """Make it so: drain commands before a shrink, objects, then records of lost workers.
+
+        Raises UnavailableError: the outcome is unknown then.
+        """
+        await session.worker_records.command(found.question, plan.commands)
+        acted = await self._apply(found, plan, session)
+        await session.worker_records.remove(found.question, plan.ghosts)
+        return acted
+
+    async def report(self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]) -> bool:
+        """Write the status if it changed, then the events; returns whether there was anything to
+        write.
+        """
+        changed = await self._write_status(session, PDCLUSTER, live.body, status)
+        if self.cache.get(PDCLUSTER.name, *live.key) is None:
+            return changed
+        posted = [await self.events.post(live.body, event) for event in events]
+        return changed or any(posted)
+
+    async def _apply(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
+        now, inputs = self.now(), Inputs.of(found.live, plan, self.capabilities())
+        if session.settled is not None and session.settled.holds(inputs, now):
+            return Acted(session.settled.seconds_left(now))
+        session.settled = None
+        acted = await self._apply_all(found, plan, session, now)
+        if not (acted.wrote or acted.failures or acted.conflict):
+            session.settled = settled(inputs, now, acted.requeue_after_seconds)
+        return acted
+
+    async def _apply_all(self, found: Look, plan: ClusterPlan, session: Session, now: datetime) -> Acted:
+        """Render every child, compare it with what there is, and write what differs."""
+        live, cluster, owner = found.live, found.cluster, owner_of(found.live)
+        tls = tls_step(live, owner, now)
+        ending = still_ending(live, now)
+        rendering = Rendering(cluster, owner, self.site, self.capabilities(), await self._records(found, plan), frozenset(ending))
+        manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
+        leave = [name for workload in stranded for name in objects_of(workload)]
+        foreground = worker_sets(live) if plan.ends_first else ()
+        wanted = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=foreground)
+        actions, fought = session.contested.sift(wanted, live.children)
+        refused, conflict = await self._write(session, actions)
+        events = (Event(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
+        wrote, unsaid, changed = await self._write_scalers(live, session, plan)
+        lost = [record_lost(workload, cluster) for workload in stranded]
+        failures = (*fought, *refused, *unsaid, *lost, *rendering.forbidden())
+        waits = [seconds for seconds in (tls.requeue_after_seconds, *ending.values()) if seconds is not None]
+        cut = tuple(gone(plan.cut, failures))
+        return Acted(min(waits, default=None), events, failures, cut, wrote=bool(actions) or wrote, conflict=conflict or changed)
+
+    async def _records(self, found: Look, plan: ClusterPlan) -> Records:
+        """Sources of snapshots; the etcd's Secret is read only when one is to be made."""
+        live, cluster, owner = found.live, found.cluster, owner_of(found.live)
+        question = Question.about(cluster.spec.discovery.etcd, live.key)
+        snapshots = Snapshots(cluster, live, owner)
+        is_needed = question.tls_secret is not None and any(snapshots.is_missing(workload.id) for workload in plan.workloads)
+        has_certificate = await self.asking.has_client_certificate(question) if is_needed else False
+        return Records(cluster, live, owner, self.site.worker_image, has_certificate)
+
+    async def _write(self, session: Session, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
+        """Return the refused writes, and the conflict."""
+        conflict = None
+        try:
+            refused = await carry_out(self.client, actions, partial(self._learn, session))
+        except UnsettledError as e:
+            refused, conflict = list(e.failures), e
+        session.contested.written(actions, refused)
+        return refused, conflict
+
+    async def _write_scalers(self, live: Live, session: Session, plan: ClusterPlan) -> tuple[bool, list[Failure], ConflictError | None]:
+        """The status of the scalers that exist; one that was just made follows.
+
+        Returns whether one was written, what was refused, and what would not hold still.
+        """
+        wrote, refused, conflict = False, list[Failure](), None
+        bodies = {(body["spec"]["role"], body["spec"]["pool"]): body for body in live.own(POOL_SCALER.name).values()}
+        for scaler in plan.scalers:
+            body = bodies.get((scaler.role, scaler.pool))
+            if body is None:
+                continue
+            try:
+                wrote |= await self._write_status(session, POOL_SCALER, body, scaler.status)
+            except UnavailableError:
+                raise
+            except ConflictError as e:
+                wrote, conflict = True, e
+            except ClusterError as e:
+                refused.append(failure_of(e, f"status of PDPoolScaler {body['metadata']['name']}"))
+                logger.warning("refused status object=%s namespace=%s error=%s", body["metadata"]["name"], live.key.namespace, e)
+        return wrote, refused, conflict
+
+    async def _write_status(self, session: Session, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+        """Write a status that differs; returns whether it did.
+
+        Raises ConflictError when it changed meanwhile.
+        """
+        if status == (body.get("status") or {}):
+            return False
+        metadata = body["metadata"]
+        written = await write_status(self.client, kind, body, status)
+        if written is not None:
+            is_new = self.cache.put(kind.name, written) is not None
+            if is_new and written["metadata"].get("generation") != metadata.get("generation"):  # the answer came before the event
+                session.has_learnt = True
+            return True
+        session.has_learnt = True
+        found = await self.client.find(kind, metadata["namespace"], metadata["name"])
+        if found is None:  # the watch has not delivered that yet
+            self.cache.forget(name_of(kind.name, body))
+            return True
+        self.cache.put(kind.name, found)
+        raise ConflictError(f"{kind} {metadata['name']} is another one now, or is being changed")
+
+    def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
+        if self.cache.put(kind.name, body) is not None:
+            session.has_learnt = True
+
+
+def gone(pods: Iterable[str], failures: Iterable[Failure]) -> list[str]:
+    """Pods of a cut whose StatefulSet could be written."""
+    refused = {failure.object for failure in failures}
+    return [pod for pod in pods if f"StatefulSet {pod.rpartition('-')[0]}" not in refused]

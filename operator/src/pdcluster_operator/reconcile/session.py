@@ -1,0 +1,102 @@
+"""Memory of one PDCluster between its reconciles, and the one dict that holds it.
+
+Everything that is remembered by PDCluster is in its session, so that nothing is left
+when the session ends.  A restart of the operator begins with none.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pdcluster_operator.cluster.cache import Key
+from pdcluster_operator.plan.state import Failure
+from pdcluster_operator.reconcile.autoscaling import Autoscaling
+from pdcluster_operator.reconcile.contested import Contested
+from pdcluster_operator.reconcile.discovery import CHECK_PERIOD_SECONDS, EtcdCheck
+from pdcluster_operator.reconcile.pod_faults import PodFaults
+from pdcluster_operator.reconcile.settled import Settled
+from pdcluster_operator.reconcile.worker_records import ACTIVE_POLL_SECONDS, WorkerRecordsPoller
+
+
+@dataclass
+class Session:
+    """Memory of one PDCluster.
+
+    failures:   refused writes of the last reconcile
+    settled:    inputs with which it had nothing to write; None = it wrote, or failed to
+    ready:      status of its Ready condition; None = not known yet
+    has_learnt: the running reconcile has learnt something that no event will bring
+    """
+
+    etcd: EtcdCheck
+    worker_records: WorkerRecordsPoller
+    pod_faults: PodFaults
+    autoscaling: Autoscaling
+    contested: Contested = field(default_factory=Contested)
+    failures: tuple[Failure, ...] = ()
+    settled: Settled | None = None
+    ready: str | None = None
+    has_learnt: bool = False
+
+    def stop(self) -> None:
+        """End every task of it."""
+        self.etcd.stop()
+        self.worker_records.stop()
+        self.autoscaling.stop()
+
+    async def end(self) -> None:
+        """The PDCluster is gone: end, and remove what it has left in its etcd."""
+        self.stop()
+        await self.worker_records.end()
+
+
+class Sessions:
+    """The sessions of all PDClusters."""
+
+    def __init__(self, make: Callable[[Key], Session]) -> None:
+        self._make = make
+        self._sessions: dict[Key, Session] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._sessions.values()))
+
+    def of(self, key: Key) -> Session:
+        """The session of a PDCluster, a new one if there is none."""
+        if key not in self._sessions:
+            self._sessions[key] = self._make(key)
+        return self._sessions[key]
+
+    def end(self, key: Key) -> Session | None:
+        """End the session of a PDCluster that is gone; returns it, None = there was none."""
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            task = asyncio.create_task(session.end(), name=f"end of {key}")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        return session
+
+    async def run(self) -> None:
+        """Ask the etcds of all PDClusters now and then; no task of a session outlives this."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._check_etcds())
+                group.create_task(self._poll_worker_records())
+        finally:
+            for session in self:
+                session.stop()
+            for task in self._ending:
+                task.cancel()
+            await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _check_etcds(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_PERIOD_SECONDS)
+            for session in self:
+                session.etcd.repeat()
+
+    async def _poll_worker_records(self) -> None:
+        while True:
+            await asyncio.sleep(ACTIVE_POLL_SECONDS)
+            for session in self:
+                session.worker_records.poll()

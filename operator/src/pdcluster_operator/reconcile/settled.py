@@ -1,0 +1,68 @@
+"""A PDCluster on which nothing was to be written: the same inputs need no second comparison.
+
+Rendering every child and comparing it with what there is takes most of a reconcile, and
+most reconciles find the same as the one before.  Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from pdcluster_operator.cluster.observe import Live
+from pdcluster_operator.manifests.render import Capabilities
+from pdcluster_operator.plan.state import ClusterPlan
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that the children of a PDCluster follow from, but the time.
+
+    plan:     without its status, which is written apart
+    versions: resourceVersion of each child, by uid
+    """
+
+    plan: ClusterPlan
+    generation: int
+    annotations: Mapping[str, str]
+    versions: Mapping[str, str]
+    capabilities: Capabilities
+
+    @classmethod
+    def of(cls, live: Live, plan: ClusterPlan, capabilities: Capabilities) -> "Inputs":
+        """The inputs of one reconcile."""
+        metadata = live.body["metadata"]
+        bare = replace(plan, status={}, events=(), requeue_after_seconds=None)
+        versions = {str(child["metadata"]["uid"]): _version(child) for child in live.children}
+        return cls(bare, metadata.get("generation", 0), metadata.get("annotations") or {}, versions, capabilities)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Inputs with which nothing was to be written.
+
+    until: when time alone may ask for a write, as the renewal of a certificate does
+    """
+
+    inputs: Inputs
+    until: datetime
+
+    def holds(self, inputs: Inputs, now: datetime) -> bool:
+        """Return whether a reconcile with these inputs writes nothing either."""
+        return now < self.until and inputs == self.inputs
+
+    def seconds_left(self, now: datetime) -> float:
+        """Seconds until it does not hold any more."""
+        return max(0.0, (self.until - now).total_seconds())
+
+
+def settled(inputs: Inputs, now: datetime, requeue_after_seconds: float | None) -> Settled | None:
+    """State of a PDCluster after a reconcile that wrote nothing; None = it has to be compared again.
+
+    requeue_after_seconds: until the certificates are due for a check; None = it is not known
+    """
+    return None if requeue_after_seconds is None else Settled(inputs, now + timedelta(seconds=requeue_after_seconds))
+
+
+def _version(child: Mapping[str, Any]) -> str:
+    return str(child["metadata"].get("resourceVersion", ""))

@@ -1,0 +1,64 @@
+"""Write the table of fields into docs/clients.md, from the request schemas; --check compares only."""
+
+import re
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pdcluster_worker.server.known_fields import Known, table
+from pdcluster_worker.server.messages.schemas import MessagesRequest
+from pdcluster_worker.server.responses.schemas import ResponsesRequest
+from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+
+PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "chat": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
+_PART = re.compile(r"(<!-- fields:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> int:
+    """Write, or compare; returns the exit status."""
+    text = PAGE.read_text()
+    wanted = with_fields(text)
+    if "--check" in sys.argv:
+        if text != wanted:
+            print("docs/clients.md: its fields are not those of the schemas: run scripts/clients_table.py")
+        return int(text != wanted)
+    PAGE.write_text(wanted)
+    return 0
+
+
+def with_fields(text: str) -> str:
+    """The page with the fields as the schemas have them."""
+    return _PART.sub(lambda part: f"{part[1]}{fields()}\n{part[2]}", text)
+
+
+def fields() -> str:
+    """What becomes of each field, in Markdown."""
+    tables = {api: table(schema) for api, schema in SCHEMAS.items()}
+    lines = ["| endpoint | fields that it serves |", "| --- | --- |"]
+    for api, known in tables.items():
+        served = sorted(name for name, each in known.items() if each.kind == "served")
+        lines.append(f"| {api} | {', '.join(f'`{name}`' for name in served)} |")
+    for kind, note in (("refused", "instead"), ("ignored", "since")):
+        lines += ["", f"| {kind} | by | {note} |", "| --- | --- | --- |", *_rows(tables, kind)]
+    return "\n".join(lines)
+
+
+def _rows(tables: dict[str, dict[str, Known]], kind: str) -> list[str]:
+    """One for each field and note, with the endpoints that have both."""
+    by: dict[tuple[str, str], list[str]] = {}
+    for api, known in tables.items():
+        for name, each in known.items():
+            if each.kind == kind:
+                by.setdefault((name, each.note), []).append(api)
+    return [f"| `{name}` | {', '.join(apis)} | {note} |" for (name, note), apis in sorted(by.items())]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

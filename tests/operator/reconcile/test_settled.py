@@ -1,0 +1,67 @@
+"""When a reconcile need not compare the children again: only with the very inputs that asked for no write."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.cluster.observe import Live
+from pdcluster_operator.manifests.render import Capabilities
+from pdcluster_operator.plan.cluster import plan_cluster
+from pdcluster_operator.plan.state import ClusterPlan
+from pdcluster_operator.reconcile.settled import Inputs, settled
+from tests.operator.plan.clusters import NOW as STAMP
+from tests.operator.plan.clusters import make_cluster, running
+from tests.operator.reconcile.bodies import child, cluster
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+EVERYTHING = Capabilities(True, True, frozenset())
+SERVICE = child("Service", "chat", metadata={"resourceVersion": "7"})
+
+
+def plan_of(**fields: Any) -> ClusterPlan:
+    made = make_cluster()
+    return replace(plan_cluster(made, running(made), STAMP), **fields)
+
+
+def inputs(plan: ClusterPlan | None = None, *children: dict[str, Any], capabilities: Capabilities = EVERYTHING, **metadata: Any) -> Inputs:
+    body = cluster()
+    body = {**body, "metadata": {**body["metadata"], **metadata}}
+    return Inputs.of(Live(body, children or (SERVICE,)), plan or plan_of(), capabilities)
+
+
+def test_the_same_inputs_hold_until_the_certificates_are_due():
+    found = settled(inputs(), NOW, 60.0)
+    assert found is not None
+    assert found.holds(inputs(), NOW + timedelta(seconds=59))
+    assert found.seconds_left(NOW + timedelta(seconds=59)) == 1.0
+    assert not found.holds(inputs(), NOW + timedelta(seconds=60))
+
+
+def test_a_status_and_its_events_are_written_apart():
+    found = settled(inputs(), NOW, 60.0)
+    assert found is not None
+    assert found.holds(inputs(plan_of(status={"observedGeneration": 9}, requeue_after_seconds=3.0)), NOW)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        inputs(plan_of(serving="0123abcd")),
+        inputs(None, child("Service", "chat", metadata={"resourceVersion": "8"})),
+        inputs(None, SERVICE, child("Pod", "chat-0")),
+        inputs(None, capabilities=Capabilities(False, True, frozenset())),
+        inputs(generation=2),
+        inputs(annotations={"pdcluster.io/rotate-ca": "now"}),
+    ],
+    ids=["plan", "changed-child", "new-child", "capabilities", "generation", "annotation"],
+)
+def test_any_other_input_is_compared_again(other: Inputs):
+    found = settled(inputs(), NOW, 60.0)
+    assert found is not None
+    assert not found.holds(other, NOW)
+
+
+def test_without_a_time_for_the_certificates_nothing_is_settled():
+    assert settled(inputs(), NOW, None) is None

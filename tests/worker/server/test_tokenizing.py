@@ -1,0 +1,75 @@
+"""POST /tokenize and /detokenize in vLLM's forms."""
+
+import httpx
+import pytest
+
+from pdcluster_worker.server.app import create_prefill_app
+
+HELLO = [{"role": "user", "content": "Hé"}]
+
+
+async def test_a_prompt_is_tokenized_as_for_a_completion(rig, http):
+    reply = await http.post("/tokenize", json={"model": "tiny", "prompt": "He<|im_end|>"})
+
+    assert reply.json() == {"count": 2, "max_model_len": 200, "tokens": [256, 258], "token_strs": None}
+    bare = await http.post("/tokenize", json={"prompt": "He", "add_special_tokens": False, "return_token_strs": True})
+    assert bare.json() == {"count": 1, "max_model_len": 200, "tokens": [256], "token_strs": ["He"]}
+
+
+async def test_a_conversation_is_tokenized_as_for_chat(rig, http):
+    reply = (await http.post("/tokenize", json={"messages": HELLO, "return_token_strs": True})).json()
+    await http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
+
+    assert reply["tokens"] == rig.backend.calls[0][0][0].prompt
+    assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
+    text = (await http.post("/detokenize", json={"tokens": reply["tokens"]})).json()
+    assert text == {"prompt": "<|im_start|>user\nHé<|im_end|>\n<|im_start|>assistant\n"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("/tokenize", {}, "prompt", "is required"),
+        ("/tokenize", {"prompt": 3}, "prompt", "valid string"),
+        ("/tokenize", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "valid string"),
+        ("/tokenize", {"messages": HELLO, "model": "other"}, "model", "'tiny'"),
+        ("/detokenize", {"tokens": [259]}, "tokens", "from 0 to 258"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "valid integer"),
+        ("/detokenize", {"tokens": [1], "model": "other"}, "model", "'tiny'"),
+    ],
+)
+async def test_bad_input_is_refused_by_name(rig, http, path, body, param, words):
+    reply = await http.post(path, json=body)
+    error = reply.json()["error"]
+
+    assert reply.status_code in (400, 404)
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+async def test_tokenizing_waits_for_the_models_limits(rig, http):
+    rig.backend.max_model_len = 0
+    rig.backend.not_ready = "it loads"
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+        reply = await http.post(path, json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "not_ready")
+        assert "it loads" in reply.text
+
+
+async def test_tokenizing_is_of_the_api_and_has_no_journey(rig, http):
+    rig.app = rig.make_app(tenant_of=lambda key: "team" if key == "good" else None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), base_url="http://test") as client:
+        for path in ("/tokenize", "/detokenize"):
+            assert (await client.post(path, json={"prompt": "x"})).status_code == 401
+        reply = await client.post("/tokenize", json={"prompt": "x"}, headers={"authorization": "Bearer good"})
+        assert reply.status_code == 200
+        found = await client.get(f"/debug/requests/{reply.headers['x-request-id']}", headers={"authorization": "Bearer good"})
+        assert found.status_code == 404
+
+
+async def test_a_prefill_worker_sends_its_clients_elsewhere(rig):
+    app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        reply = await client.post("/tokenize", json={"prompt": "x"})
+    assert reply.status_code == 404
+    assert "prefill worker" in reply.text

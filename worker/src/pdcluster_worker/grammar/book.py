@@ -1,0 +1,182 @@
+"""All grammars of one engine: compiled once each, beside the engine, and held for the requests that follow them.
+
+`open` never waits: what is not compiled yet is begun, and `on_change` is called
+when it is done.  A constraint that cannot be compiled is remembered too, so that
+sending it again costs nothing.  Every method is called from the engine's thread.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.ports import GrammarCounts
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.grammar.child import CompileError, CompileProcess
+from pdcluster_worker.grammar.follower import Follower
+from pdcluster_worker.grammar.native import library
+
+logger = logging.getLogger(__name__)
+
+COMPILE_SECONDS = 20.0
+"""For one constraint; a schema of 500 properties takes about one."""
+
+NUM_PROCESSES = 2
+"""So that one constraint that takes all its time does not hold up all others."""
+
+MOST_BYTES = 256 << 20
+"""Of compiled grammars that are kept for later requests, some megabytes each."""
+
+MOST_ENTRIES = 1024
+"""Constraints that are remembered."""
+
+Key = tuple[str, str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled grammar in this process."""
+
+    handle: Any
+    num_bytes: int
+
+
+class GrammarBook:
+    """One per engine; on_change: called from another thread when a constraint is compiled, or cannot be.
+
+    folder: of the model, whose tokenizer.json says what its tokens are; None = it has none, and no constraint can be compiled.
+    """
+
+    def __init__(self, vocab_size: int, seconds: float = COMPILE_SECONDS) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.folder: Path | None = None
+        self._vocab_size = vocab_size
+        self._seconds = seconds
+        self._pool: ThreadPoolExecutor | None = None
+        self._of_thread = threading.local()
+        self._processes: list[CompileProcess] = []
+        self._vocabulary: Any = None
+        self._lock = threading.Lock()  # of the vocabulary
+        self._entries: OrderedDict[Key, Future[Grammar]] = OrderedDict()
+        self._followers: dict[str, Follower] = {}
+        self._counts = GrammarCounts()
+        self._compiles: list[tuple[str, float]] = []  # appended to by the threads
+
+    def begin(self, request: Request) -> None:
+        """See `engine.ports.Grammars`."""
+        constraint = _constraint_of(request)
+        self._counts.requests[constraint.kind] += 1
+        self._counts.hits += _key(constraint) in self._entries
+        self._entry(constraint)
+
+    def open(self, request: Request) -> bool | RequestError:
+        """See `engine.ports.Grammars`."""
+        constraint = _constraint_of(request)
+        if request.request_id in self._followers:
+            return True
+        entry = self._entry(constraint)
+        if not entry.done():
+            return False
+        error = entry.exception()
+        if error is not None:
+            return RequestError(str(error), param="constraint")
+        matcher = library().GrammarMatcher(entry.result().handle, request.sampling.eos_token_ids, False, -1, None)
+        self._followers[request.request_id] = Follower(matcher, constraint)
+        return True
+
+    def follower(self, request: Request) -> Follower:
+        """Of a request that is open."""
+        return self._followers[request.request_id]
+
+    def forget(self, request_id: str) -> None:
+        """Drop where a request stands; unknown ids are a no-op."""
+        self._followers.pop(request_id, None)
+
+    def take_counts(self) -> GrammarCounts:
+        """What was done since the last call."""
+        counts, self._counts = self._counts, GrammarCounts()
+        counts.compiles, self._compiles = self._compiles, []
+        return counts
+
+    def close(self) -> None:
+        """End the compile processes."""
+        for process in self._processes:
+            process.kill()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
+
+    def _entry(self, constraint: Constraint) -> Future[Grammar]:
+        key = _key(constraint)
+        entry = self._entries.get(key)
+        if entry is None:
+            self._make_room()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(NUM_PROCESSES, "grammar")
+            entry = self._entries[key] = self._pool.submit(self._compile, constraint)
+            entry.add_done_callback(lambda _: self.on_change())
+        self._entries.move_to_end(key)
+        return entry
+
+    def _make_room(self) -> None:
+        """Forget what was longest not asked for; followers keep what they need."""
+        kept = sum(_num_bytes(entry) for entry in self._entries.values())
+        for key, entry in list(self._entries.items()):
+            if kept <= MOST_BYTES and len(self._entries) < MOST_ENTRIES:
+                return
+            if entry.done():
+                kept -= _num_bytes(entry)
+                del self._entries[key]
+
+    def _compile(self, constraint: Constraint) -> Grammar:
+        """In a thread of the pool, which has a process of its own."""
+        started = time.monotonic()
+        outcome = "failed"
+        try:
+            compiled = self._process().compile(constraint)
+            native = library()
+            handle = native.CompiledGrammar.deserialize_json(compiled.grammar, self._read_vocabulary())
+            outcome = "compiled"
+            return Grammar(handle, int(handle.memory_size_bytes()))
+        except CompileError as e:
+            logger.info("constraint refused kind=%s characters=%d reason=%s", constraint.kind, len(constraint.text), e)
+            raise
+        finally:
+            self._compiles.append((outcome, time.monotonic() - started))
+
+    def _process(self) -> CompileProcess:
+        process: CompileProcess | None = getattr(self._of_thread, "process", None)
+        if process is None:
+            if self.folder is None:
+                raise CompileError("cannot be compiled: this engine does not know its tokens' text")
+            process = self._of_thread.process = CompileProcess(self.folder, self._vocab_size, self._seconds)
+            self._processes.append(process)
+        return process
+
+    def _read_vocabulary(self) -> Any:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = library().TokenizerInfo.deserialize_json(self._process().vocabulary)
+            return self._vocabulary
+
+
+def _constraint_of(request: Request) -> Constraint:
+    constraint = request.sampling.constraint
+    assert constraint is not None, "a request without a constraint needs no grammar"
+    return constraint
+
+
+def _key(constraint: Constraint) -> Key:
+    return constraint.kind, constraint.text, constraint.strict
+
+
+def _num_bytes(entry: Future[Grammar]) -> int:
+    return entry.result().num_bytes if entry.done() and entry.exception() is None else 0

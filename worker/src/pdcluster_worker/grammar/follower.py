@@ -1,0 +1,95 @@
+"""Where one answer stands in its grammar: fed the tokens that it has, and asked which may come next.
+
+A follower goes by the output alone: it catches up with whatever tokens a request
+has, made here or elsewhere, once or again after a preemption or a move, and it
+can look ahead along tokens that are only guessed and come back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.request import Request
+
+_ALL = np.int32(-1)  # a word of a mask that lets all its tokens pass
+
+
+class OutsideError(Exception):
+    """Tokens that the grammar does not have; nothing that was sampled under it is so."""
+
+
+class Follower:
+    """One request's.  matcher: xgrammar's, at the beginning."""
+
+    def __init__(self, matcher: Any, constraint: Constraint) -> None:
+        self._matcher = matcher
+        self._after = constraint.after
+        self._begin = 0 if not constraint.after else None  # where in the output the grammar begins, once that is known
+        self._fed: list[int] = []
+
+    @property
+    def num_fed(self) -> int:
+        """Output tokens that it has been fed."""
+        return len(self._fed)
+
+    def new_tokens(self, request: Request) -> list[int]:
+        """The tokens of its output that it has not been fed; all of them where it was fed others, and it begins anew."""
+        num_fed, first = len(self._fed), request.num_prompt_tokens
+        if num_fed > request.num_output_tokens or (num_fed and request.tokens[first + num_fed - 1] != self._fed[-1]):
+            self._matcher.reset()
+            self._fed.clear()
+            self._begin = 0 if not self._after else None
+            num_fed = 0
+        return request.tokens[first + num_fed :]
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """Go on by tokens that the answer has.  Raises OutsideError."""
+        for token_id in token_ids:
+            self._fed.append(token_id)
+            if self._begin is None:
+                self._look_for_begin()
+            elif not self._matcher.is_terminated() and not self._matcher.accept_token(token_id, False):
+                raise OutsideError(f"token {token_id} at place {len(self._fed) - 1} of the output is not in the grammar")
+
+    def fill(self, words: NDArray[np.int32], guessed: Sequence[int] = ()) -> bool:
+        """Which tokens may come after what was fed and these guessed ones; whether any are barred.
+
+        words: a bit for each token, the first in the lowest; filled where this returns True.
+        Guessed tokens that the grammar does not have, or that come after its end, bar nothing: what
+        follows them counts for nothing.
+        """
+        if self._begin is None or self._matcher.is_terminated():
+            return False
+        num_taken = 0
+        try:
+            for token_id in guessed:
+                if self._matcher.is_terminated() or not self._matcher.accept_token(token_id, False):
+                    return False
+                num_taken += 1
+            if self._matcher.is_terminated():
+                return False
+            words.fill(_ALL)
+            return bool(self._matcher.fill_next_token_bitmask(words[None, :], 0, False))
+        finally:
+            if num_taken:
+                self._matcher.rollback(num_taken)
+
+    def count_fitting(self, guessed: Sequence[int]) -> int:
+        """How many of these guessed tokens the grammar takes, one after another; nothing changes."""
+        if self._begin is None:
+            return len(guessed)
+        num_taken = 0
+        for token_id in guessed:
+            if self._matcher.is_terminated() or not self._matcher.accept_token(token_id, False):
+                break
+            num_taken += 1
+        if num_taken:
+            self._matcher.rollback(num_taken)
+        return num_taken
+
+    def _look_for_begin(self) -> None:
+        if tuple(self._fed[-len(self._after) :]) == self._after:
+            self._begin = len(self._fed)

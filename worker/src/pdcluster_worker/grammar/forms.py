@@ -1,0 +1,108 @@
+"""Each kind of constraint as a compiled grammar; an error says where in the constraint it lies.
+
+Runs in the compile process only.
+"""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.grammar.native import complaint
+from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prepare
+
+MOST_WHITE_SPACE = 20
+"""Between two parts of a JSON text: a model that has nothing to say must not fill its answer with blanks."""
+
+_LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
+_ANY_OBJECT = '{"type":"object"}'
+
+
+class FormError(ValueError):
+    """A constraint that cannot be compiled; the message says where and why."""
+
+
+class Forms:
+    """Compiles constraints over one vocabulary.  native: see `grammar.native`."""
+
+    def __init__(self, native: Any, vocabulary: Any, vocab_size: int) -> None:
+        self._native = native
+        self._num_words = -(-vocab_size // 32)
+        self._compiler = native.GrammarCompiler(vocabulary, 1, False, -1)
+
+    def compile(self, constraint: Constraint) -> Any:
+        """The compiled grammar.  Raises FormError, and RuntimeError as xgrammar does."""
+        compiled = self._compile(constraint)
+        matcher = self._native.GrammarMatcher(compiled, [0], False, -1, None)
+        words = np.zeros((1, self._num_words), dtype=np.int32)
+        if matcher.fill_next_token_bitmask(words, 0, False) and not words.any():
+            raise FormError("#: no text at all fits it" if constraint.kind == "json_schema" else "no text at all fits it")
+        return compiled
+
+    def _compile(self, constraint: Constraint) -> Any:
+        text = constraint.text
+        match constraint.kind:
+            case "json_object":
+                compiled = self._json(_ANY_OBJECT)
+            case "json_schema":
+                compiled = self._schema(text, strict=constraint.strict)
+            case "regex":
+                compiled = self._compiler.compile_regex(text)
+            case "choice":
+                compiled = self._ebnf(" | ".join(map(literal, json.loads(text))))
+            case "grammar":
+                compiled = self._compiler.compile_lark(text, [], []) if _LARK.search(text) else self._rules(text)
+            case "structural_tag":
+                compiled = self._compiler.compile_structural_tag(text)
+        return compiled
+
+    def _json(self, schema: str) -> Any:
+        return self._compiler.compile_json_schema(schema, *_JSON)
+
+    def _ebnf(self, alternatives: str) -> Any:
+        return self._rules(f"root ::= {alternatives}")
+
+    def _rules(self, text: str) -> Any:
+        return self._compiler.compile_grammar_from_strings(text, "root")
+
+    def _schema(self, text: str, *, strict: bool) -> Any:
+        try:
+            prepared = prepare(json.loads(text), strict=strict)
+        except SchemaError as e:
+            raise FormError(str(e)) from e
+        try:
+            return self._json(json.dumps(prepared.schema))
+        except RuntimeError as e:
+            raise FormError(self._place(prepared, e)) from e
+
+    def _place(self, prepared: Prepared, error: RuntimeError) -> str:
+        """What is wrong, with the innermost schema that is refused by itself."""
+        for place, part in sorted(prepared.nodes, key=lambda node: -len(node[0])):
+            if "$ref" in part:
+                continue
+            try:
+                self._native.Grammar.from_json_schema(json.dumps(prepared.whole(part)), *_JSON[:-1], False, False)
+            except RuntimeError as e:
+                return f"{pointer(place)}: {complaint(e)}"
+        return complaint(error)
+
+
+_JSON = (True, None, None, False, MOST_WHITE_SPACE, False)
+"""Of xgrammar's functions on schemas: any white space, so no indent and no separators; not its strict mode; properties in order."""
+
+
+def literal(text: str) -> str:
+    """A text as a literal of EBNF.
+
+    >>> print(literal('say "no"'))
+    "say \\"no\\""
+    """
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08X}"

@@ -1,0 +1,51 @@
+"""What an engine and its compile process say to one another: frames of msgpack over a pair of pipes.
+
+A process first says Opened or Wrong; then it answers each constraint by Compiled or Wrong.
+"""
+
+from typing import BinaryIO
+
+import msgspec
+
+from pdcluster_worker.engine.constraint import Constraint
+
+LENGTH_BYTES = 8
+"""Of the number before each frame: its bytes, the least significant first."""
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """The vocabulary as xgrammar writes it, for the engine to read compiled grammars with."""
+
+    vocabulary: str
+
+
+class Compiled(msgspec.Struct, frozen=True, tag=True):
+    """A grammar as xgrammar writes it, and how long it took to compile."""
+
+    grammar: str
+    seconds: float
+
+
+class Wrong(msgspec.Struct, frozen=True, tag=True):
+    """Why a constraint cannot be compiled: where in its text, and what is wrong there."""
+
+    message: str
+
+
+Answer = Opened | Compiled | Wrong
+
+encode = msgspec.msgpack.Encoder().encode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_constraint = msgspec.msgpack.Decoder(Constraint).decode
+
+
+def frame(message: Answer | Constraint) -> bytes:
+    """A message with its length."""
+    content = encode(message)
+    return len(content).to_bytes(LENGTH_BYTES, "little") + content
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The content of the next frame; None at the end of the stream."""
+    length = stream.read(LENGTH_BYTES)
+    return stream.read(int.from_bytes(length, "little")) if len(length) == LENGTH_BYTES else None

@@ -1,0 +1,1 @@
+"""What a model writes before its answer, told from the answer by tags."""

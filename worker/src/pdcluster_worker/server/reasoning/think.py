@@ -1,0 +1,121 @@
+"""Tells what stands between think tags from the answer after them, in pieces of any size.
+
+The parsers differ in how they begin.  Where the prompt ends inside an open tag,
+the text is reasoning from its first character; where it ends after a closed
+one, there is none.  In between, `qwen3` looks for an opening tag at the start,
+and takes text without one for the answer; `deepseek_r1` takes it for reasoning,
+since that model may leave the opening tag out.  Reasoning that never ends is
+all reasoning: the answer is empty.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdcluster_worker.server.events import Part, ReasoningDelta
+from pdcluster_worker.server.tools.scanning import held_back
+
+OPEN, CLOSE = "<think>", "</think>"
+
+Start = Literal["inside", "before", "answer"]
+"""Where an answer begins: in reasoning, where an opening tag may come, or after all reasoning."""
+
+
+def start_of(prompt: str, *, assumes_open: bool) -> Start:
+    """How an answer to this prompt begins.  assumes_open: text without an opening tag is reasoning too.
+
+    >>> start_of("<|assistant|><think>", assumes_open=False)
+    'inside'
+    >>> start_of("<|assistant|><think></think>", assumes_open=True)
+    'answer'
+    """
+    end = prompt.rstrip()
+    if end.endswith(OPEN):
+        return "inside"
+    if end.endswith(CLOSE):
+        return "answer"
+    return "inside" if assumes_open else "before"
+
+
+def start_within(message: str) -> Start:
+    """How an answer begins that goes on with this message of the assistant."""
+    return "inside" if message.rfind(OPEN) > message.rfind(CLOSE) else "answer"
+
+
+@dataclass(slots=True)
+class Split:
+    """What a piece of text is: reasoning, and then answer."""
+
+    reasoning: list[Part]
+    answer: str
+
+
+class ThinkTags:
+    """The reasoning of one choice."""
+
+    def __init__(self, start: Start) -> None:
+        self._state: Start = start
+        self._text = ""
+        self._begins = True  # no reasoning has been shown: white space before it is dropped
+        self._space = ""  # at the end of the reasoning so far: dropped if that is its end
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning."""
+        return self._state == "inside"
+
+    def feed(self, text: str) -> Split:
+        """Take more text."""
+        if self._state == "answer":
+            return Split([], text)
+        self._text += text
+        if self._state == "before":
+            return self._before()
+        return self._inside()
+
+    def end(self) -> Split:
+        """No more text."""
+        if self._state == "inside":
+            return Split(self._shown(self._taken("inside")) + self._leftover(), "")
+        return Split([], self._taken("answer"))
+
+    def _before(self) -> Split:
+        """The opening tag, or text without one: that is the answer."""
+        start = self._text.lstrip()
+        if start.startswith(OPEN):
+            self._state, self._text = "inside", start[len(OPEN) :]
+            return self._inside()
+        return Split([], "" if OPEN.startswith(start) else self._taken("answer"))
+
+    def _inside(self) -> Split:
+        before, tag, after = self._text.partition(CLOSE)
+        if tag:
+            self._state, self._text = "answer", ""
+            return Split(self._shown(self._opened(before)), after)
+        certain = len(self._text) - held_back(self._text, [OPEN, CLOSE])
+        text, self._text = self._text[:certain], self._text[certain:]
+        return Split(self._shown(self._opened(text)), "")
+
+    def _opened(self, text: str) -> str:
+        """Without an opening tag at the start, which a model may write although the prompt has one."""
+        while self._begins and (start := text.lstrip()).startswith(OPEN):
+            text = start[len(OPEN) :]
+        return text
+
+    def _shown(self, text: str) -> list[Part]:
+        if self._begins:
+            text = text.lstrip()
+        whole = self._space + text
+        shown = whole.rstrip()
+        self._space = whole[len(shown) :]
+        if not shown:
+            return []
+        self._begins = False
+        return [ReasoningDelta(shown)]
+
+    def _leftover(self) -> list[Part]:
+        space, self._space = self._space, ""
+        return [ReasoningDelta(space)] if space and not self._begins else []
+
+    def _taken(self, state: Start) -> str:
+        text, self._text, self._state = self._text, "", state
+        return text

@@ -1,0 +1,86 @@
+"""The parsers of calls by name, and which of them a model's chat template asks for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pdcluster_worker.model_config import ToolParserName
+from pdcluster_worker.server.events import Part
+from pdcluster_worker.server.tools.calls import Reader, Tools
+from pdcluster_worker.server.tools.json_calls import read_hermes, read_llama, read_mistral
+from pdcluster_worker.server.tools.pythonic import read_pythonic
+from pdcluster_worker.server.tools.qwen_coder import read_qwen_coder
+from pdcluster_worker.server.tools.scanning import LeadingCalls, MarkedCalls, Marks, Numbering
+
+ParserName = Literal["hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"]
+
+
+class CallParser(Protocol):
+    """See `events.AnswerParser`, for the text after the reasoning."""
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """Take more text; returns what is certain now."""
+        ...
+
+    def end(self) -> Sequence[Part]:
+        """No more text: returns what was held back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a family of models writes calls.
+
+    marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins with one of `leads`.
+    markers: control tokens among these.
+    """
+
+    read: Reader
+    marks: tuple[Marks, ...] = ()
+    leads: tuple[str, ...] = ()
+    markers: frozenset[str] = frozenset()
+
+    def parser(self, tools: Tools, numbering: Numbering) -> CallParser:
+        """A new parser of this form."""
+        if self.marks:
+            return MarkedCalls(self.marks, self.read, tools, numbering)
+        return LeadingCalls(self.leads, self.read, tools, numbering)
+
+
+_TOOL_CALL = Marks("<tool_call>", "</tool_call>")
+
+FORMS: dict[ParserName, Form] = {
+    "hermes": Form(read_hermes, (_TOOL_CALL,), markers=frozenset({"<tool_call>", "</tool_call>"})),
+    "qwen3_coder": Form(
+        read_qwen_coder,
+        (_TOOL_CALL, Marks("<function=", "</function>")),
+        markers=frozenset({"<tool_call>", "</tool_call>"}),
+    ),
+    "mistral": Form(read_mistral, (Marks("[TOOL_CALLS]"),), markers=frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"})),
+    "llama3_json": Form(read_llama, leads=("{", "<|python_tag|>"), markers=frozenset({"<|python_tag|>"})),
+    "pythonic": Form(
+        read_pythonic,
+        leads=("[", "<|python_start|>"),
+        markers=frozenset({"<|python_start|>", "<|python_end|>"}),
+    ),
+}
+
+_SIGNS: tuple[tuple[ParserName, tuple[str, ...]], ...] = (
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("hermes", ("<tool_call>", "arguments")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("pythonic", ("func_name1(",)),
+)
+"""What a template says that tells the model how to call: all signs of one line, the first line that fits."""
+
+
+def parser_for(name: ToolParserName, template: str) -> ParserName | None:
+    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None = none is known."""
+    if name == "none":
+        return None
+    if name == "qwen":
+        return "hermes"  # Qwen2.5 and Qwen3 write as Hermes does
+    if name != "auto":
+        return name
+    return next((found for found, signs in _SIGNS if all(sign in template for sign in signs)), None)

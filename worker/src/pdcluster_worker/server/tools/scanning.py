@@ -1,0 +1,167 @@
+"""Splits an answer into text and calls, in pieces of any size.
+
+`MarkedCalls` looks for calls between marks, anywhere in the text; `LeadingCalls`
+for an answer that begins like a call, and then is calls from end to end.  A call
+is given out once it is whole and could be read: what only looked like one comes
+out as text, so nothing has to be taken back.  White space next to a call is
+dropped, and text that may become a mark is held back.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from pdcluster_worker.server.events import ArgumentsDelta, Part, TextDelta, ToolCallBegin, ToolCallEnd
+from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Call, Reader, Tools
+
+NewId = Callable[[], str]
+
+
+class Numbering:
+    """Gives calls their numbers and ids, and lets no more than `most` through (None = any)."""
+
+    def __init__(self, new_id: NewId, most: int | None = None) -> None:
+        self._new_id = new_id
+        self._most = most
+        self._numbers = count()
+
+    def begin(self, name: str) -> ToolCallBegin | None:
+        """The next call's begin; None when it is one too many."""
+        number = next(self._numbers)
+        return ToolCallBegin(number, self._new_id(), name) if self._most is None or number < self._most else None
+
+    def parts(self, calls: Iterable[Call]) -> Iterator[Part]:
+        """Whole calls."""
+        for call in calls:
+            begin = self.begin(call.name)
+            if begin is not None:
+                yield from (begin, ArgumentsDelta(begin.call, call.arguments), ToolCallEnd(begin.call))
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands before and after a call; close: "" = the next `open`, or the end of the answer."""
+
+    open: str
+    close: str = ""
+
+
+class MarkedCalls:
+    """Calls between marks.  marks: tried in this order where two begin at one place."""
+
+    def __init__(self, marks: Sequence[Marks], read: Reader, tools: Tools, numbering: Numbering) -> None:
+        self._marks = marks
+        self._read = read
+        self._tools = tools
+        self._numbering = numbering
+        self._text = ""  # outside of a call: not given out yet; inside: all of it, after the opening mark
+        self._inside: Marks | None = None
+        self._space = ""  # white space that is dropped if a call follows
+        self._drops_space = False  # right after a call
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """Take more text."""
+        self._text += text
+        parts: list[Part] = []
+        while (found := self._next()) is not None:
+            parts.extend(found)
+        return parts
+
+    def end(self) -> Sequence[Part]:
+        """No more text: a call without its closing mark is still one."""
+        if self._inside is None:
+            rest, self._text = self._text, ""
+            return [*self._shown(rest), *self._leftover_space()]
+        body, self._text = self._text, ""
+        return [*self._closed(body, ""), *self._leftover_space()]
+
+    def _next(self) -> list[Part] | None:
+        """What the held text is certain to be; None when more is needed."""
+        if self._inside is None:
+            return self._outside()
+        close = self._inside.close or self._inside.open
+        body, mark, rest = self._text.partition(close)
+        if not mark and len(self._text) <= MAX_CALL_CHARACTERS:
+            return None
+        self._text = rest if self._inside.close else mark + rest
+        return self._closed(body, mark if self._inside.close else "")
+
+    def _outside(self) -> list[Part] | None:
+        places = [(place, number) for number, mark in enumerate(self._marks) if (place := self._text.find(mark.open)) >= 0]
+        if places:
+            place, number = min(places)
+            before, self._inside = self._text[:place], self._marks[number]
+            self._text = self._text[place + len(self._inside.open) :]
+            return self._shown(before)
+        certain = len(self._text) - held_back(self._text, [mark.open for mark in self._marks])
+        if not certain:
+            return None
+        text, self._text = self._text[:certain], self._text[certain:]
+        return self._shown(text)
+
+    def _closed(self, body: str, close: str) -> list[Part]:
+        assert self._inside is not None, "a call is open"
+        opened, self._inside = self._inside.open, None
+        calls = self._read(body, self._tools)
+        if calls is None:
+            return self._shown(opened + body + close)
+        self._space, self._drops_space = "", True
+        return list(self._numbering.parts(calls))
+
+    def _shown(self, text: str) -> list[Part]:
+        """The text, but for white space at its end, which waits."""
+        if self._drops_space:
+            text = text.lstrip()
+        whole = self._space + text
+        shown = whole.rstrip()
+        self._space = whole[len(shown) :]
+        if not shown:
+            return []
+        self._drops_space = False
+        return [TextDelta(shown)]
+
+    def _leftover_space(self) -> list[Part]:
+        space, self._space = self._space, ""
+        return [TextDelta(space)] if space else []
+
+
+class LeadingCalls:
+    """An answer that is calls from its first character on.  leads: what such an answer begins with, after white space."""
+
+    def __init__(self, leads: Sequence[str], read: Reader, tools: Tools, numbering: Numbering) -> None:
+        self._leads = leads
+        self._read = read
+        self._tools = tools
+        self._numbering = numbering
+        self._text: str | None = ""  # None once it is text
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """Take more text."""
+        if self._text is None:
+            return [TextDelta(text)] if text else []
+        self._text += text
+        start = self._text.lstrip()
+        may_lead = any(start.startswith(lead) or lead.startswith(start) for lead in self._leads)
+        if may_lead and len(self._text) <= MAX_CALL_CHARACTERS:
+            return []
+        shown, self._text = self._text, None
+        return [TextDelta(shown)]
+
+    def end(self) -> Sequence[Part]:
+        """No more text: now the calls can be read."""
+        text, self._text = self._text, None
+        if not text:
+            return []
+        calls = self._read(text, self._tools)
+        return [TextDelta(text)] if calls is None else list(self._numbering.parts(calls))
+
+
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` that a mark may begin with.
+
+    >>> held_back("so <tool", ["<tool_call>"])
+    5
+    """
+    longest = max(map(len, marks), default=0) - 1
+    sizes = range(min(longest, len(text)), 0, -1)
+    return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in marks)), 0)

@@ -1,0 +1,76 @@
+"""Finds what is wrong with the JSON schema of a tool's parameters, by the keywords that models and grammars use.
+
+Unknown keywords are let pass: the schema language has many, and its dialects more.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+MAX_DEPTH = 64
+"""Of schemas within schemas."""
+
+_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "not")
+
+
+def check_parameters(schema: dict[str, Any]) -> str | None:
+    """What is wrong, in words that name the place; None where nothing is.
+
+    >>> check_parameters({"type": "object", "properties": {"x": {"type": "int"}}})
+    "properties.x.type: must be one of object, array, string, number, integer, boolean and null, not 'int'"
+    """
+    kind = schema.get("type", "object")
+    if kind != "object":
+        return f"type: must be object, for arguments are one, not {_short(kind)}"
+    return _check(schema, "", 0)
+
+
+def _check(schema: Any, path: str, depth: int) -> str | None:
+    if isinstance(schema, bool):
+        return None
+    if not isinstance(schema, dict):
+        return f"{_at(path)}must be a schema: an object, true or false, not {_short(schema)}"
+    if depth > MAX_DEPTH:
+        return f"{_at(path)}schemas are nested more than {MAX_DEPTH} deep: make it flatter"
+    own = _own_fault(schema)
+    if own is not None:
+        return f"{path}{own}"
+    return next((wrong for name, inner in _inner(schema) if (wrong := _check(inner, f"{path}{name}.", depth + 1)) is not None), None)
+
+
+def _own_fault(schema: dict[str, Any]) -> str | None:
+    """What is wrong with the schema's own keywords."""
+    kinds = schema.get("type", [])
+    wrong = next((kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in _TYPES), None)
+    if wrong is not None:
+        return f"type: must be one of {', '.join(_TYPES[:-1])} and {_TYPES[-1]}, not {_short(wrong)}"
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        return "required: must be a list of names"
+    if "enum" in schema and not (isinstance(schema["enum"], list) and schema["enum"]):
+        return "enum: must be a list of values that is not empty"
+    for name in _MAPS:
+        if not isinstance(schema.get(name, {}), dict):
+            return f"{name}: must be an object of schemas by name"
+    for name in _LISTS:
+        if name in schema and not (isinstance(schema[name], list) and schema[name]):
+            return f"{name}: must be a list of schemas that is not empty"
+    return None
+
+
+def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in _MAPS:
+        yield from ((f"{name}.{key}", inner) for key, inner in schema.get(name, {}).items())
+    for name in _LISTS:
+        yield from ((f"{name}.{number}", inner) for number, inner in enumerate(schema.get(name, ())))
+    yield from ((name, schema[name]) for name in _SINGLE if name in schema and not isinstance(schema[name], list))
+
+
+def _at(path: str) -> str:
+    return f"{path.removesuffix('.')}: " if path else ""
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:40]
