@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.server import openai_errors
+from pdcluster_worker.server import error_shapes, openai_errors
 from pdcluster_worker.server.body_route import BodyRoute
 from pdcluster_worker.server.schemas import ChatRequest
 
@@ -25,7 +25,7 @@ def _client() -> httpx.AsyncClient:
     app = FastAPI()
     app.post("/fastapi")(_echo)
     app.router.add_api_route("/short", _echo, methods=["POST"], route_class_override=BodyRoute)
-    openai_errors.install(app, Metrics().request_rejected)
+    openai_errors.install(app, Metrics().request_rejected, error_shapes.response)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker")
 
 

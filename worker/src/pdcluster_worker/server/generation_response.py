@@ -99,7 +99,7 @@ class GenerationResponse(Response):
                 end = writer.end(self._generation.usage())
             except Exception as e:
                 end = writer.failed(self._shown(e))
-        await send({"type": "http.response.body", "body": end or b"", "more_body": False})
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _shown(self, error: Exception) -> RequestError:
         if isinstance(error, RequestError):
