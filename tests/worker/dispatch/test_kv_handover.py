@@ -9,7 +9,7 @@ from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.handler import Handler
 from pdcluster_worker.dispatch.remote import RemotePrefill
-from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.dispatch.worker import Engineless, Worker
 from pdcluster_worker.engine.messages import (
     BlockEvents,
     EngineInput,
@@ -176,3 +176,11 @@ async def test_handover_holds_a_drain(worker: Worker, dispatcher: DecodeDispatch
     assert worker.active == 1
     await replies.aclose()
     assert worker.active == 0
+
+
+async def test_router_hands_over_nothing(worker: Worker, dispatcher: DecodeDispatcher) -> None:
+    worker.engineless = Engineless("w", worker.block_size, lambda: "")
+    handler = Handler(worker, Hello("w", "router", FACTS.geometry, "", "r1"), CreditLedger(1), dispatcher)
+
+    with pytest.raises(RequestError, match="this is a router worker: it prefills for no peer"):
+        await anext(handler.prefill("d2", MOVED, TARGET))

@@ -81,6 +81,8 @@ class GrammarBook:
         constraint = _constraint_of(request)
         if request.request_id in self._followers:
             return True
+        if not request.sampling.eos_token_ids:
+            return RequestError("cannot be served: this model has no token that ends an answer", param="constraint")
         entry = self._entry(constraint)
         if not entry.done():
             return False
