@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.handler import Handler
@@ -31,7 +32,7 @@ from pdcluster_worker.engine.messages import (
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.types import Generated, Hello, PrefillMode
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing_config import PrefillScorePolicy
+from pdcluster_worker.routing_config import OffloadPolicy, PrefillScorePolicy
 from tests.worker.dispatch.doubles import FACTS, RecordingPeer, ScriptedEngine
 
 EPOCH = b"e" * 16
@@ -131,6 +132,18 @@ async def test_prompt_is_computed_where_nothing_is_to_be_read(
     await collect(dispatcher, replace(MOVED, **changes))
 
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
+
+
+@pytest.mark.parametrize(("most", "num_reads"), [(0.0, 1), (1.0, 0)])
+async def test_kv_is_not_read_over_a_way_that_is_too_slow(
+    dispatcher: DecodeDispatcher, worker: Worker, holder: RecordingPeer, most: float, num_reads: int
+) -> None:
+    worker.policy = PolicyConfig(offload=OffloadPolicy(max_transfer_milliseconds=most))
+    worker.pair_rates.add("old", num_bytes=64, seconds=1.0)
+    holder.replies = [NEXT, DONE]
+    await collect(dispatcher)
+
+    assert len(holder.targets) == num_reads
 
 
 async def test_blocks_that_are_here_are_not_read(
