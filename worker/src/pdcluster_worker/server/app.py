@@ -5,7 +5,7 @@ and metrics only, and tells a client that it came to the wrong worker.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from pdcluster_worker.server import chat, completion, error_shapes, openai_error
 from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit, taken_by
+from pdcluster_worker.server.body_route import BodyRoute
 from pdcluster_worker.server.cors import Cors
 from pdcluster_worker.server.crowd import Crowd
 from pdcluster_worker.server.farewell import Farewell
@@ -82,23 +83,30 @@ def create_app(
     journeys:    where those of requests are kept; None = in new ones
     parsers:     how the model writes calls and reasoning
     """
-    app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
+    doors = _Doors(tenant_of, limits, journeys or Journeys())
+    app = _new_app(backend, metrics, policy, clock, doors)
     serving = Serving(
         backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses), model_parsers(parsers, tokenizer.chat_template)
     )
 
-    @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await chat.complete(serving, body, context_of(request))
 
-    @app.post(_COMPLETIONS, responses=_documented(CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await completion.complete(serving, body, context_of(request))
 
+    # The first routes: those after them are not looked at for a generation.
+    _add_generation(app, _CHAT, chat_completions, ChatReply)
+    _add_generation(app, _COMPLETIONS, completions, CompletionReply)
     add_tokenizing(app, serving)
     add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
+    _add_common(app, backend, metrics, doors)
     return app
+
+
+def _add_generation(app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], reply: type[BaseModel]) -> None:
+    app.router.add_api_route(path, endpoint, methods=["POST"], responses=_documented(reply), route_class_override=BodyRoute)
 
 
 def create_prefill_app(
@@ -112,13 +120,15 @@ def create_prefill_app(
     journeys: Journeys | None = None,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
-    app = _base_app(worker, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
+    doors = _Doors(tenant_of, limits, journeys or Journeys())
+    app = _new_app(worker, metrics, policy, clock, doors)
 
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
 
     for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
+    _add_common(app, worker, metrics, doors)
     return app
 
 
@@ -131,7 +141,7 @@ class _Doors:
     journeys: Journeys
 
 
-def _base_app(
+def _new_app(
     worker: Worker,
     metrics: Metrics,
     policy: Callable[[], PolicyConfig],
@@ -155,10 +165,14 @@ def _base_app(
     app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
     app.add_middleware(Farewell, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected, error_shapes.response)
+    return app
+
+
+def _add_common(app: FastAPI, worker: Worker, metrics: Metrics, doors: _Doors) -> None:
+    """Routes of workers of every role."""
     _add_models(app, worker)
     _add_state(app, worker, metrics)
     add_journeys(app, doors.journeys, doors.tenant_of)
-    return app
 
 
 def _add_models(app: FastAPI, worker: Worker) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from fastapi import Request
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.dispatch.journey import Journey, note
@@ -34,6 +34,9 @@ ROUTE_HEADER = "x-pdcluster-route"
 _NO = ("", "0", "false")
 _KEY = "pdcluster.context"
 _LABEL_CHARACTERS = 64
+_LABEL, _ROUTE, _PARENT, _STATE = _HEADERS = tuple(
+    name.encode() for name in ("x-request-id", ROUTE_HEADER, trace_context.HEADER, trace_context.STATE_HEADER)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ def context_of(request: Request) -> RequestContext:
     return context
 
 
+def _read(scope: Scope) -> dict[bytes, str]:
+    """Those of _HEADERS that came, each as it came first; in one look at all of them."""
+    return {name: value.decode("latin-1") for name, value in reversed(scope["headers"]) if name in _HEADERS}
+
+
 def may_generate(path: str) -> bool:
     """Whether a POST to it may make tokens."""
     return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
@@ -84,15 +92,15 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        label = headers.get("x-request-id", "")[:_LABEL_CHARACTERS]
+        headers = _read(scope)
+        label = headers.get(_LABEL, "")[:_LABEL_CHARACTERS]
         context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
         if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)
             return
-        trace_context.enter(headers.get(trace_context.HEADER, ""), headers.get(trace_context.STATE_HEADER, ""))
+        trace_context.enter(headers.get(_PARENT, ""), headers.get(_STATE, ""))
         with self._journeys.of(context.request_id, role="ingress") as journey:
-            asked = headers.get(ROUTE_HEADER, "").lower() not in _NO
+            asked = headers.get(_ROUTE, "").lower() not in _NO
             await self._answer(scope, receive, _noting(send, journey, shows=asked), context)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:

@@ -27,14 +27,17 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "stream", "priority", "cache_salt", "pdcluster")
 
 
-def chat_of(request: MessagesPrompt) -> ChatRequest:
-    """The chat request that asks for the same.  Raises RequestError for what chat refuses."""
+def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
+    """The chat request that asks for the same.  Raises RequestError for what chat refuses.
+
+    reasons: the model is known to think; of another one a budget for it means nothing.
+    """
     fields: dict[str, Any] = {"model": request.model, "messages": list(_messages(request))}
     if request.tools:
         fields |= {"tools": [_tool(tool) for tool in request.tools]}
         fields |= _choice(request.tool_choice)
     if request.thinking is not None:
-        fields |= _thinking(request)
+        fields |= _thinking(request, reasons=reasons)
     if request.output_config is not None and request.output_config.format is not None:
         schema = {"name": "answer", "schema": request.output_config.format.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -118,7 +121,7 @@ def _choice(choice: ToolChoice | None) -> dict[str, Any]:
     return chosen | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
 
 
-def _thinking(request: MessagesPrompt) -> dict[str, Any]:
+def _thinking(request: MessagesPrompt, *, reasons: bool) -> dict[str, Any]:
     assert request.thinking is not None
     thinking = request.thinking
     is_on = thinking.type != "disabled"
@@ -128,4 +131,6 @@ def _thinking(request: MessagesPrompt) -> dict[str, Any]:
         message = f"thinking.budget_tokens: must be less than max_tokens={request.max_tokens}, which counts thinking too"
         raise RequestError(message, param="thinking.budget_tokens")
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": is_on, "thinking": is_on}}
-    return fields | ({"thinking_token_budget": thinking.budget_tokens} if is_on and thinking.budget_tokens else {})
+    if reasons and is_on:
+        fields["thinking_token_budget"] = thinking.budget_tokens
+    return fields

@@ -9,10 +9,11 @@ from pdcluster_worker.server.chat import prepare
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.messages.chat_request import chat_of
 from pdcluster_worker.server.messages.errors import PATH, MessagesError
-from pdcluster_worker.server.messages.schemas import CountRequest, MessagesRequest
+from pdcluster_worker.server.messages.schemas import CountRequest, MessagesPrompt, MessagesRequest
 from pdcluster_worker.server.messages.writer import MessagesWriter
 from pdcluster_worker.server.planning import check_servable, respond
 from pdcluster_worker.server.request_context import RequestContext, context_of
+from pdcluster_worker.server.schemas import ChatRequest
 
 COUNT_PATH = f"{PATH}/count_tokens"
 
@@ -36,16 +37,20 @@ def add_messages(app: FastAPI, serving: Serving, documented: Documented) -> None
 
     @app.post(COUNT_PATH, responses=errors)
     async def count_tokens(body: CountRequest) -> TokenCount:
-        chat = chat_of(body)
+        chat = _chat(serving, body)
         check_servable(chat, 1, serving)
         return TokenCount(input_tokens=len((await prepare(serving, chat)).prompt))
 
 
 async def _answer(serving: Serving, body: MessagesRequest, context: RequestContext) -> Response:
-    chat = chat_of(body)
+    chat = _chat(serving, body)
     check_servable(chat, 1, serving)
     prepared = await prepare(serving, chat)
     message_id = f"msg_{context.request_id}"
     writer = MessagesWriter(message_id, body.model, context.request_id)
     prompts, rules = [prepared.prompt], prepared.rules
     return respond(serving, chat, prepared.wanted, prompts, writer, response_id=message_id, context=context, rules=rules)
+
+
+def _chat(serving: Serving, body: MessagesPrompt) -> ChatRequest:
+    return chat_of(body, reasons=serving.parsers.reasoning is not None)

@@ -159,7 +159,7 @@ class MessagesPrompt(Body):
     output_config: OutputConfig | None = None
     mcp_servers: Annotated[Any, Only(None, [], fix="call tools from the client")] = None
     container: Annotated[Any, Only(None)] = None
-    context_management: Annotated[Any, Only(None, fix="shorten the conversation before it is sent")] = None
+    context_management: Annotated[Any, Ignored("a conversation is taken as it is sent")] = None
 
 
 class MessagesRequest(MessagesPrompt):
