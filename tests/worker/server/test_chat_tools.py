@@ -9,6 +9,7 @@ import pytest
 
 from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.chat_template import ChatTemplate
 from pdcluster_worker.server.model_parsers import ParserNames
 from pdcluster_worker.server.tokenizer import Tokenizer
 from tests.worker.server.conftest import Rig
@@ -27,8 +28,8 @@ NOW = {"type": "function", "function": {"name": "now"}}
 TOOLS = [WEATHER, NOW]
 
 
-def client_of(rig: Rig, template: str | None, **names: str) -> openai.AsyncOpenAI:
-    rig.tokenizer.chat_template = template and type(rig.tokenizer.chat_template)(template, {})
+def client_of(rig: Rig, template: str, **names: str) -> openai.AsyncOpenAI:
+    rig.tokenizer.chat_template = ChatTemplate(template, {})
     app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=ParserNames(**names))
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app), trust_env=False)
     return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http)
@@ -39,7 +40,7 @@ async def client(rig: Rig, model_folder) -> AsyncIterator[openai.AsyncOpenAI]:
     rig.tokenizer = Tokenizer.load(model_folder, "chatml-tools")
     rig.backend.max_model_len = 4000
     rig.policy = PolicyConfig()
-    async with client_of(rig, rig.tokenizer.chat_template.source) as client:
+    async with client_of(rig, rig.tokenizer.chat_template.tool_source) as client:
         yield client
 
 

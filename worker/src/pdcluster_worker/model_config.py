@@ -17,7 +17,7 @@ class ModelConfig(Section, frozen=True):
     """Which model.
 
     dtype:         auto = one for all workers of the revision (`peers.dtype`)
-    chat_template: Jinja text in place of the model's own, or the name of one of ours (`server.default_templates`); None = its own
+    chat_template: Jinja text in place of the model's own, or one of `server.default_templates` for requests with tools; None = its own
     tool_parser, reasoning_parser: how the model writes calls and thoughts; auto = as its chat template says
     """
 

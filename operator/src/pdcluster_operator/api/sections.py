@@ -66,7 +66,7 @@ class ModelSpec(Section):
     name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
     path:       its folder as the workers see it, or below the volume's root; `~` and relative paths without a volume are for `pdctl` only
     dtype:      of weights and KV; auto = bfloat16 where the first worker's CPU computes it natively, else float32
-    chat_template: Jinja text in place of the model's own chat template, or `chatml-tools`, which comes with the worker
+    chat_template: Jinja text in place of the model's own chat template, or `chatml-tools`, which is for requests with tools
     tool_parser, reasoning_parser: how the model writes calls of tools, and its reasoning; auto = as its chat template says
     node_cache: folder of the node that keeps downloads for the next pod there; without it each pod downloads for itself
     """

@@ -36,28 +36,34 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """One compiled template and the special tokens that it may name."""
+    """A model's compiled template, another one for conversations with tools where there is one, and the special tokens they may name."""
 
     def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
-        self.source = source if tool_source is None else tool_source
-        self._template, self.variables = _compiled(source)
-        self._with_tools, tool_variables = (self._template, self.variables) if tool_source is None else _compiled(tool_source)
-        self.takes_tools = "tools" in tool_variables
+        self.source = source
+        self.tool_source = source if tool_source is None else tool_source
+        self._template = _compiled(source)
+        self._with_tools = self._template if tool_source is None else _compiled(tool_source)
+        self.takes_tools = "tools" in meta.find_undeclared_variables(_environment().parse(self.tool_source))
         self._special_tokens = special_tokens
 
     @classmethod
     def load(cls, folder: Path, tokenizer_config: dict[str, Any], given: str | None = None) -> "ChatTemplate | None":
-        """The given one, or its name among ours; else chat_template.jinja, else of tokenizer_config.json; None when there is none."""
+        """The template of a model's folder: chat_template.jinja, else of tokenizer_config.json; None when there is none.
+
+        given: Jinja text that takes its place, or the name of one of ours, for conversations with tools.
+        """
         tokens = {name: _content(tokenizer_config[name]) for name in _SPECIAL_TOKENS if tokenizer_config.get(name)}
-        if given is not None:
-            return cls(TEMPLATES.get(given, given), tokens)
+        if given is not None and given not in TEMPLATES:
+            return cls(given, tokens)
         path, inline = folder / "chat_template.jinja", tokenizer_config.get("chat_template")
         source = path.read_text(encoding="utf-8") if path.is_file() else _named(inline, "default")
-        return None if source is None else cls(source, tokens, _named(inline, "tool_use") if isinstance(inline, list) else None)
+        tool_source = TEMPLATES[given] if given is not None else _named(inline, "tool_use") if isinstance(inline, list) else None
+        source = tool_source if source is None else source
+        return None if source is None else cls(source, tokens, tool_source)
 
     def render(self, given: TemplateInput) -> str:
         """Prompt text up to where the assistant answers.  Raises RequestError when the template refuses the messages."""
-        template = self._template if given.tools is None else self._with_tools
+        template = self._with_tools if given.has_tools else self._template
         names = {**self._special_tokens, **given.kwargs}
         try:
             text = template.render(
@@ -79,11 +85,9 @@ def _cut_after(text: str, last: str) -> str:
     return text[:end] + (trailing if text.startswith(trailing, end) else "")
 
 
-def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
-    """A template, and the variables that it reads."""
-    environment = _environment()
+def _compiled(source: str) -> jinja2.Template:
     try:
-        return environment.from_string(source), frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        return _environment().from_string(source)
     except jinja2.TemplateSyntaxError as e:
         raise ModelError(f"chat template, line {e.lineno}: {e.message}") from e
 

@@ -31,6 +31,11 @@ class TemplateInput:
     continues: bool = False
 
     @property
+    def has_tools(self) -> bool:
+        """Whether tools are shown, or were called before."""
+        return self.tools is not None or any("tool_calls" in message or message["role"] == "tool" for message in self.messages)
+
+    @property
     def num_characters(self) -> int:
         """About as many as the rendered text has."""
         tools = sum(len(str(tool)) for tool in self.tools or ())

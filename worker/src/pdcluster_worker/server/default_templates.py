@@ -1,7 +1,8 @@
 """Chat templates that come with the worker, by the name that `model.chatTemplate` takes.
 
-`chatml-tools` is ChatML with tools in Hermes' form: for models that were trained
-on ChatML and whose own template has no tools.
+They are for conversations with tools: any other is rendered by the model's own
+template.  `chatml-tools` is ChatML with tools in Hermes' form, for models that
+were trained on ChatML and whose own template has no tools.
 """
 
 _CHATML_TOOLS = """\

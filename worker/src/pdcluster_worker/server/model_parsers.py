@@ -44,7 +44,7 @@ def model_parsers(names: ParserNames, template: ChatTemplate | None) -> ModelPar
     if template is None:
         return NO_PARSERS
     return ModelParsers(
-        tools_registry.parser_for(names.tools, template.source),
+        tools_registry.parser_for(names.tools, template.tool_source),
         reasoning_registry.parser_for(names.reasoning, template.source),
         template.takes_tools,
         names.tools == "none",
