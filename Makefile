@@ -34,8 +34,9 @@ $(KUBERNETES)/.ready: scripts/kubernetes.sh | .venv/.ready
 proto: setup ## generate the gRPC code again after a change of worker/proto
 	@scripts/proto.sh
 
-charts: setup ## copy the CRDs and the sample cluster into the Helm chart again after a change
+charts: setup ## after a change of the CRDs or the sample cluster: the chart's copies, and docs/reference.md
 	@$(PYTHON) scripts/chart_copies.py
+	@.venv/bin/python scripts/reference.py
 
 run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml

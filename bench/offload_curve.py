@@ -45,6 +45,7 @@ POLICIES: Mapping[str, Routing] = {
     "boolean": {"offload": {"policy": "boolean"}},
     "sloFeedback": {"offload": {"policy": "sloFeedback"}},
     "score": {"offload": {"policy": "score"}},
+    "islBounding": {"offload": {"policy": "islBounding"}},
     "prefillLoad": {"offload": {"policy": "prefillLoad", "prefillLoad": {"busyBatches": 2}}},
     "islOrLoad": {"offload": {"policy": "islOrLoad", "prefillLoad": {"busyBatches": 2}}},
 }

@@ -60,6 +60,10 @@ class _Measured:
     def router(self) -> WorkerProcess:
         return self.cluster.workers["router-0"]
 
+    @property
+    def decodes(self) -> list[WorkerProcess]:
+        return [worker for worker in self.cluster.workers.values() if worker.settings["role"] == "decode" and worker.is_alive]
+
     async def run(self, salt: str) -> list[Exchange]:
         """Once.  salt: so that a run finds nothing of another one in the prefix caches"""
         rows = self.trace.rows(self.seed)
@@ -96,8 +100,13 @@ async def _measure(measured: _Measured) -> None:
     disturbed = await running
     _print("workers come and go", disturbed)
     differing = sum(one.text != other.text for one, other in zip(plain, disturbed, strict=True))
+    longest = max(exchange.token_times[-1] - exchange.sent for exchange in disturbed)
+    drains = ", ".join(f"{seconds:.2f}" for seconds in chaos.drain_seconds) or "none"
+    print(f"drains by command, s: {drains}; longest answer {longest:.2f} s")
     moves = {f"{reason}, {outcome}": int(count) for reason, outcome, count in _moves(measured.router)}
     print(f"steps: {dict(sorted(chaos.num_steps.items()))}; moves: {moves}; answers that differ between the runs: {differing}")
+    read = {worker.name: worker.metrics().by_label("kv_handovers_total", "outcome") for worker in measured.decodes}
+    print(f"KV read from workers that were left: {read}")
 
 
 def _moves(router: WorkerProcess) -> Iterator[tuple[str, str, float]]:

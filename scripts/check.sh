@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format, lint, types, import directions, sizes, duplicates and the chart's copies.  Runs them all, then says which failed.
+# Format, lint, types, import directions, sizes, duplicates, the chart's copies and the reference.  Runs them all, then says which failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +21,7 @@ run words .venv/bin/python scripts/check_words.py
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
 run charts .venv/bin/python scripts/chart_copies.py --check
+run reference .venv/bin/python scripts/reference.py --check
 
 if [ "${#failed[@]}" -gt 0 ]; then
     echo "check: failed: ${failed[*]}"

@@ -96,11 +96,12 @@ def main() -> int:
 
 
 def _results(chosen: Sequence[Block], port: int, folder: Path) -> Iterator[Result]:
-    made: dict[tuple[str, ...], Environment] = {}
+    made: dict[tuple[str, ...], Environment] = {}  # by language and packages
     for number, block in enumerate(chosen):
-        environment = made.get(block.packages)
+        key = (block.language, *block.packages)
+        environment = made.get(key)
         if environment is None:
-            environment = made[block.packages] = Environment(folder / f"environment-{number}")
+            environment = made[key] = Environment(folder / f"environment-{number}")
             installed = environment.install(block)
             if installed.returncode != 0:
                 yield Result(block, block.packages[0], 0.0, _tail(installed))

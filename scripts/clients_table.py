@@ -7,13 +7,18 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from pdcluster_worker.server.known_fields import Known, table
+from pdcluster_worker.server.messages.schemas import MessagesRequest
+from pdcluster_worker.server.responses.schemas import ResponsesRequest
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
-SCHEMAS: dict[str, type[BaseModel]] = {"chat": ChatRequest, "completions": CompletionRequest}
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "chat": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
 _PART = re.compile(r"(<!-- fields:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
-
-Row = tuple[str, Known, str]
 
 
 def main() -> int:
@@ -35,32 +40,24 @@ def with_fields(text: str) -> str:
 
 def fields() -> str:
     """What becomes of each field, in Markdown."""
-    rows = list(_rows())
-    served = [f"| {api} | {_names(rows, api)} |" for api in ("both", *SCHEMAS)]
-    lines = ["| served by | fields |", "| --- | --- |", *served, ""]
-    for kind, note in (("refused", "instead"), ("ignored", "since")):
-        lines += [f"| {kind} | by | {note} |", "| --- | --- | --- |"]
-        lines += [f"| `{name}` | {api} | {known.note} |" for name, known, api in rows if known.kind == kind]
-        lines.append("")
-    return "\n".join(lines[:-1])
-
-
-def _names(rows: list[Row], api: str) -> str:
-    return ", ".join(f"`{name}`" for name, known, of in rows if known.kind == "served" and of == api)
-
-
-def _rows() -> list[Row]:
-    """Each field once where both APIs say the same of it."""
     tables = {api: table(schema) for api, schema in SCHEMAS.items()}
-    names = sorted({name for known in tables.values() for name in known})
-    rows: list[Row] = []
-    for name in names:
-        found = {api: known[name] for api, known in tables.items() if name in known}
-        if len(found) == len(tables) and len(set(found.values())) == 1:
-            rows.append((name, next(iter(found.values())), "both"))
-        else:
-            rows += [(name, known, api) for api, known in found.items()]
-    return rows
+    lines = ["| endpoint | fields that it serves |", "| --- | --- |"]
+    for api, known in tables.items():
+        served = sorted(name for name, each in known.items() if each.kind == "served")
+        lines.append(f"| {api} | {', '.join(f'`{name}`' for name in served)} |")
+    for kind, note in (("refused", "instead"), ("ignored", "since")):
+        lines += ["", f"| {kind} | by | {note} |", "| --- | --- | --- |", *_rows(tables, kind)]
+    return "\n".join(lines)
+
+
+def _rows(tables: dict[str, dict[str, Known]], kind: str) -> list[str]:
+    """One for each field and note, with the endpoints that have both."""
+    by: dict[tuple[str, str], list[str]] = {}
+    for api, known in tables.items():
+        for name, each in known.items():
+            if each.kind == kind:
+                by.setdefault((name, each.note), []).append(api)
+    return [f"| `{name}` | {', '.join(apis)} | {note} |" for (name, note), apis in sorted(by.items())]
 
 
 if __name__ == "__main__":

@@ -467,6 +467,12 @@ RULES = [
     ),
     Rule(
         "spec.roles.decode.engine.speculation",
+        "method: draft needs draftModel, the folder of a smaller model, and no other method has one",
+        at("spec.roles.decode.engine.speculation", {"method": "draft", "draftModel": "/small"}),
+        at("spec.roles.decode.engine.speculation", {"draftModel": "/small"}),
+    ),
+    Rule(
+        "spec.roles.decode.engine.speculation",
         "promptLookupMin must be at most promptLookupMax: lower the one or raise the other",
         at("spec.roles.decode.engine.speculation", {"promptLookupMin": 5}),
         at("spec.roles.decode.engine.speculation", {"promptLookupMin": 6}),

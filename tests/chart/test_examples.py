@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from pdcluster_operator.api.load import load, load_applied
+from pdcluster_operator.api.routing import DecodeScoreSpec, OffloadSpec, PrefillQueueSpec
 from pdcluster_operator.cli.main import app
 from pdcluster_operator.local.up import UpRequest, prepare
 from pdcluster_operator.plan.idle import idle_remarks
@@ -125,3 +126,25 @@ def test_chat_fits_a_small_machine_while_it_rolls_out() -> None:
         True,
         True,
     )  # old and new beside each other on 2 cores and 24 GiB, with room for the rest
+
+
+def choices_of(policy: Any, field: str) -> tuple[str, ...]:
+    """The names that a field of a section takes."""
+    found: tuple[str, ...] = get_args(policy.model_fields[field].annotation)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "field"),
+    [
+        ("offload.yaml", OffloadSpec, "policy"),
+        ("offload.yaml", PrefillQueueSpec, "mode"),
+        ("prefix-routing.yaml", DecodeScoreSpec, "policy"),
+    ],
+)
+def test_example_and_docs_name_every_routing_policy(name: str, section: Any, field: str) -> None:
+    example = (FOLDER / name).read_text()
+    docs = (FOLDER.parent / "docs" / "routing.md").read_text()
+
+    assert [policy for policy in choices_of(section, field) if not re.search(rf"\b{policy}\b", example)] == []
+    assert [policy for policy in choices_of(section, field) if f"| `{policy}`" not in docs and f"| **`{policy}`**" not in docs] == []

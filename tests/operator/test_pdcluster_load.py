@@ -84,6 +84,19 @@ def test_a_path_of_this_machine_is_for_pdctl_alone(path: str, document: dict[str
     assert "give pvc" in fault.fix
 
 
+def test_a_draft_models_path_of_this_machine_is_for_pdctl_alone(document: dict[str, Any]) -> None:
+    document["spec"]["roles"]["decode"]["engine"] = {"speculation": {"method": "draft", "draftModel": "small"}}
+    assert parse(document)
+    with pytest.raises(InvalidObjectError) as refused:
+        parse_applied(document)
+    (fault,) = refused.value.faults
+    assert fault.path == "spec.roles.decode.engine.speculation.draftModel"
+    assert "must begin with /, not 'small'" in fault.reason
+
+    document["spec"]["model"] = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}}
+    assert parse_applied(document)
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -471,6 +471,16 @@ BAD = [
         "spec.roles.decode.engine.speculation.numTokens",
     ),
     Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"method": "draft"}}),
+        "spec.roles.decode.engine.speculation.draftModel: is missing, and method: draft needs it; give the folder",
+        "spec.roles.decode.engine.speculation",
+    ),
+    Wrong(
+        at("spec.roles.decode.engine", {"speculation": {"draftModel": "/small"}}),
+        "spec.roles.decode.engine.speculation.draftModel: is for method draft, not ngram; leave it out, or set method: draft",
+        "spec.roles.decode.engine.speculation",
+    ),
+    Wrong(
         at("spec.roles.decode.engine", {"speculation": {"promptLookupMin": 6}}),
         "spec.roles.decode.engine.speculation.promptLookupMin: must be at most promptLookupMax (5), not 6; lower the one",
         "spec.roles.decode.engine.speculation",

@@ -121,6 +121,8 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         "python scripts/check_duplicates.py",
         "== charts",
         "python scripts/chart_copies.py --check",
+        "== reference",
+        "python scripts/reference.py --check",
         "check: all passed",
     ]
 
@@ -138,6 +140,7 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
         ("python scripts/check_sizes", "sizes"),
         ("python scripts/check_duplicates", "duplicates"),
         ("python scripts/chart_copies", "charts"),
+        ("python scripts/reference", "reference"),
     ],
 )
 def test_check_names_what_failed_after_running_all(tmp_path: Path, failing: str, name: str) -> None:

@@ -4,6 +4,7 @@ One step after the other.  Before a step takes a decode worker away the router k
 ready, so that one is left; a prefill worker may be the last.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -19,14 +20,16 @@ Step = Callable[[], None]
 
 
 class Chaos:
-    """Changes one cluster.  num_steps: those that are done, by name.
+    """Changes one cluster.
 
+    num_steps: those that are done, by name; drain_seconds: of each drain by command
     router: that the trace goes over; it stays
     policy: of the workers that are added
     """
 
     def __init__(self, cluster: Cluster, router: WorkerProcess, policy: Json, seed: str) -> None:
         self.num_steps: Counter[str] = Counter()
+        self.drain_seconds: list[float] = []
         self._cluster = cluster
         self._router = router
         self._policy = policy
@@ -58,9 +61,10 @@ class Chaos:
 
     def drain(self, role: str) -> None:
         """Drain a worker by command, and take the command back when it has drained."""
-        victim = self._victim(role)
+        victim, began = self._victim(role), time.monotonic()
         with self._cluster.drained_by_command(victim.name):
             self._cluster.wait_state(victim.name, "drained")
+            self.drain_seconds.append(time.monotonic() - began)
 
     def add(self) -> None:
         """Start a decode worker that was not there; it serves when it is ready."""

@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_worker.engine.messages import Sampling
 from tests.reference import Reference
-from tests.system.client import Answer
+from tests.system.client import Answer, body
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
@@ -126,3 +126,29 @@ def _among_others(decode: WorkerProcess, prompt: list[int], prompts: Prompts) ->
         for future in noise:
             future.result()
     return answers
+
+
+def test_constrained_answers_are_the_same_on_every_path(pair: Pair, mixed: WorkerProcess, prompts: Prompts) -> None:
+    """Token n is the text "[n]" here; the prefill worker makes the first token under the constraint too."""
+    prompt = prompts(65)
+    for fields in ({}, {"temperature": 1.0, "seed": 7, "logprobs": 2}):
+        asked = {"structured_outputs": {"regex": r"(\[1[0-9]{2}\]){9}"}, "ignore_eos": False, "max_tokens": 30, **fields}
+        answers = [
+            mixed.client.complete(prompt, **asked),
+            *(pair.decode.client.complete(prompt, place, **asked) for place in ("remote", "local")),
+        ]
+
+        assert [answer.prefill for answer in answers[1:]] == ["remote", "local"]
+        assert all(answer.tokens == answers[0].tokens for answer in answers)
+        assert [100 <= token <= 199 for token in answers[0].tokens[:9]] == 9 * [True]
+        assert answers[0].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("place", ["remote", "local"])
+def test_a_constraint_that_cannot_be_compiled_is_a_400_wherever_its_prompt_would_run(pair: Pair, prompts: Prompts, place: str) -> None:
+    asked = body(prompts(20), place, guided_json={"properties": {"a": {"type": "strin"}}})
+    reply = pair.decode.client.post(asked)
+
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == "guided_json"
+    assert reply.json()["error"]["message"].startswith("guided_json: #/properties/a/type: 'strin' is no type")

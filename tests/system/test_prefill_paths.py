@@ -107,6 +107,24 @@ def test_prefix_hit_at_the_decode_side_writes_only_missing_blocks(pair: Pair, pr
     pair.decode.wait_growth(before, "kv_transfer_bytes_total", 3 * pair.decode.block_bytes, direction="received")
 
 
+@pytest.mark.parametrize("place", ["local", "remote"])
+def test_echo_gives_the_log_probabilities_of_transformers(pair: Pair, prompts: Prompts, reference: Reference, place: str) -> None:
+    prompt = prompts(THRESHOLD + 3)
+    pair.decode.client.complete(prompt, "local", max_tokens=1)  # it is in the cache now
+    asked = {"prompt": [prompt, prompt[:40]], "max_tokens": 0, "echo": True, "logprobs": 1, "pdcluster": {"prefill": place}}
+    reply = pair.decode.client.post({"model": MODEL, **asked})
+    choices = reply.json()["choices"]
+
+    assert reply.headers["x-pdcluster-prefill"] == place
+    for tokens, choice in zip((prompt, prompt[:40]), choices, strict=True):
+        expected = reference.prompt_logprobs(tokens)
+        chosen = [row[token].item() for row, token in zip(expected, tokens[1:], strict=True)]
+        first, *said = choice["logprobs"]["token_logprobs"]
+        assert first is None
+        assert said == pytest.approx(chosen, abs=1e-4)
+        assert [max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:]] == pytest.approx(expected.amax(1).tolist(), abs=1e-4)
+
+
 @pytest.mark.parametrize("num_tokens", [4 * BLOCK, 4 * BLOCK + 1])
 def test_full_prefix_hit_with_forced_remote_moves_one_block(pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int) -> None:
     prompt = prompts(num_tokens)

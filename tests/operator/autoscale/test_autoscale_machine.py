@@ -275,11 +275,17 @@ class AutoscaleMachine(RuleBasedStateMachine):
                 return True
         return False
 
+    def low_of(self, key: PoolKey) -> int:
+        role, name = key
+        pools = self.spec.roles.present()[role].pools
+        return next(each.min_replicas or 0 for each in pools if each.name == name)
+
     def fits(self, sizes: tuple[int, ...]) -> bool:
         budget = self.spec.autoscale.budget
         for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
             pairs = [(each, size) for each, size in zip(self.there.pools, sizes, strict=True) if gpu in (None, each.gpu)]
             held = sum(max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending, size) for each, size in pairs)
+            held += sum(max(0, self.low_of(each.key) - size) for each, size in pairs)  # what a raised minReplicas waits for is not free
             if limit is not None and held > limit:
                 return False
         return True

@@ -97,6 +97,7 @@ ENGINE_VALUES: dict[str, Any] = {
     # On a prefill worker likewise.
     "speculation": {
         "method": "Off",
+        "draftModel": "/small",
         "numTokens": 2,
         "promptLookupMax": 7,
         "promptLookupMin": 2,

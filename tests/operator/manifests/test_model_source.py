@@ -31,6 +31,14 @@ def test_claimed_volume_is_mounted_read_only_and_the_path_is_below_it() -> None:
     assert "initContainers" not in pod
 
 
+def test_draft_model_is_in_the_image_or_on_the_claimed_volume() -> None:
+    drafts = at("spec.roles.decode.engine.speculation", {"method": "draft", "draftModel": "/llama/1b"})
+    claim = at("spec.model", {"name": "m", "path": "llama/70b", "pvc": {"claimName": "models"}})
+
+    assert engine_of(drafts)["engine"]["speculation"] == {"method": "draft", "draftModel": "/llama/1b"}
+    assert engine_of(claim, drafts)["engine"]["speculation"]["draftModel"] == "/models/llama/1b"
+
+
 def test_hub_model_is_fetched_before_the_worker_starts() -> None:
     pod = pod_of(HUB, RESOURCES)["spec"]
     (fetch,) = pod["initContainers"]

@@ -53,9 +53,10 @@ def test_a_status_and_its_events_are_written_apart():
         inputs(None, SERVICE, child("Pod", "chat-0")),
         inputs(None, capabilities=Capabilities(False, True, frozenset())),
         inputs(generation=2),
+        inputs(uid="another"),
         inputs(annotations={"pdcluster.io/rotate-ca": "now"}),
     ],
-    ids=["plan", "changed-child", "new-child", "capabilities", "generation", "annotation"],
+    ids=["plan", "changed-child", "new-child", "capabilities", "generation", "uid", "annotation"],
 )
 def test_any_other_input_is_compared_again(other: Inputs):
     found = settled(inputs(), NOW, 60.0)

@@ -69,6 +69,8 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
         ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`"),
         ("engine: {maxBatchedTokens: 8, maxSequences: 16}", r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)"),
         ("engine: {speculation: {numTokens: 17}}", r"Expected `int` <= 16 - at `\$\.engine\.speculation\.numTokens`"),
+        ("engine: {speculation: {method: draft}}", r"method: draft needs speculation\.draftModel: give the folder of a smaller model"),
+        ("engine: {speculation: {draftModel: /small}}", r"speculation\.draftModel is for method draft, not ngram: leave it out"),
         ("engine: {speculation: {promptLookupMin: 6}}", r"promptLookupMin \(6\) must be at most promptLookupMax \(5\): lower the one"),
         ("engine: {scheduler: fastest}", r"Invalid enum value 'fastest' - at `\$\.engine\.scheduler`"),
         ("engine: {scheduler: orca, maxModelLen: 300}", r"maxBatchedTokens \(256\) is below the longest request of 300 tokens: raise"),

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.dispatch.broker import CreditBroker
 from pdcluster_worker.dispatch.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.handler import Handler
 from pdcluster_worker.dispatch.remote import RemotePrefill
-from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.dispatch.worker import Engineless, Worker
 from pdcluster_worker.engine.messages import (
     BlockEvents,
     EngineInput,
@@ -31,7 +32,7 @@ from pdcluster_worker.engine.messages import (
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.peers.types import Generated, Hello, PrefillMode
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing_config import PrefillScorePolicy
+from pdcluster_worker.routing_config import OffloadPolicy, PrefillScorePolicy
 from tests.worker.dispatch.doubles import FACTS, RecordingPeer, ScriptedEngine
 
 EPOCH = b"e" * 16
@@ -133,6 +134,18 @@ async def test_prompt_is_computed_where_nothing_is_to_be_read(
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
 
 
+@pytest.mark.parametrize(("most", "num_reads"), [(0.0, 1), (1.0, 0)])
+async def test_kv_is_not_read_over_a_way_that_is_too_slow(
+    dispatcher: DecodeDispatcher, worker: Worker, holder: RecordingPeer, most: float, num_reads: int
+) -> None:
+    worker.policy = PolicyConfig(offload=OffloadPolicy(max_transfer_milliseconds=most))
+    worker.pair_rates.add("old", num_bytes=64, seconds=1.0)
+    holder.replies = [NEXT, DONE]
+    await collect(dispatcher)
+
+    assert len(holder.targets) == num_reads
+
+
 async def test_blocks_that_are_here_are_not_read(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker, holder: RecordingPeer
 ) -> None:
@@ -176,3 +189,11 @@ async def test_handover_holds_a_drain(worker: Worker, dispatcher: DecodeDispatch
     assert worker.active == 1
     await replies.aclose()
     assert worker.active == 0
+
+
+async def test_router_hands_over_nothing(worker: Worker, dispatcher: DecodeDispatcher) -> None:
+    worker.engineless = Engineless("w", worker.block_size, lambda: "")
+    handler = Handler(worker, Hello("w", "router", FACTS.geometry, "", "r1"), CreditLedger(1), dispatcher)
+
+    with pytest.raises(RequestError, match="this is a router worker: it prefills for no peer"):
+        await anext(handler.prefill("d2", MOVED, TARGET))

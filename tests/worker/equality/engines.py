@@ -4,6 +4,7 @@ Only the processes and the network between them are left out; tests/system has t
 """
 
 import time
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from pdcluster_worker.engine.messages import (
     Tokens,
 )
 from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings, SpeculationSettings
 from pdcluster_worker.model.beginning import InThread
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -73,6 +75,26 @@ class Model:
         model.runner = Runner(self.info, self.runner.forward, self.cache, self._limits, InThread())
         model.runner.grammars.folder = self.runner.grammars.folder
         return model
+
+
+class Guesses:
+    """A drafter that knows the answers, and is wrong at every fifth position."""
+
+    def __init__(self, expected: list[list[Token]]) -> None:
+        self._expected = expected
+
+    def may_follow(self, request: Request) -> bool:
+        return request.num_tokens % 3 > 0
+
+    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        return [self._draft(request, num_tokens) for request, num_tokens in wanted]
+
+    def _draft(self, request: Request, num_tokens: int) -> list[int]:
+        answer, start = self._expected[int(request.request_id.split("-")[-1])], request.num_output_tokens
+        return [token.token_id ^ (at % 5 == 0) for at, token in enumerate(answer[start : start + num_tokens], request.num_tokens)]
+
+    def forget(self, request_id: str) -> None:
+        pass
 
 
 class Engine:

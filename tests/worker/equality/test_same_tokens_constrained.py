@@ -19,7 +19,7 @@ from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar.book import GrammarBook
 from tests.make_tiny_model import EOS, make_tiny_model
 from tests.system.prompts import Prompts
-from tests.worker.equality.engines import Model, Pair, engines_over
+from tests.worker.equality.engines import Guesses, Model, Pair, engines_over
 
 NUM_TOKENS = 60
 LENGTHS = (1, 17, 40, 64, 33, 5, 90, 16)
@@ -168,6 +168,14 @@ def test_the_tokens_are_those_of_a_request_alone(
     assert pair.decode.stats is not None
     assert (pair.decode.stats.preemptions > 0) == (path == "preempted")
     assert (pair.decode.stats.bytes_received > 0) == path.startswith("remote")
+
+
+@pytest.mark.parametrize("name", ["one", "ahead"])
+def test_drafts_are_verified_under_their_masks(name: str, models: Models, expected: list[list[Token]]) -> None:
+    pair = Pair(*engines_over([models["peer"], models[name]], drafter=Guesses(expected)))
+    check(pair.run(specs(f"drafts {name}"), remote=False), expected)
+    assert pair.decode.stats is not None
+    assert sum(pair.decode.stats.drafted) > sum(pair.decode.stats.accepted) > 0
 
 
 def test_a_moved_request_goes_on_where_it_stood(models: Models, expected: list[list[Token]]) -> None:

@@ -7,7 +7,7 @@ at a time on one engine; half of the requests are greedy, half seeded, with pena
 KV blocks move between engines of unequal ranks, bytes and checksums compared.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,12 @@ import torch
 
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from pdcluster_worker.engine.ports import Drafter
-from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import SCHEDULER_NAMES, ChunkSchedule, SchedulerSettings
 from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts
-from tests.worker.equality.engines import CONTINUOUS, Model, Pair, engines_over
+from tests.worker.equality.engines import CONTINUOUS, Guesses, Model, Pair, engines_over
 
 LENGTHS = (1, 16, 17, 64, 63, 65, 130, 33)  # blocks are 16, chunks 64
 NUM_TOKENS = 18  # more than a block, so that every request grows
@@ -137,26 +136,6 @@ def test_tokens_are_those_of_one_request_at_a_time(name: str, column: str, path:
 def test_settings_of_a_scheduler_change_no_token(name: str, column: str, models: Models, expected: list[list[Token]]) -> None:
     own = VARIANTS[name]
     check_cell(pair_of(models, column, "preempted", own), "preempted", own, expected)
-
-
-class Guesses:
-    """A drafter that knows the answers, and is wrong at every fifth position."""
-
-    def __init__(self, expected: list[list[Token]]) -> None:
-        self._expected = expected
-
-    def may_follow(self, request: Request) -> bool:
-        return request.num_tokens % 3 > 0
-
-    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        return [self._draft(request, num_tokens) for request, num_tokens in wanted]
-
-    def _draft(self, request: Request, num_tokens: int) -> list[int]:
-        answer, start = self._expected[int(request.request_id.split("-")[-1])], request.num_output_tokens
-        return [token.token_id ^ (at % 5 == 0) for at, token in enumerate(answer[start : start + num_tokens], request.num_tokens)]
-
-    def forget(self, request_id: str) -> None:
-        pass
 
 
 def check_drafts(pair: Pair) -> None:

@@ -166,3 +166,19 @@ def test_busy_ratio_before_any_report_is_zero(clock):
     EngineMetrics(metrics, clock)
 
     assert sample(metrics, "engine_busy_ratio") == 0
+
+
+def test_constraints_are_counted_by_kind_and_their_compiles_timed():
+    metrics = Metrics()
+    engine_metrics = EngineMetrics(metrics, Clock())
+    report = {"constraint_requests": [("regex", 2), ("choice", 1)], "constraint_hits": 1}
+    engine_metrics.update(msgspec.structs.replace(STATS, **report, constraint_compiles=[("compiled", 0.3), ("failed", 20.0)]))
+    engine_metrics.update(msgspec.structs.replace(STATS, **report))
+
+    value = metrics.registry.get_sample_value
+    assert value("pdcluster_structured_requests_total", {"kind": "regex"}) == 4
+    assert value("pdcluster_structured_requests_total", {"kind": "choice"}) == 2
+    assert value("pdcluster_structured_requests_total", {"kind": "json_schema"}) == 0
+    assert value("pdcluster_grammar_cache_hits_total") == 2
+    assert value("pdcluster_grammar_compile_seconds_count", {"outcome": "compiled"}) == 1
+    assert value("pdcluster_grammar_compile_seconds_sum", {"outcome": "failed"}) == 20.0

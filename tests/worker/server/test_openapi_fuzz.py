@@ -9,17 +9,25 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 POSTS = ["/v1/chat/completions", "/v1/completions"]
+OTHER_POSTS = ["/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"]
+KEPT = {
+    ("/v1/responses/{response_id}", "GET"),
+    ("/v1/responses/{response_id}", "DELETE"),
+    ("/v1/responses/{response_id}/input_items", "GET"),
+    ("/v1/responses/{response_id}/cancel", "POST"),
+}
 GETS = ["/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/version"]
 BOUNDED = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+FEW = settings(BOUNDED, max_examples=10)
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("path", [*POSTS, *OTHER_POSTS])
 def test_no_body_makes_the_api_fail(rig, path, mode):
     operation = schemathesis.openapi.from_asgi("/openapi.json", rig.app)[path]["POST"]
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @BOUNDED
+    @(BOUNDED if path in POSTS else FEW)
     def check(case):
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = "tiny"  # any other name is a 404, and goes no further
@@ -40,8 +48,20 @@ def test_no_get_makes_the_api_fail(rig, path):
     check()
 
 
+@pytest.mark.parametrize(("path", "method"), sorted(KEPT))
+def test_no_id_of_a_response_makes_the_api_fail(rig, path, method):
+    operation = schemathesis.openapi.from_asgi("/openapi.json", rig.app)[path][method]
+
+    @given(case=operation.as_strategy())
+    @FEW
+    def check(case):
+        case.call_and_validate(checks=CHECKS)
+
+    check()
+
+
 def test_every_operation_is_fuzzed(rig):
     schema = schemathesis.openapi.from_asgi("/openapi.json", rig.app)
     operations = {(result.ok().path, result.ok().method.upper()) for result in schema.get_all_operations()}
 
-    assert operations == {(path, "POST") for path in POSTS} | {(path, "GET") for path in GETS}
+    assert operations == {(path, "POST") for path in [*POSTS, *OTHER_POSTS]} | {(path, "GET") for path in GETS} | KEPT

@@ -36,12 +36,12 @@ from pdcluster_worker.engine.messages import (
 )
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine.speculation import NgramDrafter
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
 from pdcluster_worker.model.answers import Asked
 from pdcluster_worker.model.device import check_computes_on, find_device
+from pdcluster_worker.model.draft_opening import divide, make_drafter, open_draft_runner
 from pdcluster_worker.model.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner, open_runner
 from pdcluster_worker.native_dtype import DType
@@ -197,8 +197,10 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
     logger.info("computes on device=%s name=%s", device.kind, device.name)
     if device.note:
         logger.warning("computes on %s: %s", device.name, device.note)
+    division = divide(config.model, config.engine)
+    drafting = open_draft_runner(config.model, division, device.kind)
     runner, memory, info = open_runner(
-        config.model, config.engine, device.kind, asked=asked, on_rank_death=lambda reason: _end_soon(mailbox, reason)
+        config.model, division.engine, device.kind, asked=asked, on_rank_death=lambda reason: _end_soon(mailbox, reason)
     )
     sizes = config.engine.tensor_parallel_size, config.engine.pipeline_parallel_size
     device = msgspec.structs.replace(device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
@@ -217,7 +219,7 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
     settings = _settings(config, info, memory.num_blocks)
     runner.grammars.on_change = mailbox.wake
     delayer = _delayer(config.engine.prefill_delayer, place)
-    drafter = None if settings.speculation is None else NgramDrafter(settings.speculation)
+    drafter = make_drafter(config.engine, drafting, info)
     core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
     ready = _ready(engine_id, transport.port, runner, settings, device)
     mailbox.send([ready, *core.step()])
@@ -228,6 +230,8 @@ def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, ask
     finally:
         transport.close()
         runner.close()
+        if drafting is not None:
+            drafting[0].close()
 
 
 def _end_soon(mailbox: EngineMailbox, reason: str) -> None:

@@ -12,6 +12,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pdcluster_worker.engine.constraint import ConstraintKind
 from pdcluster_worker.engine.execution import RAISED
 from pdcluster_worker.engine.messages import Device, FinishReason
 from pdcluster_worker.engine.ports import ROW_FAILURES
@@ -40,6 +41,7 @@ _FIRST_VALUES = {
     "request_success": get_args(FinishReason),
     "engine_phase_seconds": ("inputs", "forward", "sample"),
     "engine_failed_rows": (*ROW_FAILURES, RAISED),
+    "structured_requests": get_args(ConstraintKind),
 }
 """Label values of counters that are there from the start: the rate of a series that begins at 1 misses what made it 1."""
 
@@ -213,6 +215,9 @@ class Metrics:
             registry=self.registry,
             buckets=range(1, MOST_DRAFTS + 2),
         )
+        self.structured_requests = self._counter("structured_requests", "requests with a constraint on their answer", "kind")
+        self.grammar_cache_hits = self._counter("grammar_cache_hits", "of these, those whose constraint was compiled before")
+        self.grammar_compile_seconds = self._histogram("grammar_compile_seconds", "one constraint, compiled beside the engine", "outcome")
 
     def watch_gpu(self, device: Device, use: Callable[[], GpuUse | None]) -> None:
         """Export memory and work of a GPU, asked at each scrape; nothing of a CPU or where the driver does not say."""

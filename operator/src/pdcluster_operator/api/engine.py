@@ -8,7 +8,7 @@ from pdcluster_operator.api.quantity import Quantity
 from pdcluster_operator.api.rules import rule
 from pdcluster_operator.api.scheduling import ChunkScheduleSpec, SchedulerName
 from pdcluster_operator.api.section import Section
-from pdcluster_operator.api.values import Natural, Positive, Ranks
+from pdcluster_operator.api.values import Natural, Positive, Ranks, Text
 
 MAX_ENGINES = 8
 """Of one worker: each has a KV port of its own, which the network policy knows."""
@@ -32,14 +32,16 @@ class PrefillDelayerSpec(Section):
 class SpeculationSpec(Section):
     """Tokens that are guessed and verified by the next step, on decode and mixed workers.
 
-    method:                Off = none are; ngram = from the request's own tokens
+    method:                Off = none are; ngram = from the request's own tokens; draft = by a smaller model
+    draft_model:           folder of that model as the workers see it, or below the root of spec.model.pvc; for draft
     num_tokens:            most drafts of one request in a step
     prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for with
     adaptive:              a request is not drafted while its drafts are measured not to pay
     disable_above_running: with more running requests nothing is drafted; None = no such bound
     """
 
-    method: Literal["Off", "ngram"] = "ngram"
+    method: Literal["Off", "ngram", "draft"] = "ngram"
+    draft_model: Text | None = None
     num_tokens: Annotated[int, Field(ge=1, le=16)] = 3
     prompt_lookup_max: Positive = 5
     prompt_lookup_min: Positive = 3
@@ -48,6 +50,10 @@ class SpeculationSpec(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.method == "draft" and self.draft_model is None:
+            raise rule("is missing, and method: draft needs it", "give the folder of a smaller model", at="draftModel")
+        if self.method == "ngram" and self.draft_model is not None:
+            raise rule("is for method draft, not ngram", "leave it out, or set method: draft", at="draftModel")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             reason = f"must be at most promptLookupMax ({self.prompt_lookup_max}), not {self.prompt_lookup_min}"
             raise rule(reason, "lower the one or raise the other", at="promptLookupMin")

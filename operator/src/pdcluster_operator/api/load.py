@@ -71,6 +71,13 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
         reason = f"must begin with /, not {model.path!r}: ~ and relative paths without pvc are for pdctl alone"
         fix = "write the folder in the image like /models/llm, or give pvc and the folder's path on it"
         raise InvalidObjectError([Fault("spec.model.path", reason, fix)])
+    for role in cluster.spec.roles.computing():
+        drafts = cluster.spec.engine_of(role).speculation
+        path = None if drafts is None else drafts.draft_model
+        if path is not None and model.pvc is None and not path.startswith("/"):
+            reason = f"must begin with /, not {path!r}: ~ and relative paths without pvc are for pdctl alone"
+            fix = "write the folder in the image, or give model.pvc and the folder's path on it"
+            raise InvalidObjectError([Fault(f"spec.roles.{role}.engine.speculation.draftModel", reason, fix)])
     return cluster
 
 

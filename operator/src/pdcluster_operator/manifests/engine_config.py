@@ -2,8 +2,10 @@
 the contract's ports.
 """
 
+from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.sections import ROUTER, PoolSpec
+from pdcluster_operator.manifests.model_source import on_volume
 from pdcluster_operator.manifests.objects import ETCD_CLIENT_PORT, GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
 from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file
 from pdcluster_operator.manifests.yaml_text import yaml_text
@@ -43,7 +45,16 @@ def engine_config(cluster: PDCluster, role: str, pool: PoolSpec, model_path: str
         etcd_tls=_etcd_tls(cluster, etcd_client_certificate),
         api_keys=API_KEYS_FOLDER if asks_for_keys(cluster, role) else None,
     )
-    return {ENGINE_FILE: yaml_text(engine_file(cluster, role, pool, cluster.spec.engine_of(role), site))}
+    return {ENGINE_FILE: yaml_text(engine_file(cluster, role, pool, _engine(cluster, role), site))}
+
+
+def _engine(cluster: PDCluster, role: str) -> EngineSpec:
+    """The role's engine, a draft model on the claimed volume by its path in the pod."""
+    engine = cluster.spec.engine_of(role)
+    own = engine.speculation
+    if own is None or own.draft_model is None or cluster.spec.model.pvc is None:
+        return engine
+    return engine.model_copy(update={"speculation": own.model_copy(update={"draft_model": on_volume(own.draft_model)})})
 
 
 def _etcd_tls(cluster: PDCluster, has_certificate: bool) -> EtcdTls | None:

@@ -34,7 +34,12 @@ def model_source(model: ModelSpec, container: Manifest) -> ModelSource:
     if model.pvc is None:
         return ModelSource(model.path)
     volume = {"name": _VOLUME, "persistentVolumeClaim": {"claimName": model.pvc.claim_name, "readOnly": True}}
-    return ModelSource(f"{MODELS}/{model.path.strip('/')}", (volume,), (_mount(read_only=True),))
+    return ModelSource(on_volume(model.path), (volume,), (_mount(read_only=True),))
+
+
+def on_volume(path: str) -> str:
+    """Where a folder below the root of the claimed volume is in a pod."""
+    return f"{MODELS}/{path.strip('/')}"
 
 
 def _downloaded(hub: HuggingFaceSpec, node_cache: str | None, container: Manifest) -> ModelSource:

@@ -57,14 +57,12 @@ class Reconciler:
 
     async def _reconcile_live(self, live: Live, session: Session) -> Done:
         try:
-            cluster, unknown = parse_stored(live.body)
+            cluster = _parsed(live, session)
         except InvalidObjectError as e:
             session.autoscaling.stop()
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
             return Done(wrote=await self._report(live, session, plan.status, plan.events))
-        if unknown:
-            logger.warning("passed over fields of another version key=%s fields=%s", live.key, ",".join(unknown))
         return await self._reconcile_valid(live, cluster, session)
 
     async def _reconcile_valid(self, live: Live, cluster: PDCluster, session: Session) -> Done:
@@ -112,3 +110,15 @@ class Reconciler:
 
     def _stamp(self) -> str:
         return self.actor.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _parsed(live: Live, session: Session) -> PDCluster:
+    """The object, parsed once a generation.  Raises InvalidObjectError."""
+    version = live.uid, live.body["metadata"].get("generation", 0)
+    if session.parsed is None or session.parsed[0] != version:
+        session.parsed = None
+        cluster, unknown = parse_stored(live.body)
+        if unknown:
+            logger.warning("passed over fields of another version key=%s fields=%s", live.key, ",".join(unknown))
+        session.parsed = version, cluster
+    return session.parsed[1]

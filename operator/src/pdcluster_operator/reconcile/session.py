@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.cluster.cache import Key
 from pdcluster_operator.plan.state import Failure
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
@@ -22,6 +23,7 @@ from pdcluster_operator.reconcile.worker_records import ACTIVE_POLL_SECONDS, Wor
 class Session:
     """Memory of one PDCluster.
 
+    parsed:     the object as it was last parsed, with its uid and generation
     failures:   refused writes of the last reconcile
     settled:    inputs with which it had nothing to write; None = it wrote, or failed to
     ready:      status of its Ready condition; None = not known yet
@@ -33,6 +35,7 @@ class Session:
     pod_faults: PodFaults
     autoscaling: Autoscaling
     contested: Contested = field(default_factory=Contested)
+    parsed: tuple[tuple[str, int], PDCluster] | None = None
     failures: tuple[Failure, ...] = ()
     settled: Settled | None = None
     ready: str | None = None

@@ -23,6 +23,7 @@ class Inputs:
     """
 
     plan: ClusterPlan
+    uid: str
     generation: int
     annotations: Mapping[str, str]
     versions: Mapping[str, str]
@@ -34,7 +35,7 @@ class Inputs:
         metadata = live.body["metadata"]
         bare = replace(plan, status={}, events=(), requeue_after_seconds=None)
         versions = {str(child["metadata"]["uid"]): _version(child) for child in live.children}
-        return cls(bare, metadata.get("generation", 0), metadata.get("annotations") or {}, versions, capabilities)
+        return cls(bare, live.uid, metadata.get("generation", 0), metadata.get("annotations") or {}, versions, capabilities)
 
 
 @dataclass(frozen=True)

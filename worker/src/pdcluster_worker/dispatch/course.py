@@ -124,29 +124,30 @@ class Leg:
         self.course = course
         self.peer = peer
         self._is_called_off = False
-        self._scope: asyncio.Timeout | None = None
+        self._waiting: asyncio.Task[object] | None = None
 
     def call_off(self) -> None:
         """End it at the next token, or now while none has come; again is a no-op."""
         if self._is_called_off:
             return
         self._is_called_off = True
-        if self._scope is not None:
-            self._scope.reschedule(0.0)
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def next(self, tokens: Stream) -> Generated | None:
         """The next token, None at the end.  Raises CalledOffError, and whatever the stream raises."""
         if self._is_called_off:
             raise CalledOffError
+        task = self._waiting = asyncio.current_task()
+        assert task is not None, "a leg is run by a task"
         try:
-            async with asyncio.timeout(None) as self._scope:
-                return await anext(tokens, None)
-        except TimeoutError:
-            if not self._is_called_off:
+            return await anext(tokens, None)
+        except asyncio.CancelledError:
+            if not self._is_called_off or task.uncancel():
                 raise
             raise CalledOffError from None
         finally:
-            self._scope = None
+            self._waiting = None
 
 
 def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:

@@ -107,7 +107,7 @@ class DecodeDispatcher:
         started = False
         holder = self._holder(spec.kv_holder)
         hashes = [] if prefill == "local" and holder is None else self._worker.hashes(spec)
-        if holder is not None and self._offloading.reads_kv(place, spec, hashes):
+        if holder is not None and self._offloading.reads_kv(place, spec, hashes, holder):
             pace.side = None
             async with aclosing(self._remote.read(place, spec, holder)) as first:
                 async for generated in first:

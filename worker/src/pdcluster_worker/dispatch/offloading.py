@@ -70,10 +70,13 @@ class Offloading:
             self._worker.count_long_prompt(is_remote=False)
         return is_remote
 
-    def reads_kv(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes]) -> bool:
+    def reads_kv(self, place: Place, spec: RequestSpec, hashes: Sequence[bytes], holder: Peer) -> bool:
         """Whether a request that moved here reads its KV from the worker that it left."""
         num_tokens = len(spec.prompt) + len(spec.output)
-        return reads_kv(num_tokens - self._worker.engines.cached_tokens(place.engine, hashes, num_tokens))
+        uncached_tokens = num_tokens - self._worker.engines.cached_tokens(place.engine, hashes, num_tokens)
+        most = self._worker.policy.offload.max_transfer_milliseconds / 1000
+        is_slow = most > 0 and self._worker.transfer_seconds(holder.key, uncached_tokens) > most
+        return reads_kv(uncached_tokens) and not is_slow
 
     def threshold(self, uncached_tokens: int) -> int:
         """The length threshold for a prompt with so many uncached tokens."""

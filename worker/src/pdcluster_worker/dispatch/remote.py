@@ -22,6 +22,7 @@ from pdcluster_worker.dispatch.lifetime import note_migration
 from pdcluster_worker.dispatch.patience import NoProgressError, PrefillPatience, checked
 from pdcluster_worker.dispatch.stall_watch import period_seconds
 from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.engine.messages import (
     PrefillDone,
     Receive,
@@ -124,6 +125,8 @@ class RemotePrefill:
             outcome = "stalled" if _is_stall(e) else "failed"
             logger.warning("remote prefill failed request=%s peer=%s reason=%s", spec.request_id, reserved.peer.key, e)
             note("prefill_failed", peer=reserved.peer.key, outcome=outcome)
+            if isinstance(e, RequestError) and e.param == CONSTRAINT_PARAM:
+                raise  # it cannot be compiled here either
             if forced and first is None:
                 message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
                 raise RequestError(message, status=503, code="prefill_failed") from e

@@ -361,6 +361,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     # Drafts that were verified, and those of them that were right, by position among a request's in one step.
     drafted: list[int] = []
     accepted: list[int] = []
+    # Of constraints, since the last report: (kind, requests), those whose grammar was known, and (outcome, seconds) of each compile.
+    constraint_requests: list[tuple[str, int]] = []
+    constraint_hits: int = 0
+    constraint_compiles: list[tuple[str, float]] = []
     # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed, count), and (passes, seconds) waited.
     delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
     delay_waits: list[tuple[int, float]] = []

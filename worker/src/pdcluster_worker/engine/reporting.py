@@ -16,7 +16,7 @@ from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.scheduler.protocol import Scheduler
 from pdcluster_worker.engine.sending import Sender
-from pdcluster_worker.engine.stats import Counters, Gauges, with_delays
+from pdcluster_worker.engine.stats import Counters, Gauges, with_constraints, with_delays
 
 STATS_INTERVAL_SECONDS = 0.1
 """While the engine works, statistics go out at most this often."""
@@ -67,6 +67,7 @@ class Reporter:
         self.changed = False
         self._reported_seconds = now
         report, delayer = self.counters.report(self._gauges(num_overdue)), self._parts.delayer
+        report = with_constraints(report, self._parts.grammars.take_counts())
         return [*outputs, report if delayer is None else with_delays(report, delayer.take_counts())]
 
     def _gauges(self, num_overdue: int) -> Gauges:

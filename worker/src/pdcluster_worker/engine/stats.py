@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.messages import EngineStats
-from pdcluster_worker.engine.ports import StepSeconds
+from pdcluster_worker.engine.ports import GrammarCounts, StepSeconds
 from pdcluster_worker.engine.prefill_delayer import DelayerCounts
 from pdcluster_worker.engine.request import Request
 
@@ -193,6 +193,15 @@ def with_delays(stats: EngineStats, counts: DelayerCounts) -> EngineStats:
     """A report that says what the prefill delayer did too."""
     outcomes = [(*outcome, count) for outcome, count in counts.outcomes.items()]
     return replace(stats, delay_outcomes=outcomes, delay_waits=counts.waits)
+
+
+def with_constraints(stats: EngineStats, counts: GrammarCounts) -> EngineStats:
+    """A report that says what was done for constraints too."""
+    if not (counts.requests or counts.compiles):
+        return stats
+    return replace(
+        stats, constraint_requests=list(counts.requests.items()), constraint_hits=counts.hits, constraint_compiles=counts.compiles
+    )
 
 
 class FirstTokens:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM, Constraint
 from pdcluster_worker.engine.ports import GrammarCounts
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
@@ -81,12 +81,14 @@ class GrammarBook:
         constraint = _constraint_of(request)
         if request.request_id in self._followers:
             return True
+        if not request.sampling.eos_token_ids:
+            return RequestError("cannot be served: this model has no token that ends an answer", param=CONSTRAINT_PARAM)
         entry = self._entry(constraint)
         if not entry.done():
             return False
         error = entry.exception()
         if error is not None:
-            return RequestError(str(error), param="constraint")
+            return RequestError(str(error), param=CONSTRAINT_PARAM)
         matcher = library().GrammarMatcher(entry.result().handle, request.sampling.eos_token_ids, False, -1, None)
         self._followers[request.request_id] = Follower(matcher, constraint)
         return True

@@ -5,7 +5,7 @@ and metrics only, and tells a client that it came to the wrong worker.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,11 @@ from pdcluster_worker.dispatch.journeys import Journeys
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
-from pdcluster_worker.server import chat, completion, openai_errors
+from pdcluster_worker.server import chat, completion, error_shapes, openai_errors
 from pdcluster_worker.server.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.backend import Backend, Worker
 from pdcluster_worker.server.body_limit import BodyLimit, taken_by
+from pdcluster_worker.server.body_route import BodyRoute
 from pdcluster_worker.server.cors import Cors
 from pdcluster_worker.server.crowd import Crowd
 from pdcluster_worker.server.farewell import Farewell
@@ -31,6 +32,9 @@ from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.head import Head
 from pdcluster_worker.server.journey_route import add_journeys
 from pdcluster_worker.server.limits import LimitsNow, limits_of
+from pdcluster_worker.server.messages.errors import PATH as MESSAGES
+from pdcluster_worker.server.messages.route import COUNT_PATH as COUNT_TOKENS
+from pdcluster_worker.server.messages.route import add_messages
 from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import (
@@ -44,6 +48,8 @@ from pdcluster_worker.server.replies import (
     Version,
 )
 from pdcluster_worker.server.request_context import RequestContextMiddleware, context_of
+from pdcluster_worker.server.responses.route import PATH as RESPONSES
+from pdcluster_worker.server.responses.route import add_responses
 from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
 from pdcluster_worker.server.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.tokenizer import Tokenizer
@@ -52,6 +58,7 @@ DEFAULT_PARSERS = ParserNames()
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503)}
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
 
@@ -76,21 +83,30 @@ def create_app(
     journeys:    where those of requests are kept; None = in new ones
     parsers:     how the model writes calls and reasoning
     """
-    app = _base_app(backend, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
+    doors = _Doors(tenant_of, limits, journeys or Journeys())
+    app = _new_app(backend, metrics, policy, clock, doors)
     serving = Serving(
         backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses), model_parsers(parsers, tokenizer.chat_template)
     )
 
-    @app.post(_CHAT, responses=_documented(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await chat.complete(serving, body, context_of(request))
 
-    @app.post(_COMPLETIONS, responses=_documented(CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await completion.complete(serving, body, context_of(request))
 
+    # The first routes: those after them are not looked at for a generation.
+    _add_generation(app, _CHAT, chat_completions, ChatReply)
+    _add_generation(app, _COMPLETIONS, completions, CompletionReply)
     add_tokenizing(app, serving)
+    add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
+    add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
+    _add_common(app, backend, metrics, doors)
     return app
+
+
+def _add_generation(app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], reply: type[BaseModel]) -> None:
+    app.router.add_api_route(path, endpoint, methods=["POST"], responses=_documented(reply), route_class_override=BodyRoute)
 
 
 def create_prefill_app(
@@ -104,13 +120,15 @@ def create_prefill_app(
     journeys: Journeys | None = None,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
-    app = _base_app(worker, metrics, policy, clock, _Doors(tenant_of, limits, journeys or Journeys()))
+    doors = _Doors(tenant_of, limits, journeys or Journeys())
+    app = _new_app(worker, metrics, policy, clock, doors)
 
     async def refuse() -> Response:
         raise RequestError("this is a prefill worker, which serves no clients: send the request to a decode worker", status=404)
 
-    for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE):
+    for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
+    _add_common(app, worker, metrics, doors)
     return app
 
 
@@ -123,7 +141,7 @@ class _Doors:
     journeys: Journeys
 
 
-def _base_app(
+def _new_app(
     worker: Worker,
     metrics: Metrics,
     policy: Callable[[], PolicyConfig],
@@ -146,11 +164,15 @@ def _base_app(
     app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
     app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
     app.add_middleware(Farewell, draining=worker.draining)
-    openai_errors.install(app, metrics.request_rejected)
+    openai_errors.install(app, metrics.request_rejected, error_shapes.response)
+    return app
+
+
+def _add_common(app: FastAPI, worker: Worker, metrics: Metrics, doors: _Doors) -> None:
+    """Routes of workers of every role."""
     _add_models(app, worker)
     _add_state(app, worker, metrics)
     add_journeys(app, doors.journeys, doors.tenant_of)
-    return app
 
 
 def _add_models(app: FastAPI, worker: Worker) -> None:
@@ -203,7 +225,4 @@ def _state(response: Response, reason: str | None, shortfall: str | None) -> Sta
 
 def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Answers of a generation route, for the OpenAPI document."""
-    statuses = (400, 401, 404, 408, 413, 429, 500, 503)
-    answers: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in statuses}
-    answers[200] = {"model": reply, "content": _STREAM}
-    return answers
+    return {**_ERRORS, 200: {"model": reply, "content": _STREAM}}

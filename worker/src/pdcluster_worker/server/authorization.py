@@ -11,14 +11,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import openai_errors, unread
+from pdcluster_worker.server import error_shapes, openai_errors, unread
 from pdcluster_worker.server.limits import LimitsNow
 from pdcluster_worker.server.request_context import note_key
 
 _API = "/v1"
 _MORE = ("/tokenize", "/detokenize")
 _SCHEME = "bearer"
-_NO_KEY = "you did not provide an API key: send the header Authorization: Bearer KEY"
+_KEY_HEADER = "x-api-key"
+"""Where clients of Anthropic's API put it."""
+_NO_KEY = "you did not provide an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
 _WRONG_KEY = "incorrect API key provided: ask whoever runs this service for one"
 
 TenantOfKey = Callable[[str], str | None] | None
@@ -53,14 +55,17 @@ class Authorization:
         message = _NO_KEY if key is None else _WRONG_KEY
         error = RequestError(message, status=401, code="invalid_api_key")
         self._rejected.labels(openai_errors.reason(error)).inc()
-        response = openai_errors.response(error, {"www-authenticate": "Bearer"})
+        response = error_shapes.response(error, scope, {"www-authenticate": "Bearer"})
         await unread.answer(response, scope, receive, send, self._limits())
 
 
 def presented_key(scope: Scope) -> str | None:
     """The key that the client sent; None = it sent none."""
-    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    return key.strip() or None if scheme.lower() == _SCHEME else None
+    headers = Headers(scope=scope)
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == _SCHEME and key.strip():
+        return key.strip()
+    return headers.get(_KEY_HEADER, "").strip() or None
 
 
 def is_api(path: str) -> bool:

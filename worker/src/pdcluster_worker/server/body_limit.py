@@ -15,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import openai_errors, unread
+from pdcluster_worker.server import error_shapes, openai_errors, unread
 from pdcluster_worker.server.limits import LimitsNow
 
 
@@ -108,7 +108,7 @@ class BodyLimit:
         send: Send,
     ) -> None:
         self._rejected.labels(openai_errors.reason(error)).inc()
-        response = openai_errors.response(error, {"connection": "close"})
+        response = error_shapes.response(error, scope, {"connection": "close"})
         if error.status == 408:  # it sends nothing that we could wait for
             await response(scope, receive, send)
         else:

@@ -56,11 +56,6 @@ async def complete(serving: Serving, request: ChatRequest, context: RequestConte
     return respond(serving, request, wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
 
 
-async def prompt_of(serving: Serving, request: ChatRequest) -> list[int]:
-    """The tokens that the model sees of a conversation.  Raises RequestError."""
-    return (await prepare(serving, request)).prompt
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A chat request that is ready to run: its prompt's tokens, what is wanted, and how the answer is read."""

@@ -75,7 +75,7 @@ class Choice:
         if is_last:
             self.finish_reason = self._reason(token, stopped)
         made = (token,) if self._rules.shows_tokens else ()
-        return Delta(self.index, parts, scored, is_first, self.finish_reason, made=made)
+        return Delta(self.index, parts, scored, is_first, self.finish_reason, made=made, stop_string=self._stops.found)
 
     def _reason(self, token: Token, stopped: bool) -> AnswerReason:
         if token.finish_reason == "length" and not stopped:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from pdcluster_worker.server import unsent
+from pdcluster_worker.server.answer_head import AnswerHead
 from pdcluster_worker.server.incoming import Incoming
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,13 @@ class Connection(Incoming):
         """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks when the client reads."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
+
+    def on_headers_complete(self) -> None:
+        """A request; what answers a POST goes out in as few writes as may be."""
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before and self.scope["method"] == "POST":
+            AnswerHead(self.cycle, self.loop)
 
     def pause_writing(self) -> None:
         """The socket takes no more: look again in send_seconds."""

@@ -18,7 +18,7 @@ from prometheus_client import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import openai_errors, unread
+from pdcluster_worker.server import error_shapes, openai_errors, unread
 from pdcluster_worker.server.authorization import is_api
 from pdcluster_worker.server.limits import LimitsNow
 
@@ -87,5 +87,5 @@ class Crowd:
         message = "this server has as many open requests as it takes: retry later"
         error = RequestError(message, status=503, code="connections_full", retry_after_seconds=1)
         self._rejected.labels(openai_errors.reason(error)).inc()
-        response = openai_errors.response(error, {"connection": "close"})
+        response = error_shapes.response(error, scope, {"connection": "close"})
         await unread.answer(response, scope, receive, send, self._limits())

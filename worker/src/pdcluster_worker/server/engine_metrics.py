@@ -48,6 +48,7 @@ class EngineMetrics:
                     self._metrics.engine_step_tokens.labels(kind).observe(num_tokens)
         self._count_delays(stats)
         self._count_drafts(stats, last)
+        self._count_constraints(stats)
         self._last[rank] = stats
         self._busy.setdefault(rank, BusyTime(self._clock)).add(stats.busy_seconds)
         self._set_gauges()
@@ -72,6 +73,14 @@ class EngineMetrics:
         for passes, seconds in stats.delay_waits:
             metrics.prefill_delayer_wait_passes.observe(passes)
             metrics.prefill_delayer_wait_seconds.observe(seconds)
+
+    def _count_constraints(self, stats: EngineStats) -> None:
+        metrics = self._metrics
+        for kind, count in stats.constraint_requests:
+            metrics.structured_requests.labels(kind).inc(count)
+        metrics.grammar_cache_hits.inc(stats.constraint_hits)
+        for outcome, seconds in stats.constraint_compiles:
+            metrics.grammar_compile_seconds.labels(outcome).observe(seconds)
 
     def _count_drafts(self, stats: EngineStats, last: EngineStats | None) -> None:
         drafted = _differences(stats.drafted, last.drafted if last else [])

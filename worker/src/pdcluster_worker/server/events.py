@@ -105,6 +105,7 @@ class Delta(msgspec.Struct, frozen=True):
     is_first:      whether it is the choice's first.
     finish_reason: set on the last one.
     degraded:      what the choice lost under load, on its first.
+    stop_string:   that ended the choice, on its last one.
     made:          the token itself, where the answer says more of tokens than text and log probabilities.
     """
 
@@ -115,6 +116,7 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: AnswerReason | None = None
     degraded: tuple[str, ...] = ()
     made: tuple[Token, ...] = ()
+    stop_string: str | None = None
 
     @property
     def text(self) -> str:

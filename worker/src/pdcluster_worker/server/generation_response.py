@@ -96,10 +96,10 @@ class GenerationResponse(Response):
                 await _send(send, writer.of(first))
                 async for delta in deltas:
                     await _send(send, writer.of(delta))
-                await _send(send, writer.end(self._generation.usage()))
+                end = writer.end(self._generation.usage())
             except Exception as e:
-                await _send(send, writer.failed(self._shown(e)))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                end = writer.failed(self._shown(e))
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _shown(self, error: Exception) -> RequestError:
         if isinstance(error, RequestError):
@@ -120,19 +120,31 @@ async def _send(send: Send, body: bytes | None) -> None:
 
 
 async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
-    """Run `answer` to its end, or cancel it when the client leaves; whether it ended by itself."""
-    work = asyncio.create_task(answer)
+    """Run `answer` to its end, or cancel it when the client leaves; whether it ended by itself.
+
+    In the running task: one of its own for each answer would cost more than the waiting for the client.
+    """
+    task, has_left = asyncio.current_task(), False
+    assert task is not None, "an answer is given in a task"
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
     gone = asyncio.create_task(_disconnected(receive))
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-            return True
+        await answer
+    except asyncio.CancelledError:
+        if not has_left or task.uncancel():
+            raise
         return False
     finally:
-        work.cancel()
+        gone.remove_done_callback(leave)
         gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        await asyncio.gather(gone, return_exceptions=True)
+    return True
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -105,5 +105,7 @@ class KnownChatFields(KnownFields):
     verbosity: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
     modalities: Annotated[Any, Only(None, ["text"], fix=_TEXT_ANSWERS)] = None
     audio: Annotated[Any, Only(None, fix=_TEXT_ANSWERS)] = None
-    prediction: Annotated[Any, Only(None)] = None
+    prediction: Annotated[Any, Only(None, fix="drafts are the engine's own (engine.speculation)")] = None
+    separate_reasoning: Annotated[Any, Only(None, True, fix="model.reasoningParser: none keeps it in the text")] = None
+    stream_reasoning: Annotated[Any, Only(None, True, fix="include_reasoning: false leaves it out")] = None
     web_search_options: Annotated[Any, Only(None, fix="search, and put what is found into a message")] = None

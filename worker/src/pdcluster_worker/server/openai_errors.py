@@ -6,7 +6,7 @@ field's path) and Starlette's 404 and 405.  Anything else is a bug, which
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -51,15 +51,18 @@ def is_refusal(error: RequestError) -> bool:
     return error.status < 500 or error.code in _REFUSALS
 
 
-def install(app: FastAPI, rejected: Counter) -> None:
-    """Answer every expected exception of `app` in OpenAI's shape; refused requests are counted in `rejected` by reason."""
+def install(app: FastAPI, rejected: Counter, shaped: Callable[..., Response]) -> None:
+    """Answer every expected exception of `app` as `shaped` has it; refused requests are counted in `rejected` by reason.
+
+    shaped: makes the answer from an error, the request's scope and headers, see `error_shapes.response`.
+    """
 
     def _on_request_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
         note("refused" if is_refusal(error) else "failed", reason=reason(error), message=error.message[:_NOTED_CHARACTERS])
         if is_refusal(error):
             rejected.labels(reason(error)).inc()
-        return response(error)
+        return shaped(error, request.scope)
 
     def _on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -67,7 +70,7 @@ def install(app: FastAPI, rejected: Counter) -> None:
 
     def _on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return response(_from_http(request, error), error.headers)
+        return shaped(_from_http(request, error), request.scope, error.headers)
 
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

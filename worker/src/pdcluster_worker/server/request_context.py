@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from fastapi import Request
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.dispatch.journey import Journey, note
 from pdcluster_worker.dispatch.journeys import Journeys, route_of
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.peers import trace_context
-from pdcluster_worker.server import openai_errors
+from pdcluster_worker.server import error_shapes
+from pdcluster_worker.server.messages.errors import is_messages
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ ROUTE_HEADER = "x-pdcluster-route"
 _NO = ("", "0", "false")
 _KEY = "pdcluster.context"
 _LABEL_CHARACTERS = 64
+_LABEL, _ROUTE, _PARENT, _STATE = _HEADERS = tuple(
+    name.encode() for name in ("x-request-id", ROUTE_HEADER, trace_context.HEADER, trace_context.STATE_HEADER)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,11 @@ def context_of(request: Request) -> RequestContext:
     return context
 
 
+def _read(scope: Scope) -> dict[bytes, str]:
+    """Those of _HEADERS that came, each as it came first; in one look at all of them."""
+    return {name: value.decode("latin-1") for name, value in reversed(scope["headers"]) if name in _HEADERS}
+
+
 def may_generate(path: str) -> bool:
     """Whether a POST to it may make tokens."""
     return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
@@ -83,15 +92,15 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        label = headers.get("x-request-id", "")[:_LABEL_CHARACTERS]
+        headers = _read(scope)
+        label = headers.get(_LABEL, "")[:_LABEL_CHARACTERS]
         context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
         if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)
             return
-        trace_context.enter(headers.get(trace_context.HEADER, ""), headers.get(trace_context.STATE_HEADER, ""))
+        trace_context.enter(headers.get(_PARENT, ""), headers.get(_STATE, ""))
         with self._journeys.of(context.request_id, role="ingress") as journey:
-            asked = headers.get(ROUTE_HEADER, "").lower() not in _NO
+            asked = headers.get(_ROUTE, "").lower() not in _NO
             await self._answer(scope, receive, _noting(send, journey, shows=asked), context)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
@@ -101,7 +110,10 @@ class RequestContextMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = context.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = context.request_id
+                if is_messages(scope["path"]):
+                    headers["request-id"] = context.request_id
             await send(message)
 
         try:
@@ -113,7 +125,7 @@ class RequestContextMiddleware:
             error = RequestError(
                 f"internal error: see the worker's log for request {context.request_id}", status=500, code="internal_error"
             )
-            await openai_errors.response(error)(scope, receive, send_with_id)
+            await error_shapes.response(error, scope)(scope, receive, send_with_id)
 
 
 def _noting(send: Send, journey: Journey, *, shows: bool) -> Send:

@@ -70,8 +70,8 @@ class Extension(Body):
 class _Unsupported(Body, KnownFields):
     """More fields of both APIs that are known and not served."""
 
-    bad_words: Annotated[Any, Only(None, [])] = None
-    allowed_token_ids: Annotated[Any, Only(None)] = None
+    bad_words: Annotated[Any, Only(None, [], fix="use logit_bias, or structured_outputs.regex")] = None
+    allowed_token_ids: Annotated[Any, Only(None, fix="use structured_outputs.choice or .regex")] = None
 
 
 class Generate(Structured, _Unsupported):
@@ -112,8 +112,8 @@ class ChatRequest(Generate, Conversation, KnownChatFields):
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     echo: Annotated[Any, Only(None, False, fix="/v1/completions has it")] = None
-    documents: Annotated[Any, Only(None, [])] = None
-    chat_template: Annotated[Any, Only(None)] = None
+    documents: Annotated[Any, Only(None, [], fix="put them into a message")] = None
+    chat_template: Annotated[Any, Only(None, fix="set model.chatTemplate of the PDCluster")] = None
     add_special_tokens: Annotated[Any, Only(None, False)] = None
 
 
@@ -129,6 +129,6 @@ class CompletionRequest(Generate):
     logprobs: Logprobs | None = None
     echo: bool | None = None
     best_of: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
-    suffix: Annotated[Any, Only(None)] = None
-    prompt_embeds: Annotated[Any, Only(None)] = None
+    suffix: Annotated[Any, Only(None, fix="write the prompt with the model's own tokens for it")] = None
+    prompt_embeds: Annotated[Any, Only(None, fix="send text or token ids")] = None
     add_special_tokens: Annotated[Any, Only(None, True)] = None

@@ -1,6 +1,7 @@
 """Server-sent events as OpenAI frames them: one `data:` line an event, `[DONE]` at a good end only."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from pydantic import BaseModel
@@ -10,13 +11,18 @@ from pdcluster_worker.server.events import Delta, TextDelta
 DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 
-_to_json = msgspec.json.Encoder().encode
+to_json = msgspec.json.Encoder().encode
 _MARK = "0"
 
 
 def event(body: BaseModel) -> bytes:
     """Frame one JSON body; JSON has no raw line break, so one line is enough."""
     return b"data: " + body.model_dump_json().encode() + b"\n\n"
+
+
+def named_event(name: str, body: dict[str, Any]) -> bytes:
+    """Frame one JSON body under the event's name, for APIs whose events have names."""
+    return b"event: " + name.encode() + b"\ndata: " + to_json(body) + b"\n\n"
 
 
 class Events:
@@ -39,11 +45,11 @@ class Events:
         around = self._around.get(delta.index)
         if around is None:
             around = self._around[delta.index] = self._split(delta.index)
-        return around[0] + _to_json(text) + around[1]
+        return around[0] + to_json(text) + around[1]
 
     def _split(self, index: int) -> tuple[bytes, bytes]:
         body = self._body_of(Delta(index, (TextDelta(_MARK),)))
         assert body is not None, "text shows"
         # What follows the text is written by us alone, so the last mark is the text's.
-        before, _, after = event(body).rpartition(_to_json(_MARK))
+        before, _, after = event(body).rpartition(to_json(_MARK))
         return before, after

@@ -43,7 +43,10 @@ class StopStrings:
     """The stop strings of one choice.
 
     include: keep the stop string itself at the end of the text.
+    found:   the one that ended the text; None while none has.
     """
+
+    found: str | None = None
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._patterns = [_Pattern(text) for text in stops]
@@ -56,9 +59,10 @@ class StopStrings:
             return piece, False
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
-            found = [len(pattern.text) for pattern in self._patterns if pattern.feed(character)]
+            found = [pattern.text for pattern in self._patterns if pattern.feed(character)]
             if found:
-                return text[: end if self._include else end - max(found)], True
+                self.found = max(found, key=len)
+                return text[: end if self._include else end - len(self.found)], True
         shown = len(text) - max(pattern.matched for pattern in self._patterns)
         self._held = text[shown:]
         return text[:shown], False

@@ -11,15 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
+from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM, MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.structured_fields import ResponseFormat, Schema, Structured, StructuredOutputs
 
 MAX_DEPTH = 64
 """Of objects and lists in a schema, one in another."""
-
-ENGINE_PARAM = "constraint"
-"""What an engine calls the part of a request that it cannot compile."""
 
 Found = tuple[str, Constraint]
 """A field's path, and what it asks for."""
@@ -41,7 +38,7 @@ def constraint_param(request: Structured) -> str | None:
 
 def with_field(error: RequestError, param: str | None) -> RequestError:
     """What an engine says of a constraint, as the fault of the field that asked for it; any other error as it is."""
-    if error.param != ENGINE_PARAM or param is None:
+    if error.param != CONSTRAINT_PARAM or param is None:
         return error
     return RequestError(f"{param}: {error.message}", status=error.status, code=error.code, param=param)
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.chat import prompt_of
+from pdcluster_worker.server.chat import prepare
 from pdcluster_worker.server.fields import Text
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.planning import check_model
@@ -32,13 +32,9 @@ class TokenizePrompt(Body):
 
 
 class TokenizeChat(ChatRequest):
-    """Body of POST /tokenize for a conversation: a chat request, whose fields for sampling change nothing.
-
-    add_special_tokens: null = false, for the chat template writes them.
-    """
+    """Body of POST /tokenize for a conversation: a chat request, whose fields for sampling change nothing."""
 
     model: Text = ""
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -98,7 +94,7 @@ async def _tokens(body: TokenizePrompt | TokenizeChat, serving: Serving) -> list
         if body.add_special_tokens is False:
             return await serving.tokenizer.encode_bare(body.prompt)
         return (await serving.tokenizer.encode([body.prompt]))[0]
-    return await prompt_of(serving, body)
+    return (await prepare(serving, body)).prompt
 
 
 def _check(model: str | None, serving: Serving) -> int:

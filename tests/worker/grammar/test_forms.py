@@ -1,0 +1,103 @@
+"""Each kind of constraint takes the texts that it should, and one that cannot be compiled says where."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.grammar.forms import FormError, literal
+from pdcluster_worker.grammar.native import complaint, library
+from tests.worker.grammar.conftest import END
+
+
+def takes(forms: Any, constraint: Constraint, text: str) -> bool:
+    matcher = library().GrammarMatcher(forms.compile(constraint), [END], False, -1, None)
+    return all(matcher.accept_token(byte, False) for byte in text.encode()) and matcher.accept_token(END, False)
+
+
+def of_schema(schema: Any, *, strict: bool = False) -> Constraint:
+    return Constraint("json_schema", json.dumps(schema), strict=strict)
+
+
+TAG = {
+    "type": "structural_tag",
+    "format": {"type": "tag", "begin": "<f>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</f>"},
+}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (Constraint("json_object"), '{"a": [1, {"b": null}]}', "[1]"),
+        (Constraint("regex", "[a-c]{2,3}"), "abc", "ad"),
+        (Constraint("choice", json.dumps(['say "no"', "täglich\n", "a\\b"])), "täglich\n", "say no"),
+        (Constraint("choice", json.dumps(['say "no"', "x"])), 'say "no"', "xx"),
+        (Constraint("grammar", 'root ::= "(" root ")" | "x"'), "((x))", "((x)"),
+        (Constraint("grammar", 'start: "x" | "y" start'), "yyx", "y"),
+        (Constraint("structural_tag", json.dumps(TAG)), "<f>12</f>", "<f>a</f>"),
+        (of_schema({"type": "integer", "minimum": 3}), "4", "2"),
+        (of_schema({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}), "[1]", '["a"]'),
+        (of_schema({"type": "array"}), '[1, "a"]', "1"),
+        (of_schema({"properties": {"a": {"type": "integer"}}, "type": "object"}), '{"a": 1}', '{"b": 1}'),
+        (of_schema({"properties": {"a": {}}, "type": "object", "additionalProperties": {"type": "null"}}), '{"b": null}', '{"b": 1}'),
+        (of_schema({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "boolean"}}}), "true", "1"),
+        (of_schema({"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "boolean"}}}), "true", "1"),
+        (of_schema({"$ref": "#there", "$defs": {"x": {"$anchor": "there", "type": "boolean"}}}), "true", "1"),
+        (of_schema({"type": "object", "properties": {"next": {"$ref": "#"}}}), '{"next": {"next": {}}}', '{"next": 1}'),
+        (of_schema({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}), "null", "1"),
+        (of_schema({"type": "string", "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}), '"a"', "1"),
+        (of_schema({"type": "object", "patternProperties": {"^x": {"type": "string"}}, "description": "d"}), "{}", "1"),
+        (of_schema(True), '{"a": 1}', "a"),
+    ],
+)
+def test_a_form_takes_its_own_texts_alone(forms, constraint, good, bad):
+    assert takes(forms, constraint, good)
+    assert not takes(forms, constraint, bad)
+
+
+def test_white_space_between_two_parts_has_an_end(forms):
+    constraint = of_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
+
+    assert takes(forms, constraint, '{\n    "a" : 1 }')
+    assert not takes(forms, constraint, "{" + 200 * " ")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        (Constraint("regex", "a(b"), "Regex parsing error at position 4: The parenthesis is not closed."),
+        (Constraint("regex", "a(?=b)"), "at position 4: Lookahead is not supported"),
+        (Constraint("grammar", 'root ::= "a" | b'), 'line 1, column 16: Rule "b" is not defined'),
+        (Constraint("grammar", 'other ::= "a"'), 'The root rule with name "root" is not found'),
+        (Constraint("structural_tag", '{"type":"structural_tag","format":{"type":"x"}}'), "Format type not recognized: x"),
+        (of_schema({"properties": {"a/b": {"type": "strin"}}}), "#/properties/a~1b/type: 'strin' is no type: use string,"),
+        (of_schema({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}), "#/anyOf/1: Regex parsing error at position"),
+        (of_schema({"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}}), "#/properties/a: Invalid range"),
+        (of_schema({"items": {"$ref": "#/$defs/x"}}), "#/items/$ref: '#/$defs/x' is nowhere in the schema"),
+        (of_schema({"items": {"$ref": "#x"}}), "#/items/$ref: '#x' is nowhere in the schema"),
+        (of_schema({"$ref": "https://example.com/x"}), "#/$ref: must point into this schema"),
+        (of_schema({"properties": []}), "#/properties: must be an object whose values are schemas"),
+        (of_schema({"anyOf": []}), "#/anyOf: must be a list of schemas that is not empty"),
+        (of_schema({"allOf": [3]}), "#/allOf/0: must be a schema"),
+        (of_schema({"enum": []}), "#/enum: must be a list that is not empty"),
+        (of_schema({"required": "a"}), "#/required: must be a list of names"),
+        (of_schema({"pattern": 3}), "#/pattern: must be text"),
+        (of_schema({"maxLength": -1}), "#/maxLength: must be a number that is not negative"),
+        (of_schema({"minLength": 10**9}), "#/minLength: can be at most 10000 here"),
+        (of_schema({"prefixItems": 10_001 * [{}]}), "#: has more than 10000 schemas in it"),
+        (of_schema({"items": {"uniqueItems": True}}, strict=True), "#/items/uniqueItems: cannot be enforced"),
+        (of_schema({"allOf": [{}, {}]}, strict=True), "#/allOf: of several schemas cannot be enforced"),
+        (of_schema(False), "Schema 'false' cannot accept any value"),
+        (of_schema({"$ref": "#"}), "#: no text at all fits it"),
+    ],
+)
+def test_what_cannot_be_compiled_says_where(forms, constraint, words):
+    with pytest.raises((FormError, RuntimeError)) as caught:
+        forms.compile(constraint)
+
+    assert words in complaint(caught.value)
+
+
+def test_a_literal_has_no_character_that_ends_it():
+    assert literal('a"b\\c\nd\u2028é') == '"a\\"b\\\\c\\U0000000Ad\\U00002028é"'

@@ -1,0 +1,140 @@
+"""Drafts by a smaller model: it decodes ahead of the engine's own, over KV blocks of its own.
+
+Each request has a shadow here, whose tokens are followed and whose drafts are
+sampled by the request's own settings: the same seed draws the same places of both
+models' distributions, so that drawn tokens agree as often as greedy ones do.  What
+is computed of a draft stays where that was right.  A shadow that is behind, as at
+first by its whole prompt, catches up by at most one batch in a step of the engine;
+where blocks are short those that were not asked for the longest lose theirs.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from pdcluster_worker.engine.batch import Batch, Scheduled
+from pdcluster_worker.engine.block_pool import BlockPool
+from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.engine.ports import ModelRunner, Sample
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.window import ceil_div
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSizes:
+    """Of the draft model.
+
+    num_blocks, block_size: of its cache.  max_batched_tokens: of one batch.
+    max_model_len:          most tokens of a request; a longer one is not drafted.
+    vocab_size:             of the engine's own model; a draft beyond it ends the run.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+
+class ModelDrafter:
+    """See `engine.ports.Drafter`.  runner: of the draft model; its steps are waited for one by one."""
+
+    def __init__(self, runner: ModelRunner, sizes: DraftSizes) -> None:
+        self.pool = BlockPool(sizes.num_blocks)
+        self._runner = runner
+        self._sizes = sizes
+        self._shadows: dict[str, Request] = {}  # the one asked for last is at the end
+        self._num_known: dict[str, int] = {}  # tokens of each shadow that are its request's; drafts follow them
+
+    def may_follow(self, request: Request) -> bool:
+        """See `engine.ports.Drafter`: a model always has a guess."""
+        return request.num_tokens < self._sizes.max_model_len
+
+    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        """See `engine.ports.Drafter`.  A step of the draft model that fails gives no drafts."""
+        asked = {request.request_id for request, _ in wanted}
+        goals: dict[Request, int] = {}
+        shadows: list[Request | None] = []
+        for request, num_tokens in wanted:
+            shadow = self._follow(request)
+            room = min(num_tokens, self._sizes.max_model_len - request.num_tokens)
+            if room > 0 and self._grow(shadow, request.num_tokens + room, asked):
+                goals[shadow] = request.num_tokens + room
+                shadows.append(shadow)
+            else:
+                shadows.append(None)
+        try:
+            self._decode(goals)
+        except EngineBrokenError:
+            raise
+        except Exception:
+            logger.exception("the draft model failed requests=%d", len(goals))
+            for request_id in asked:
+                self.forget(request_id)
+            return [[] for _ in wanted]
+        return [[] if shadow is None else shadow.tokens[request.num_tokens :] for (request, _), shadow in zip(wanted, shadows, strict=True)]
+
+    def forget(self, request_id: str) -> None:
+        """See `engine.ports.Drafter`."""
+        if (shadow := self._shadows.pop(request_id, None)) is not None:
+            del self._num_known[request_id]
+            self.pool.release(shadow.block_table)
+            shadow.block_table = []
+            self._runner.forget(request_id)
+
+    def _follow(self, request: Request) -> Request:
+        """The request's shadow with its tokens; what was computed of others is void."""
+        shadow = self._shadows.pop(request.request_id, None)
+        if shadow is None:
+            sampling = replace(request.sampling, logprobs=None, prompt_logprobs=None, constraint=None)
+            shadow = Request(request.request_id, [], request.num_prompt_tokens, sampling)
+        self._shadows[request.request_id] = shadow
+        same = self._num_known.get(request.request_id, 0)
+        while same < min(len(shadow.tokens), request.num_tokens) and shadow.tokens[same] == request.tokens[same]:
+            same += 1
+        shadow.tokens[same:] = request.tokens[same:]
+        self._num_known[request.request_id] = request.num_tokens
+        shadow.num_computed_tokens = min(shadow.num_computed_tokens, same, request.num_tokens - 1)
+        return shadow
+
+    def _grow(self, shadow: Request, num_tokens: int, asked: set[str]) -> bool:
+        missing = ceil_div(num_tokens, self._sizes.block_size) - len(shadow.block_table)
+        if missing <= 0:
+            return True
+        for request_id in [request_id for request_id in self._shadows if request_id not in asked]:
+            if missing <= self.pool.num_available:
+                break
+            self.forget(request_id)
+        if missing > self.pool.num_available:
+            return False
+        shadow.block_table += self.pool.allocate(missing)
+        return True
+
+    def _decode(self, goals: dict[Request, int]) -> None:
+        """Sample tokens of each shadow up to its goal; of one that does not catch up in the first batch, none."""
+        items: list[Scheduled] = []
+        budget = self._sizes.max_batched_tokens
+        # The nearest first: those that have caught up are one token behind.
+        for shadow in sorted(goals, key=lambda shadow: shadow.num_tokens - shadow.num_computed_tokens):
+            num_tokens = min(shadow.num_tokens - shadow.num_computed_tokens, budget)
+            if num_tokens > 0:
+                items.append(Scheduled.of(shadow, num_tokens))
+                budget -= num_tokens
+        while items:
+            going = self._step(items)
+            items = [Scheduled.of(shadow, 1) for shadow in going if shadow.num_tokens < goals[shadow]]
+
+    def _step(self, items: list[Scheduled]) -> list[Request]:
+        """Run one batch; the shadows that have a token more."""
+        self._runner.submit(Batch(tuple(items)))
+        going: list[Request] = []
+        for item, outcome in zip(items, self._runner.wait(), strict=True):
+            item.request.num_computed_tokens += item.num_tokens
+            if isinstance(outcome, Sample) and outcome.token_id < self._sizes.vocab_size:
+                item.request.tokens.append(outcome.token_id)
+                going.append(item.request)
+        return going

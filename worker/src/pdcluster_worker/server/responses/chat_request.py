@@ -1,0 +1,108 @@
+"""A conversation of items as a chat request."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.inner_chat import checked_chat
+from pdcluster_worker.server.responses.schemas import (
+    LOGPROBS,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+    NamedTool,
+    Part,
+    ReasoningItem,
+    RefusalPart,
+    ResponsesRequest,
+    TextFormat,
+    Tool,
+)
+from pdcluster_worker.server.schemas import ChatRequest
+
+_SAME = ("temperature", "top_p", "top_k", "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "pdcluster")
+
+
+def items_of(request: ResponsesRequest) -> list[Item]:
+    """What the request adds to a conversation."""
+    if isinstance(request.input, str):
+        return [MessageItem(role="user", content=request.input)]
+    return list(request.input)
+
+
+def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+    """The chat request that goes on with these items.  Raises RequestError for what chat refuses."""
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
+    fields |= {"model": request.model, "messages": list(_messages(request.instructions, items))}
+    fields["max_completion_tokens"] = request.max_output_tokens
+    if LOGPROBS in (request.include or ()):
+        fields |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    if request.tools:
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+    choice = request.tool_choice
+    named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+    fields["tool_choice"] = named
+    if request.reasoning is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.text is not None and request.text.format is not None:
+        fields["response_format"] = _format(request.text.format)
+    return checked_chat(fields)
+
+
+def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[str, Any]]:
+    """Calls and reasoning belong to one message of the assistant with the text beside them."""
+    if instructions:
+        yield {"role": "system", "content": instructions}
+    turn: dict[str, Any] = {}  # of the assistant, as far as it has come
+    for item in items:
+        if isinstance(item, MessageItem) and item.role == "assistant":
+            if turn.get("content") or turn.get("tool_calls"):
+                yield _whole(turn)
+                turn = {}
+            turn["content"] = _text(item.content)
+        elif isinstance(item, FunctionCallItem):
+            call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+            turn.setdefault("tool_calls", []).append(call)
+        elif isinstance(item, ReasoningItem):
+            if turn:
+                yield _whole(turn)
+            turn = {"reasoning_content": _text(item.content or item.summary or [])}
+        else:
+            if turn:
+                yield _whole(turn)
+                turn = {}
+            yield _other(item)
+    if turn:
+        yield _whole(turn)
+
+
+def _whole(turn: dict[str, Any]) -> dict[str, Any]:
+    content = turn.get("content") or (None if turn.get("tool_calls") else "")
+    return {"role": "assistant", **turn, "content": content}
+
+
+def _other(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
+    if isinstance(item, FunctionCallOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    return {"role": item.role, "content": _text(item.content)}
+
+
+def _text(content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    return {"type": "function", "function": function}
+
+
+def _format(wanted: TextFormat) -> dict[str, Any]:
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    if wanted.schema_ is None:
+        raise RequestError("text.format.schema: is required with type json_schema", param="text.format.schema")
+    schema = {"name": wanted.name or "answer", "schema": wanted.schema_, "strict": wanted.strict}
+    return {"type": "json_schema", "json_schema": {**schema, "description": wanted.description}}

@@ -1,0 +1,109 @@
+"""POST /v1/responses, and what is done with the responses that are kept."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import TypeAdapter
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server import sse
+from pdcluster_worker.server.chat import Prepared, prepare
+from pdcluster_worker.server.generation import Serving
+from pdcluster_worker.server.logprobs import TokenNames
+from pdcluster_worker.server.planning import check_servable, respond
+from pdcluster_worker.server.request_context import RequestContext, context_of
+from pdcluster_worker.server.responses import replies
+from pdcluster_worker.server.responses.chat_request import chat_of, items_of
+from pdcluster_worker.server.responses.schemas import FunctionCallOutputItem, Item, ResponsesRequest
+from pdcluster_worker.server.responses.store import Kept, ResponseStore
+from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
+from pdcluster_worker.server.schemas import ChatRequest
+
+PATH = "/v1/responses"
+
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+
+
+def add_responses(app: FastAPI, serving: Serving, documented: dict[int | str, dict[str, Any]]) -> None:
+    """Serve all routes; responses are kept here.  documented: answers of a route that may stream, by status."""
+    errors = {status: said for status, said in documented.items() if status != 200}
+    store = ResponseStore(serving.clock)
+
+    @app.post(PATH, responses=documented)
+    async def create(body: ResponsesRequest, request: Request) -> Response:
+        return await _answer(serving, store, body, context_of(request))
+
+    @app.get(f"{PATH}/{{response_id}}", responses=errors)
+    async def retrieve(response_id: str, request: Request) -> Response:
+        if request.query_params.get("stream", "").lower() in ("1", "true"):
+            raise RequestError("stream: a response that is kept is not streamed again: leave it out", param="stream")
+        return _json(store.get(response_id, context_of(request).key_digest).body)
+
+    @app.get(f"{PATH}/{{response_id}}/input_items", responses=errors)
+    async def input_items(response_id: str, request: Request) -> Response:
+        items = store.get(response_id, context_of(request).key_digest).input
+        ids = [item["id"] for item in items]
+        return _json({"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
+
+    @app.delete(f"{PATH}/{{response_id}}", responses=errors)
+    async def delete(response_id: str, request: Request) -> Response:
+        store.delete(response_id, context_of(request).key_digest)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    @app.post(f"{PATH}/{{response_id}}/cancel", responses=errors)
+    async def cancel(response_id: str, request: Request) -> Response:
+        store.get(response_id, context_of(request).key_digest)
+        raise RequestError("a response is made while its client waits: close the connection to cancel it", code="not_in_background")
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(sse.to_json(body), media_type="application/json")
+
+
+async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest, context: RequestContext) -> Response:
+    own = items_of(body)
+    past: tuple[Item, ...] = ()
+    num_bytes = 0
+    if body.previous_response_id is not None:
+        previous = store.get(body.previous_response_id, context.key_digest, "previous_response_id")
+        past, num_bytes = previous.conversation, previous.num_bytes
+    conversation = (*past, *own)
+    chat = chat_of(body, conversation)
+    check_servable(chat, 1, serving)
+    prepared = await _prepared(serving, body, chat, conversation)
+    response_id, request_id = store.new_id(context.request_id), context.request_id
+
+    def keep(response: dict[str, Any]) -> None:
+        if body.store is False:
+            return
+        made = _ITEMS.validate_python(response["output"])
+        shown = replies.shown_items(own, request_id)
+        size = num_bytes + len(sse.to_json([response, shown]))
+        store.put(response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size))
+
+    begun = Begun(replies.response(body, response_id, int(time.time())), request_id, keep, TokenNames(serving.tokenizer))
+    prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
+    return respond(serving, chat, prepared.wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
+
+
+async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]) -> Prepared:
+    """The chat request with its tokens; with truncation auto, of as many of the last items as fit."""
+    prepared = await prepare(serving, chat)
+    room = serving.limits.max_model_len - (body.max_output_tokens or 1)
+    if body.truncation != "auto" or len(prepared.prompt) <= room:
+        return prepared
+    fewest, most = 1, len(items) - 1  # of items that are dropped; it is enough to drop `most`, or nothing is
+    while fewest < most:
+        middle = (fewest + most) // 2
+        tried = await prepare(serving, chat_of(body, _last(items, middle)))
+        fewest, most = (fewest, middle) if len(tried.prompt) <= room else (middle + 1, most)
+    return await prepare(serving, chat_of(body, _last(items, most)))
+
+
+def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:
+    """The items without the first ones, and without outputs of calls that are dropped."""
+    while num_dropped < len(items) - 1 and isinstance(items[num_dropped], FunctionCallOutputItem):
+        num_dropped += 1
+    return items[num_dropped:]

@@ -1,0 +1,249 @@
+"""The requests of OpenAI's Responses API.
+
+Every field is typed and bounded, null means the default; what is known and not
+served is refused by name, a hint is passed over, and so is a field that nobody
+defined.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from pdcluster_worker.server.chat_fields import MAX_TOOLS, CallId, ReasoningEffort, ToolName
+from pdcluster_worker.server.fields import MAX_MESSAGES, CacheSalt, Only, Priority, StopList, Text, no_value
+from pdcluster_worker.server.known_fields import Ignored
+from pdcluster_worker.server.schemas import Body, Extension, Logprobs, PositiveInt
+
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+MAX_PARTS = 10_000
+LOGPROBS = "message.output_text.logprobs"
+
+_TEXT_ONLY = "this server takes text"
+_INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+class TextPart(Body):
+    """A part of a message, of a tool's output or of reasoning: its text."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: Text
+
+
+class RefusalPart(Body):
+    """What an assistant said in place of an answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+def _known_part(part: Any) -> Any:
+    return _known_type(part, _PARTS, f"{_TEXT_ONLY}, in parts of type input_text")
+
+
+def _known_item(item: Any) -> Any:
+    return _known_type(item, _ITEMS, f"items of type {', '.join(_ITEMS)} are served")
+
+
+def _known_type(value: Any, known: tuple[str, ...], fix: str) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in known:
+        raise no_value(f"has type {kind[:40]!r}: {fix}")
+    return value
+
+
+def _type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _part_tag(part: Any) -> str:
+    return "<refusal>" if _type_of(part) == "refusal" else "<text>"
+
+
+def _item_tag(item: Any) -> str:
+    kind = _type_of(item)
+    return f"<{kind}>" if kind in _ITEMS else "<message>"  # a message may leave its type out
+
+
+def _form(content: Any) -> str:
+    return "<list>" if isinstance(content, list) else "<string>"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(_part_tag),
+    BeforeValidator(_known_part),
+]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
+Content = Annotated[Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")], Discriminator(_form)]
+
+
+class MessageItem(Body):
+    """A message of the conversation, or of an earlier response."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: Text | None = None
+
+
+class FunctionCallItem(Body):
+    """A call that the model made; arguments: a JSON object as text."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: Text
+    arguments: Text
+    id: Text | None = None
+
+
+class FunctionCallOutputItem(Body):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Content
+    id: Text | None = None
+
+
+class ReasoningItem(Body):
+    """What the model thought before an answer."""
+
+    type: Literal["reasoning"]
+    summary: Parts | None = None
+    content: Parts | None = None
+    id: Text | None = None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Discriminator(_item_tag),
+    BeforeValidator(_known_item),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Input = Annotated[Annotated[Text, Tag("<string>")] | Annotated[Items, Tag("<list>")], Discriminator(_form)]
+
+
+class Tool(Body):
+    """A function that the model may call; tools that OpenAI runs are refused by their type."""
+
+    type: Annotated[Any, Only("function", fix="tools that a server runs, such as web_search, are not served: call functions")]
+    name: ToolName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Body):
+    """The function that must be called."""
+
+    type: Annotated[Any, Only("function", fix="give auto, none, required or a function")]
+    name: ToolName
+
+
+class TextFormat(Body):
+    """The form of the answer's text; name, schema and strict are of json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    description: Text | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """verbosity is passed over: the model writes as its prompt asks."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
+
+
+class ReasoningConfig(Body):
+    """summary is passed over: reasoning is shown as it is."""
+
+    effort: ReasoningEffort | None = None
+    summary: Annotated[Any, Ignored("reasoning is shown as it is")] = None
+    generate_summary: Annotated[Any, Ignored("reasoning is shown as it is")] = None
+
+
+def _checked_metadata(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise no_value(f"has {len(value)} entries: at most {MAX_METADATA} are accepted")
+    return value
+
+
+def _checked_includes(value: Any) -> Any:
+    if isinstance(value, list):
+        wrong = next((name for name in value if name not in _INCLUDES), None)
+        if wrong is not None:
+            raise no_value(f"{str(wrong)[:60]!r} is not supported here: {' and '.join(_INCLUDES)} are")
+    return value
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[Text, Field(max_length=MAX_METADATA_KEY)],
+        Annotated[Text, Field(max_length=MAX_METADATA_VALUE)],
+    ],
+    BeforeValidator(_checked_metadata),
+]
+
+
+class StreamOptions(Body):
+    """include_obfuscation is passed over: nothing is added to events."""
+
+    include_obfuscation: Annotated[Any, Ignored("nothing is added to events")] = None
+
+
+class ResponsesRequest(Body):
+    """Body of POST /v1/responses.
+
+    store:                the response is kept, for GET and for previous_response_id; null = true.
+    previous_response_id: a kept response, whose conversation this one goes on with; its instructions do not count.
+    truncation:           auto drops the oldest items of a conversation that is too long for the model.
+    include:              log probabilities of the text; encrypted reasoning is passed over, for reasoning is in the clear.
+    """
+
+    model: Text
+    input: Input
+    instructions: Text | None = None
+    previous_response_id: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: PositiveInt | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    top_logprobs: Logprobs | None = None
+    include: Annotated[list[Text] | None, BeforeValidator(_checked_includes)] = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None
+
+    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1)] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1)] = None
+    stop: StopList = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    pdcluster: Extension | None = None
+
+    user: Annotated[Any, Ignored("clients are told apart by their API keys")] = None
+    safety_identifier: Annotated[Any, Ignored("clients are told apart by their API keys")] = None
+    service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None
+    prompt_cache_key: Annotated[Any, Ignored("the prefix cache finds prompts by their tokens")] = None
+    prompt_cache_retention: Annotated[Any, Ignored("the prefix cache finds prompts by their tokens")] = None
+    max_tool_calls: Annotated[Any, Ignored("it counts calls of tools that a server runs")] = None
+    background: Annotated[Any, Only(None, False, fix="a response is made while its client waits")] = None
+    conversation: Annotated[Any, Only(None, fix="use previous_response_id, or send the whole conversation")] = None
+    prompt: Annotated[Any, Only(None, fix="send the prompt itself as instructions and input")] = None
+    context_management: Annotated[Any, Only(None, [], fix="use truncation")] = None

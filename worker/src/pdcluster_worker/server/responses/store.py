@@ -1,0 +1,115 @@
+"""Responses that are kept in this worker's memory, for GET and for those that go on from them.
+
+Bounded in number, bytes and time; the oldest go first.  A response belongs to
+the API key that made it.  It lives on one worker alone, and its id names that
+worker: another one says so, and never that there is no such response.
+"""
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.responses.schemas import Item
+
+MAX_RESPONSES = 4096
+MAX_BYTES = 128 << 20
+MAX_SECONDS = 24 * 3600.0
+
+_WORKER_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One response.
+
+    body:         as it was answered.
+    input:        the items that its request added, as they are shown.
+    conversation: all items so far, the answer's among them.
+    num_bytes:    of all that as JSON, earlier turns included.
+    """
+
+    body: dict[str, Any]
+    input: list[dict[str, Any]]
+    conversation: tuple[Item, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    kept: Kept
+    owner: bytes
+    at: float
+
+
+class ResponseStore:
+    """owner: the digest of an API key, b"" where none is asked for.  clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        self._clock = clock
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._max_seconds = max_seconds
+        self._worker = uuid.uuid4().hex[:_WORKER_DIGITS]
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._num_bytes = 0
+
+    def new_id(self, request_id: str) -> str:
+        """The id of a response, which says where it is kept."""
+        return f"resp_{self._worker}{request_id}"
+
+    def put(self, response_id: str, owner: bytes, kept: Kept) -> None:
+        """Keep a response; one that is larger than all that may be kept is not."""
+        if kept.num_bytes > self._max_bytes:
+            return
+        self._entries[response_id] = _Entry(kept, owner, self._clock())
+        self._num_bytes += kept.num_bytes
+        self._expire()
+
+    def get(self, response_id: str, owner: bytes, param: str | None = None) -> Kept:
+        """A response of this key.  Raises RequestError 404 naming where it may be."""
+        self._expire()
+        entry = self._entries.get(response_id)
+        if entry is None or entry.owner != owner:
+            raise self._missing(response_id, param)
+        return entry.kept
+
+    def delete(self, response_id: str, owner: bytes) -> None:
+        """Forget a response of this key; those that went on from it stay.  Raises RequestError 404."""
+        self.get(response_id, owner)
+        self._drop(response_id)
+
+    def _expire(self) -> None:
+        oldest = self._clock() - self._max_seconds
+        while self._entries:
+            response_id, entry = next(iter(self._entries.items()))
+            if len(self._entries) <= self._max_responses and self._num_bytes <= self._max_bytes and entry.at >= oldest:
+                return
+            self._drop(response_id)
+
+    def _drop(self, response_id: str) -> None:
+        self._num_bytes -= self._entries.pop(response_id).kept.num_bytes
+
+    def _missing(self, response_id: str, param: str | None) -> RequestError:
+        name = f"response {response_id[:100]!r}"
+        prefix = "resp_"
+        worker = response_id.removeprefix(prefix)[:_WORKER_DIGITS]
+        is_elsewhere = response_id.startswith(prefix) and worker != self._worker
+        if is_elsewhere:
+            why = (
+                "was made by another worker, or before a restart: responses are kept in the memory of the worker that made them; "
+                "send the whole conversation as input, or let one worker take all requests of a conversation (session affinity)"
+            )
+        else:
+            why = "is not kept here (any more): it was not stored, has expired or was deleted; send the whole conversation as input"
+        return RequestError(f"{name} {why}", status=404, param=param, code="response_not_found")

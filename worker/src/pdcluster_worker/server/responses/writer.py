@@ -1,0 +1,171 @@
+"""Answers of the Responses API as bytes: one response as JSON, or its typed events in their order, numbered from 0."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Response
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server import logprobs, openai_errors, sse
+from pdcluster_worker.server.blocks import Block, Blocks, Change, Ended, Grew, Started
+from pdcluster_worker.server.events import Delta, TextDelta
+from pdcluster_worker.server.logprobs import TokenNames
+from pdcluster_worker.server.replies import Usage
+from pdcluster_worker.server.responses import replies
+from pdcluster_worker.server.responses.replies import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A response that is being made.
+
+    body:       without its output.
+    request_id: for the ids of its items.
+    keep:       takes the whole response once it is there.
+    names:      of tokens with log probabilities.
+    """
+
+    body: Json
+    request_id: str
+    keep: Callable[[Json], None]
+    names: TokenNames
+
+
+class ResponsesWriter:
+    """See `generation_response.Writer`."""
+
+    def __init__(self, begun: Begun) -> None:
+        self._begun = begun
+        self._blocks = Blocks()
+        self._logprobs: dict[int, list[Json]] = {}  # of the tokens of each text
+        self._last: Delta | None = None
+        self._num_events = 0
+
+    def begin(self, usage: Usage) -> bytes:
+        """See `Writer`."""
+        body = self._begun.body
+        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+
+    def of(self, delta: Delta) -> bytes | None:
+        """See `Writer`."""
+        changes = self._take(delta)
+        return b"".join(self._change(change, delta) for change in changes)
+
+    def end(self, usage: Usage) -> bytes:
+        """See `Writer`."""
+        events = b"".join(self._change(change, None) for change in self._blocks.end())
+        body = self._finished(usage)
+        return events + self._event(f"response.{body['status']}", response=body)
+
+    def failed(self, error: RequestError) -> bytes:
+        """See `Writer`."""
+        shown = openai_errors.reply(error).error
+        code = shown.code or "server_error"
+        event = self._event("error", code=code, message=shown.message, param=shown.param)
+        why = {"code": code, "message": shown.message}
+        body = {**self._begun.body, "status": "failed", "error": why, "output": self._output("incomplete")}
+        return event + self._event("response.failed", response=body)
+
+    def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:
+        """See `Writer`."""
+        (deltas,) = choices
+        for delta in deltas:
+            self._take(delta)
+        self._blocks.end()
+        return sse.to_json(self._finished(usage))
+
+    def refused(self, error: RequestError) -> Response:
+        """See `Writer`."""
+        return openai_errors.response(error)
+
+    def _take(self, delta: Delta) -> list[Change]:
+        self._last = delta
+        changes = self._blocks.feed(delta.parts)
+        if delta.scored and any(isinstance(part, TextDelta) for part in delta.parts):
+            grown = next((change.block for change in changes if change.block.kind == "text"), None)
+            if grown is not None:
+                entries = logprobs.for_chat(delta.scored, self._begun.names).content
+                self._logprobs.setdefault(grown.index, []).extend(replies.logprob(entry) for entry in entries)
+        return changes
+
+    def _finished(self, usage: Usage) -> Json:
+        """The whole response, which is kept."""
+        assert self._last is not None, "an answer has a token"
+        is_cut = self._last.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        body = {
+            **self._begun.body,
+            "status": status,
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._output(status),
+            "usage": replies.usage_of(usage),
+        }
+        self._begun.keep(body)
+        return body
+
+    def _output(self, status: str) -> list[Json]:
+        """All items; of a response that was cut off, the last one was."""
+        blocks = self._blocks.blocks
+        return [self._item(block, status if block is blocks[-1] else "completed") for block in blocks]
+
+    def _item(self, block: Block, status: str) -> Json:
+        return replies.item(block, self._begun.request_id, status, self._logprobs.get(block.index, ()))
+
+    # --- events -------------------------------------------------------------------------------
+
+    def _change(self, change: Change, delta: Delta | None) -> bytes:
+        match change:
+            case Started(block=block):
+                return self._started(block)
+            case Grew(block=block, text=text):
+                return self._grew(block, text, delta)
+            case Ended(block=block):
+                return self._ended(block)
+
+    def _started(self, block: Block) -> bytes:
+        added = self._event("response.output_item.added", output_index=block.index, item=self._item(block, "in_progress"))
+        if block.kind == "call":
+            return added
+        part = replies.part(block, is_empty=True)
+        return added + self._event("response.content_part.added", **self._place(block), part=part)
+
+    def _grew(self, block: Block, text: str, delta: Delta | None) -> bytes:
+        match block.kind:
+            case "text":
+                scored = () if delta is None else logprobs.for_chat(delta.scored, self._begun.names).content
+                said = [replies.logprob(entry) for entry in scored]
+                return self._event("response.output_text.delta", **self._place(block), delta=text, logprobs=said)
+            case "reasoning":
+                return self._event("response.reasoning_text.delta", **self._place(block), delta=text)
+            case "call":
+                return self._event("response.function_call_arguments.delta", **self._item_place(block), delta=text)
+
+    def _ended(self, block: Block) -> bytes:
+        said = self._logprobs.get(block.index, [])
+        is_cut = self._last is not None and self._last.finish_reason == "length"
+        item = self._item(block, "incomplete" if is_cut else "completed")
+        match block.kind:
+            case "text":
+                whole = self._event("response.output_text.done", **self._place(block), text=block.text, logprobs=said)
+            case "reasoning":
+                whole = self._event("response.reasoning_text.done", **self._place(block), text=block.text)
+            case "call":
+                name = "response.function_call_arguments.done"
+                whole = self._event(name, **self._item_place(block), name=block.name, arguments=block.text)
+        if block.kind != "call":
+            whole += self._event("response.content_part.done", **self._place(block), part=replies.part(block, said))
+        return whole + self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _item_place(self, block: Block) -> Json:
+        return {"item_id": replies.item_id(block, self._begun.request_id), "output_index": block.index}
+
+    def _place(self, block: Block) -> Json:
+        return {**self._item_place(block), "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number = self._num_events
+        self._num_events += 1
+        return sse.named_event(kind, {"type": kind, "sequence_number": number, **fields})
