@@ -55,6 +55,19 @@ def test_a_shared_prefix_cache_is_policy_too(
     assert said == ["policy updated"]
 
 
+def test_an_edit_of_who_may_call_the_api_and_of_its_limits_is_taken(
+    watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
+) -> None:
+    watcher, target, said = watched
+    document["spec"].setdefault("service", {}).update(cors={"allowedOrigins": ["http://localhost:3000"]}, limits={"maxHeaders": 64})
+    write_document(document)
+    watcher.look()
+    policy = yaml.safe_load(target.read_text())
+
+    assert (policy["cors"]["allowedOrigins"], policy["httpLimits"]["maxHeaders"]) == (["http://localhost:3000"], 64)
+    assert said == ["policy updated"]
+
+
 def test_bad_edit_is_refused_once_and_a_good_one_taken_after(
     watched: tuple[PolicyWatcher, Path, list[str]], document: dict[str, Any], write_document: Write
 ) -> None:

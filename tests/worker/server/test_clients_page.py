@@ -23,7 +23,8 @@ TEXT = PAGE.read_text()
 OPENAI = [block for block in blocks(TEXT) if block.title == "OpenAI, Python"]
 SAYS = {
     "messages=messages, max_tokens=16, stream": ("Paris.", "Paris."),
-    "response_format=City": ('{"name": "Paris", "population": 2}', "name='Paris' population=2"),
+    "response_format=City": ('{"name": "Paris", "country": "France"}', "name='Paris' country='France'"),
+    "client.responses.create": ("Paris.", "Paris."),
     'tool_choice="required"': ('[{"name": "weather", "parameters": {"city": "Paris"}}]', 'weather {"city": "Paris"}'),
 }
 """What the model answers, and what the block prints, by a piece of its code."""
