@@ -8,11 +8,11 @@ import openai
 import pytest
 
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.chat_template import ChatTemplate
 from pdcluster_worker.server.model_parsers import ParserNames
-from pdcluster_worker.server.structured import ENGINE_PARAM
 from pdcluster_worker.server.tokenizer import Tokenizer
 from tests.worker.server.conftest import Rig
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
@@ -182,7 +182,7 @@ async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
 
 
 async def test_what_an_engine_says_of_a_tools_schema_names_the_tools(rig, client):
-    rig.backend.error = RequestError("#/properties/x: no text at all fits it", param=ENGINE_PARAM)
+    rig.backend.error = RequestError("#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM)
     with pytest.raises(openai.BadRequestError, match="tools: #/properties/x") as caught:
         await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required")
 
