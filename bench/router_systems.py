@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from asyncio.subprocess import PIPE, STDOUT, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from pdcluster_operator.bench.started import end_process
 from pdcluster_operator.local.certificates import make_certificates
 from pdcluster_operator.local.etcd import etcd_launch, find_etcd, wait_until_reachable
 from pdcluster_operator.local.machine import free_port
+from pdcluster_operator.local.processes import Launch, spawn
 
 FOLDER = Path.home() / ".cache" / "pdcluster" / "routers"
 PEERS = ("sglang-router", "smg", "vllm-router")
@@ -162,17 +163,8 @@ def _base64(text: str) -> str:
 @asynccontextmanager
 async def _started(name: str, command: Sequence[str], environment: Mapping[str, str], logs: Path) -> AsyncIterator[Process]:
     machine = cores()
-    mine = machine.others if name == "etcd" else machine.router
-    with (logs / f"{name}.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdout=log,
-            stderr=STDOUT,
-            env={**os.environ, **environment},
-            cwd=logs,
-            start_new_session=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, mine),
-        )
+    process = await spawn(Launch(name, tuple(command), logs / f"{name}.log", environment))
+    psutil.Process(process.pid).cpu_affinity([*(machine.others if name == "etcd" else machine.router)])
     try:
         yield process
     finally:

@@ -107,6 +107,7 @@ async def _measure(measured: _Measured) -> None:
     print(f"drains by command, s: {drains}; longest answer {longest:.2f} s")
     moves = {f"{reason}, {outcome}": int(count) for reason, outcome, count in _moves(measured.router)}
     print(f"steps: {dict(sorted(chaos.num_steps.items()))}; moves: {moves}; answers that differ between the runs: {differing}")
+    await asyncio.to_thread(chaos.all_ready)
     read = {worker.name: worker.metrics().by_label("kv_handovers_total", "outcome") for worker in measured.decodes}
     print(f"KV read from workers that were left: {read}")
 

@@ -56,7 +56,7 @@ class Environment:
         name = block.packages[0].partition("[")[0]
         if block.language == NODE:
             found = self.run(["npm", "ls", "--parseable", "--long", name], self.folder).stdout
-            return next((line.rpartition(":")[2] for line in found.splitlines() if f":{name}@" in line), name)
+            return next((line.rpartition(":")[2].replace("@", " ") for line in found.splitlines() if f":{name}@" in line), name)
         code = f"import importlib.metadata as m; print(m.version({name!r}))"
         return f"{name} {self.run(['python', '-c', code], self.folder).stdout.strip()}"
 

@@ -8,6 +8,8 @@ import openai
 import pytest
 
 from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.chat_template import ChatTemplate
 from pdcluster_worker.server.model_parsers import ParserNames
@@ -179,6 +181,14 @@ async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
     assert not form["elements"][1]["stop_after_first"]
 
 
+async def test_what_an_engine_says_of_a_tools_schema_names_the_tools(rig, client):
+    rig.backend.error = RequestError("#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM)
+    with pytest.raises(openai.BadRequestError, match="tools: #/properties/x") as caught:
+        await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required")
+
+    assert caught.value.body["param"] == "tools"
+
+
 async def test_one_required_call_where_parallel_ones_are_not_wanted(rig, client):
     rig.say('[{"name": "now", "parameters": {}}]')
     await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
@@ -193,7 +203,7 @@ async def test_a_named_call_is_constrained_by_its_parameters_and_ends_by_stop(ri
     calls, rest = await streamed(client, tools=TOOLS, tool_choice=choice)
     call = reply.choices[0].message.tool_calls[0]
 
-    assert form_of(rig) == {"type": "json_schema", "json_schema": WEATHER["function"]["parameters"]}
+    assert form_of(rig) == {"type": "json_schema", "json_schema": WEATHER["function"]["parameters"], "max_whitespace_cnt": 1}
     assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Paris"}')
     assert (reply.choices[0].finish_reason, rest["finish_reason"]) == ("stop", "stop")
     assert [(call["name"], call["arguments"]) for call in calls] == [("get_weather", '{"city": "Paris"}')]

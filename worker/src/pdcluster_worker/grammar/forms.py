@@ -12,6 +12,7 @@ import numpy as np
 from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.grammar.native import complaint
 from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prepare
+from pdcluster_worker.grammar.tags import prepared_tag
 
 MOST_WHITE_SPACE = 20
 """Between two parts of a JSON text: a model that has nothing to say must not fill its answer with blanks."""
@@ -55,7 +56,7 @@ class Forms:
             case "grammar":
                 compiled = self._compiler.compile_lark(text, [], []) if _LARK.search(text) else self._rules(text)
             case "structural_tag":
-                compiled = self._compiler.compile_structural_tag(text)
+                compiled = self._tag(text)
         return compiled
 
     def _json(self, schema: str) -> Any:
@@ -76,6 +77,12 @@ class Forms:
             return self._json(json.dumps(prepared.schema))
         except RuntimeError as e:
             raise FormError(self._place(prepared, e)) from e
+
+    def _tag(self, text: str) -> Any:
+        try:
+            return self._compiler.compile_structural_tag(prepared_tag(text, MOST_WHITE_SPACE))
+        except SchemaError as e:
+            raise FormError(f"in a schema of the structural tag: {e}") from e
 
     def _place(self, prepared: Prepared, error: RuntimeError) -> str:
         """What is wrong, with the innermost schema that is refused by itself."""

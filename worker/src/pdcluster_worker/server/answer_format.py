@@ -15,7 +15,7 @@ from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constr
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.reasoning.think import CLOSE, OPEN, Start
 from pdcluster_worker.server.tool_choice import ToolUse
-from pdcluster_worker.server.tools.calls import Tool
+from pdcluster_worker.server.tools.calls import Schema, Tool
 from pdcluster_worker.server.tools.registry import ParserName
 
 Format = dict[str, Any]
@@ -87,20 +87,25 @@ def _calls(use: ToolUse, parser: ParserName | None) -> Format | None:
 
 
 def _tag(tool: Tool, parser: ParserName | None) -> Format:
-    schema = {"type": "json_schema", "json_schema": tool.parameters if tool.is_strict else _any_arguments(tool)}
+    schema = tool.parameters if tool.is_strict else _any_arguments(tool)
     if parser == "qwen3_coder":
         return {
             "type": "tag",
             "begin": f"<tool_call>\n<function={tool.name}>\n",
-            "content": {**schema, "style": "qwen_xml"},
+            "content": {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"},
             "end": "\n</function>\n</tool_call>",
         }
     return {
         "type": "tag",
         "begin": f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": ',
-        "content": schema,
+        "content": _arguments(schema),
         "end": "}\n</tool_call>",
     }
+
+
+def _arguments(schema: Schema) -> Format:
+    """JSON of a tool's arguments, on one line: a small model may fill its answer with white space."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
 def _any_arguments(tool: Tool) -> dict[str, Any]:
@@ -111,7 +116,7 @@ def _any_arguments(tool: Tool) -> dict[str, Any]:
 def _forced(use: ToolUse) -> Format:
     """Calls alone, as `tools.forced` reads them."""
     if use.mode == "named":
-        return {"type": "json_schema", "json_schema": use.tools[use.name].parameters}
+        return _arguments(use.tools[use.name].parameters)
     calls = _row([_json_call(tool) for tool in use.tools.values()], ", ", use)
     return {"type": "sequence", "elements": [_text("["), calls, _text("]")]}
 
@@ -120,7 +125,7 @@ def _json_call(tool: Tool) -> Format:
     return {
         "type": "tag",
         "begin": f'{{"name": {json.dumps(tool.name)}, "parameters": ',
-        "content": {"type": "json_schema", "json_schema": tool.parameters},
+        "content": _arguments(tool.parameters),
         "end": "}",
     }
 

@@ -29,12 +29,14 @@ class AnswerRules:
 
     new_parser:    splits a choice's text into parts.
     ends_by_calls: see `choice.TextRules`.
+    constraint_param: the field that constrains the answer, where that is not one of `structured_fields`.
     keeps_stops:   stop strings end the text; calls that the engine keeps well formed are not cut by them.
     """
 
     new_parser: NewParser = PlainText
     ends_by_calls: bool = True
     keeps_stops: bool = True
+    constraint_param: str | None = None
 
 
 PLAIN = AnswerRules()
@@ -89,7 +91,8 @@ def rules_for(request: Conversation, use: ToolUse, parsers: ModelParsers, reason
         markers = frozenset() if form is None else form.markers
         return ReasonedAnswer(thinking, calls, markers=markers, shows_reasoning=request.include_reasoning is not False)
 
-    return AnswerRules(new_parser, ends_by_calls=use.mode != "named", keeps_stops=not use.is_forced)
+    param = None if use.mode == "none" else "tools"
+    return AnswerRules(new_parser, ends_by_calls=use.mode != "named", keeps_stops=not use.is_forced, constraint_param=param)
 
 
 def _forced(use: ToolUse, new_id: NewId) -> CallParser:

@@ -1,0 +1,26 @@
+"""The JSON schemas within a structural tag, made as those that stand alone are (`schema`)."""
+
+import json
+from typing import Any
+
+from pdcluster_worker.grammar.schema import prepare
+
+
+def prepared_tag(text: str, most_white_space: int) -> str:
+    """A structural tag to compile.  Raises SchemaError for a schema in it, ValueError for what is no JSON.
+
+    >>> print(prepared_tag('{"format":{"type":"json_schema","json_schema":{"multipleOf":2,"type":"integer"}}}', 9))
+    {"format": {"type": "json_schema", "json_schema": {"type": "integer"}, "max_whitespace_cnt": 9}}
+    """
+    return json.dumps(_prepared(json.loads(text), most_white_space))
+
+
+def _prepared(node: Any, most_white_space: int) -> Any:
+    if isinstance(node, list):
+        return [_prepared(item, most_white_space) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") != "json_schema" or "json_schema" not in node:
+        return {name: _prepared(value, most_white_space) for name, value in node.items()}
+    made = {**node, "json_schema": prepare(node["json_schema"], strict=False).schema}
+    return made if node.get("style", "json") != "json" else made | {"max_whitespace_cnt": node.get("max_whitespace_cnt", most_white_space)}
