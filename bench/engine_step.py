@@ -24,6 +24,7 @@ from pdcluster_worker.engine.messages import RequestSpec, Sampling, Submit
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine_process import Mailbox
+from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
 VOCABULARY = 49152
@@ -45,6 +46,7 @@ class NoModel:
     """A ModelRunner without a model.  took: seconds of the last step."""
 
     block_bytes, num_blocks, seconds, depth = 16, SETTINGS.num_blocks, StepSeconds(), 1
+    grammars = GrammarBook(VOCABULARY)
     took = 0.0
     outcomes: Sequence[RowOutcome] = ()
 

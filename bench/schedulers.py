@@ -97,8 +97,9 @@ class Bench:
     """The model, loaded once, and engines on it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from pdcluster_worker.config import EngineConfig, ModelConfig
+        from pdcluster_worker.config import EngineConfig
         from pdcluster_worker.model.runner import open_runner
+        from pdcluster_worker.model_config import ModelConfig
 
         self._options = options
         engine = EngineConfig(

@@ -64,8 +64,9 @@ class Bench:
     def __init__(self, threads: int) -> None:
         from transformers import AutoTokenizer
 
-        from pdcluster_worker.config import EngineConfig, ModelConfig
+        from pdcluster_worker.config import EngineConfig
         from pdcluster_worker.model.runner import open_runner
+        from pdcluster_worker.model_config import ModelConfig
         from pdcluster_worker.speculation_config import SpeculationConfig
 
         engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, speculation=SpeculationConfig())

@@ -41,8 +41,9 @@ def main() -> int:
     options = parse()
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, which is why imports come later
     os.environ["GOMP_SPINCOUNT"] = str(options.spin)
-    from pdcluster_worker.config import EngineConfig, ModelConfig
+    from pdcluster_worker.config import EngineConfig
     from pdcluster_worker.model.runner import open_runner
+    from pdcluster_worker.model_config import ModelConfig
 
     engine = EngineConfig(max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads)
     runner, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype=options.dtype), engine)

@@ -47,10 +47,11 @@ def main() -> None:
 
 def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]:
     """Both ways over one loaded model."""
-    from pdcluster_worker.config import EngineConfig, ModelConfig
+    from pdcluster_worker.config import EngineConfig
     from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
     from pdcluster_worker.model.ops.step_limits import StepLimits
     from pdcluster_worker.model.runner import Runner, open_runner
+    from pdcluster_worker.model_config import ModelConfig
 
     engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, tensor_parallel_size=tensor_parallel_size)
     opened, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)

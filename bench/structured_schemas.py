@@ -86,6 +86,7 @@ def answers(model: Model, schemas: list[Any], max_tokens: int) -> list[list[Toke
     """One answer for each schema."""
     tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     eos = tokenizer.token_to_id("<|im_end|>")
+    assert eos is not None, "the sample model has <|im_end|>"
     specs = []
     for index, schema in enumerate(schemas):
         title = schema.get("title") or schema.get("description") or "an object" if isinstance(schema, dict) else "anything"

@@ -74,13 +74,15 @@ def compiled(model: Model) -> None:
 def run(engine: Engine, num_streams: int, num_tokens: int, *, has_schema: bool, name: str) -> float:
     """Mean seconds per output token of one round."""
     tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    eos = tokenizer.token_to_id("<|im_end|>")
+    assert eos is not None, "the sample model has <|im_end|>"
     for index in range(num_streams):
         sampling = Sampling(
             max_tokens=num_tokens,
             seed=index,
             temperature=0.8,
             top_p=0.95,
-            eos_token_ids=[tokenizer.token_to_id("<|im_end|>")],
+            eos_token_ids=[eos],
             ignore_eos=True,
             constraint=SCHEMA if has_schema else None,
         )

@@ -60,7 +60,8 @@ class Played:
     def _end(self, members: Sequence[Job], line: Sequence[Job], rank: float) -> float:
         copy, left = SimulatedServer(self._server.cost), set[int]()
         copy.now, copy.num_ended = self._server.now, self._server.num_ended
-        waiting, those = [], {id(job) for job in members}
+        waiting = list[Job]()
+        those = {id(job) for job in members}
         for index, job in enumerate(line):
             rest = self._known[job.group].quantile_beyond(job.flight.num_tokens, (rank + _GOLDEN * index) % 1.0)
             played = replace(job, flight=replace(job.flight), output_tokens=job.flight.num_tokens + round(rest))

@@ -44,9 +44,10 @@ class RealServer(Server):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
         from schedulers import NoMemory, settings_of
 
-        from pdcluster_worker.config import EngineConfig, ModelConfig
+        from pdcluster_worker.config import EngineConfig
         from pdcluster_worker.engine.core import EngineCore
         from pdcluster_worker.model.runner import open_runner
+        from pdcluster_worker.model_config import ModelConfig
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         engine = EngineConfig(max_sequences=SEATS, max_model_len=CONTEXT, num_blocks=NUM_BLOCKS, threads=2)

@@ -131,7 +131,7 @@ class Cluster:
         """Wait until the worker's record in etcd says one of these."""
 
         def state() -> str:
-            return (self.record(pod) or {"state": "absent"})["state"]
+            return str((self.record(pod) or {"state": "absent"})["state"])
 
         wait_for(lambda: state() in states, SETTLE_SECONDS, lambda: f"{pod} is {state()}, not {' or '.join(states)}")
 

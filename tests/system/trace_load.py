@@ -89,7 +89,7 @@ async def run_trace(url: str, asks: Sequence[Ask], arrivals: Sequence[float], ga
 async def _exchange(client: httpx.AsyncClient, url: str, exchange: Exchange, fields: Json) -> None:
     ask = exchange.ask
     assert isinstance(ask.prompt, list)
-    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed: Json = {"stream": True, "stream_options": {"include_usage": True}}
     request = body(ask.prompt, max_tokens=ask.num_output_tokens, **streamed, **fields)
     exchange.sent = time.monotonic()
     try:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdcluster_worker.config import DiscoveryConfig, EngineConfig, ListenConfig, ModelConfig, TLSConfig, WorkerConfig
+from pdcluster_worker.config import DiscoveryConfig, EngineConfig, ListenConfig, TLSConfig, WorkerConfig
 from pdcluster_worker.dispatch import head_door
 from pdcluster_worker.dispatch.engine_group import EngineGroup
 from pdcluster_worker.dispatch.head_door import HeadDoor
@@ -27,6 +27,7 @@ from pdcluster_worker.head_line.wire import (
     read_frame,
     write_frame,
 )
+from pdcluster_worker.model_config import ModelConfig
 from tests.system.certificates import make_certificates
 
 HELLO = Hello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")

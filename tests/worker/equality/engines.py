@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
+from typing import Any
 
-from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.messages import (
     EngineOutput,
@@ -30,6 +31,7 @@ from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings, 
 from pdcluster_worker.model.beginning import InThread
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.native_dtype import DType
 from pdcluster_worker.speculation_config import SpeculationConfig
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
@@ -203,14 +205,14 @@ class Pair:
 class Cluster(Pair):
     """Two engines with models of their own, of one rank each."""
 
-    def __init__(self, folder: Path, *, dtype: DType = "float32", scheduler: SchedulerSettings = CONTINUOUS, **decode: int) -> None:
+    def __init__(self, folder: Path, *, dtype: DType = "float32", scheduler: SchedulerSettings = CONTINUOUS, **decode: Any) -> None:
         budget = decode.get("max_batched_tokens", 64)
         models = [Model(folder, dtype=dtype, max_batched_tokens=budget) for _ in range(2)]
         super().__init__(*engines_over(models, scheduler=scheduler, **decode))
 
 
 def engines_over(
-    models: list[Model], scheduler: SchedulerSettings = CONTINUOUS, drafter: Drafter | None = None, **decode: int
+    models: list[Model], scheduler: SchedulerSettings = CONTINUOUS, drafter: Drafter | None = None, **decode: Any
 ) -> list[Engine]:
     """A prefill engine over the first model and decode engines of these sizes over the others."""
     fabric = LocalFabric()

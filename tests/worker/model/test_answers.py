@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdcluster_worker.config import DiscoveryConfig, EngineConfig, ModelConfig, TLSConfig, WorkerConfig
+from pdcluster_worker.config import DiscoveryConfig, EngineConfig, TLSConfig, WorkerConfig
 from pdcluster_worker.data_parallel import share_of
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model import answers, opening, skeleton
@@ -26,6 +26,7 @@ from pdcluster_worker.model.loader import load_model
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.proof import _logits
 from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model_config import ModelConfig
 
 LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
 ENGINE = EngineConfig(block_size=16, num_blocks=8, max_batched_tokens=64, max_sequences=4, threads=1)
@@ -107,7 +108,8 @@ def test_an_engine_with_a_kept_answer_imports_nothing_of_transformers(question):
     put(question, answer(question))
     program = f"""
 import sys
-from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.model.runner import open_runner
 model, engine = ModelConfig(name="m", path={str(question.path)!r}, dtype="float32"), EngineConfig(num_blocks=8, threads=1)
 runner, _, _ = open_runner(model, engine)

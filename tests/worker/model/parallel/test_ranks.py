@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.execution import EngineBrokenError
 from pdcluster_worker.engine.messages import Sampling
@@ -22,6 +22,7 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.runner import open_runner
+from pdcluster_worker.model_config import ModelConfig
 
 Folder = Callable[[str], Path]
 WAIT_SECONDS = 30.0
