@@ -91,6 +91,21 @@ def test_a_row_may_fail_before_its_prompt_is_computed(engine, spec):
     assert rig.blocks == {"free": 16}
 
 
+def test_a_row_that_its_own_settings_make_fail_is_a_refusal(engine, spec):
+    rig = engine()
+    rig.runner.failing_rows = {
+        "slow": failed_row("slow_grammar", "takes too long", param="constraint"),
+        "nan": failed_row("not_finite", "NaN"),
+    }
+    rig.handle(*(m.Submit(spec(name)) for name in ("a", "slow", "nan")))
+    rig.run()
+
+    refused, failed = rig.of(m.RequestFailed)
+    assert refused == m.RequestFailed("slow", "takes too long", is_refusal=True, param="constraint")
+    assert not failed.is_refusal
+    assert len(rig.token_ids("a")) == 3
+
+
 def test_failed_rows_are_counted_by_their_reason(engine, spec):
     rig = engine()
     rig.runner.failing_rows = {

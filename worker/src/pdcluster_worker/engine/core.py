@@ -350,6 +350,9 @@ class EngineCore:
             self._sender.write_full(request, request.target, now)
 
     def _fail(self, request: Request, error: Exception) -> None:
+        if isinstance(error, RequestError) and error.status == 400:
+            self._refuse(request, error)  # by its own settings
+            return
         why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
         self._outbox.append(RequestFailed(request.request_id, f"the model failed on this request: {why}"))
         self._end(request)

@@ -32,7 +32,7 @@ Outcome = Sample | Run | Exception | None
 RAISED = "raised"
 """Reason of an item whose forward pass raised."""
 
-_OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar")
+_OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar")
 """Reasons that lie in the request: they say nothing of the device or the model."""
 
 

@@ -296,7 +296,7 @@ class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
 class RequestFailed(msgspec.Struct, frozen=True, tag=True):
     """This request alone failed in the engine; all that it still holds is quarantined.
 
-    is_refusal: it could never run here, by its own size or shape, and nothing was done for it.
+    is_refusal: it could never run here, by its own size, shape or settings.
     param: the part of its sampling that is at fault, where that is one.
     """
 

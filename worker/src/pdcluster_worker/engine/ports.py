@@ -36,21 +36,22 @@ class Run(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...]
 
 
-RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar"]
+RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"]
 """Why one row of a batch has no token.
 
 not_finite:        its logits are NaN or infinite.
 no_token_left:     its sampling excludes every token.
 unknown_token_ids: its sampling names tokens that the model has not.
 outside_grammar:   its output, as it came here, does not fit its constraint.
+slow_grammar:      its constraint takes too long to follow, and others of its steps wait for that.
 """
 
 ROW_FAILURES: tuple[RowFailure, ...] = get_args(RowFailure)
 
 
-def failed_row(reason: RowFailure, message: str) -> RequestError:
-    """The entry of a row that failed; the message names the cause and the fix."""
-    return RequestError(message, status=500 if reason == "not_finite" else 400, code=reason)
+def failed_row(reason: RowFailure, message: str, param: str | None = None) -> RequestError:
+    """The entry of a row that failed; the message names the cause and the fix.  param: see `messages.RequestFailed`."""
+    return RequestError(message, status=500 if reason == "not_finite" else 400, code=reason, param=param)
 
 
 RowOutcome = Sample | Run | RequestError | None

@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.engine.request import Request
 
+MOST_SECONDS = 2.0
+"""Of a core, beside those of each token; a grammar that can be read in many ways takes seconds for one token."""
+
+SECONDS_PER_TOKEN = 0.05
+"""Of a core; most grammars take less than a thousandth of a second, long repetitions of characters a hundredth."""
+
 _ALL = np.int32(-1)  # a word of a mask that lets all its tokens pass
 
 
@@ -21,10 +27,15 @@ class OutsideError(Exception):
     """Tokens that the grammar does not have; nothing that was sampled under it is so."""
 
 
+class SlowError(Exception):
+    """A grammar takes too long to follow; all other requests of a step wait for it."""
+
+
 class Follower:
     """One request's.  matcher: xgrammar's, at the beginning."""
 
     def __init__(self, matcher: Any, constraint: Constraint) -> None:
+        self._seconds = 0.0
         self._matcher = matcher
         self._after = constraint.after
         self._begin = 0 if not constraint.after else None  # where in the output the grammar begins, once that is known
@@ -76,6 +87,15 @@ class Follower:
         finally:
             if num_taken:
                 self._matcher.rollback(num_taken)
+
+    def spend(self, seconds: float) -> None:
+        """It took so long to follow just now.  Raises SlowError once that is too long for the tokens that it was fed."""
+        self._seconds += seconds
+        if self._seconds > MOST_SECONDS + SECONDS_PER_TOKEN * len(self._fed):
+            raise SlowError(
+                f"takes too long to follow, {self._seconds:.1f} s up to token {len(self._fed)}: "
+                "make it simpler, with fewer repetitions in one another and fewer ways to read one text"
+            )
 
     def count_fitting(self, guessed: Sequence[int]) -> int:
         """How many of these guessed tokens the grammar takes, one after another; nothing changes."""

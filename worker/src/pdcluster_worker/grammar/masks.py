@@ -5,6 +5,7 @@ A mask depends on the request's own tokens alone.  Tokens that must not come yet
 here too, unless nothing else is left: a grammar that has ended cannot go on.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdcluster_worker.engine.batch import SamplePlace
+from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.grammar.book import GrammarBook
-from pdcluster_worker.grammar.follower import Follower, OutsideError
+from pdcluster_worker.grammar.follower import Follower, OutsideError, SlowError
 
 BITS = 32
 
@@ -26,7 +28,7 @@ BITS = 32
 class Masks:
     """rows: [M] int64, in order, the rows that have a mask.  allowed: [M, vocab_size] bool.
 
-    errors: of rows whose tokens do not fit their grammar.
+    errors: of rows whose tokens do not fit their grammar, or whose grammar takes too long to follow.
     """
 
     rows: NDArray[np.int64]
@@ -94,11 +96,14 @@ class MaskMaker:
         for row in rows:
             mask = allowed[len(masked)]
             try:
-                row.follower.feed(row.new)
+                is_filled = _followed(row, words)
             except OutsideError as e:
                 errors[row.row] = failed_row("outside_grammar", f"request {row.request_id}: {e}")
                 continue
-            if row.follower.fill(words, row.guessed):
+            except SlowError as e:
+                errors[row.row] = failed_row("slow_grammar", str(e), param=CONSTRAINT_PARAM)
+                continue
+            if is_filled:
                 mask[:] = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
             elif row.barred:
                 mask[:] = True
@@ -107,6 +112,15 @@ class MaskMaker:
             bar(mask, row.barred)
             masked.append(row.row)
         return Masks(np.array(masked, dtype=np.int64), allowed[: len(masked)], errors)
+
+
+def _followed(row: _Row, words: NDArray[np.int32]) -> bool:
+    """See `Follower.fill`.  Raises OutsideError, SlowError."""
+    started = time.thread_time()
+    row.follower.feed(row.new)
+    is_filled = row.follower.fill(words, row.guessed)
+    row.follower.spend(time.thread_time() - started)
+    return is_filled
 
 
 def bar(mask: NDArray[np.bool_], token_ids: list[int]) -> None:
