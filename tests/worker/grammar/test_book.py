@@ -1,6 +1,7 @@
 """Grammars are compiled once each by a process of their own, which may fail or hang without harm."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.grammar import book as room
+from pdcluster_worker.grammar import child
 from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.grammar.child import CompileError, CompileProcess
 from pdcluster_worker.grammar.vocabulary import read_vocabulary
@@ -121,6 +123,59 @@ def test_a_model_without_an_end_token_refuses_every_constraint(book):
     assert "no token that ends an answer" in settled(book, endless).message
 
 
+def test_end_tokens_that_the_model_has_not_end_nothing(book):
+    both, neither = (
+        Request(name, [3], 1, Sampling(max_tokens=9, seed=0, eos_token_ids=ends, constraint=Constraint("regex", "a")))
+        for name, ends in (("both", [VOCAB_SIZE, END]), ("neither", [VOCAB_SIZE, -1]))
+    )
+
+    assert settled(book, both) is True
+    assert book.follower(both).count_fitting([6, END]) == 2
+    assert "no token that ends an answer" in settled(book, neither).message
+
+
+def test_a_constraint_at_which_a_process_failed_is_tried_again_later(book, monkeypatch):
+    compiled = CompileProcess.compile
+
+    def fail(_, constraint):
+        raise CompileError("gave up", time.monotonic())
+
+    monkeypatch.setattr(CompileProcess, "compile", fail)
+    assert settled(book, request_of("ab+", "first")).message == "gave up"
+    monkeypatch.setattr(CompileProcess, "compile", compiled)
+
+    assert settled(book, request_of("ab+", "at once")).message == "gave up"
+    monkeypatch.setattr(room, "RETRY_SECONDS", 0.0)
+    assert settled(book, request_of("ab+", "later")) is True
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch):
+    gate, begun = threading.Event(), []
+
+    def compiled(_, constraint):
+        begun.append(constraint.text)
+        assert gate.wait(60)
+        raise CompileError("no")
+
+    monkeypatch.setattr(GrammarBook, "_compile", compiled)
+    monkeypatch.setattr(room, "NUM_PROCESSES", 1)
+    book = GrammarBook(VOCAB_SIZE)
+    try:
+        names = {"first": "a", "left": "b", "one": "ab", "other": "ab"}
+        for name, text in names.items():
+            book.begin(request_of(text, name))
+        for name in ("left", "one"):
+            book.forget(name)
+        gate.set()
+        for name in ("first", "other"):
+            settled(book, request_of(names[name], name))
+    finally:
+        gate.set()
+        book.close()
+
+    assert begun == ["a", "ab"]
+
+
 def test_an_engine_that_knows_no_text_refuses_every_constraint():
     alone = GrammarBook(VOCAB_SIZE)
     error = settled(alone, request_of("a"))
@@ -161,3 +216,13 @@ def test_a_process_that_does_not_begin_says_why(tmp_path):
     process = CompileProcess(tmp_path, VOCAB_SIZE, seconds=20)
     with pytest.raises(CompileError, match=r"tokenizer.json: cannot be read"):
         process.compile(Constraint("regex", "a"))
+
+
+def test_a_grammar_that_is_too_large_once_compiled_is_an_error_of_its_constraint(folder, monkeypatch):
+    monkeypatch.setattr(child, "MOST_ANSWER_BYTES", 1 << 20)
+    process = scripted(folder, "os.read(0, 9); os.write(1, (2 << 20).to_bytes(8, 'little')); time.sleep(60)", seconds=20)
+    try:
+        with pytest.raises(CompileError, match="is 2 MB once compiled, at most 1 are kept: make it simpler"):
+            process.compile(Constraint("regex", "a"))
+    finally:
+        process.close()

@@ -2,7 +2,8 @@
 
 `open` never waits: what is not compiled yet is begun, and `on_change` is called
 when it is done.  A constraint that cannot be compiled is remembered too, so that
-sending it again costs nothing.  Every method is called from the engine's thread.
+sending it again costs nothing; one at which a process failed is tried again later.
+What nobody waits for any more is not begun.  Every method is called from the engine's thread.
 """
 
 import logging
@@ -30,6 +31,9 @@ COMPILE_SECONDS = 20.0
 
 NUM_PROCESSES = 2
 """So that one constraint that takes all its time does not hold up all others."""
+
+RETRY_SECONDS = 30.0
+"""For so long a constraint at which a compile process died or took too long is not tried again."""
 
 MOST_BYTES = 256 << 20
 """Of compiled grammars that are kept for later requests, some megabytes each."""
@@ -65,6 +69,7 @@ class GrammarBook:
         self._vocabulary: Any = None
         self._lock = threading.Lock()  # of the vocabulary
         self._entries: OrderedDict[Key, Future[Grammar]] = OrderedDict()
+        self._waiting: dict[str, Key] = {}  # by request
         self._followers: dict[str, Follower] = {}
         self._counts = GrammarCounts()
         self._compiles: list[tuple[str, float]] = []  # appended to by the threads
@@ -74,6 +79,7 @@ class GrammarBook:
         constraint = _constraint_of(request)
         self._counts.requests[constraint.kind] += 1
         self._counts.hits += _key(constraint) in self._entries
+        self._waiting[request.request_id] = _key(constraint)
         self._entry(constraint)
 
     def open(self, request: Request) -> bool | RequestError:
@@ -81,15 +87,17 @@ class GrammarBook:
         constraint = _constraint_of(request)
         if request.request_id in self._followers:
             return True
-        if not request.sampling.eos_token_ids:
+        ends = [token_id for token_id in request.sampling.eos_token_ids if 0 <= token_id < self._vocab_size]
+        if not ends:
             return RequestError("cannot be served: this model has no token that ends an answer", param=CONSTRAINT_PARAM)
         entry = self._entry(constraint)
         if not entry.done():
             return False
+        self._waiting.pop(request.request_id, None)
         error = entry.exception()
         if error is not None:
             return RequestError(str(error), param=CONSTRAINT_PARAM)
-        matcher = library().GrammarMatcher(entry.result().handle, request.sampling.eos_token_ids, False, -1, None)
+        matcher = library().GrammarMatcher(entry.result().handle, ends, False, -1, None)
         self._followers[request.request_id] = Follower(matcher, constraint)
         return True
 
@@ -98,8 +106,11 @@ class GrammarBook:
         return self._followers[request.request_id]
 
     def forget(self, request_id: str) -> None:
-        """Drop where a request stands; unknown ids are a no-op."""
+        """Drop where a request stands, and a compile that only it waits for and that has not begun; unknown ids are a no-op."""
         self._followers.pop(request_id, None)
+        key = self._waiting.pop(request_id, None)
+        if key is not None and key not in self._waiting.values() and (entry := self._entries.get(key)) is not None and entry.cancel():
+            del self._entries[key]
 
     def take_counts(self) -> GrammarCounts:
         """What was done since the last call."""
@@ -119,7 +130,7 @@ class GrammarBook:
     def _entry(self, constraint: Constraint) -> Future[Grammar]:
         key = _key(constraint)
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or _may_be_tried_again(entry):
             self._make_room()
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(NUM_PROCESSES, "grammar")
@@ -178,6 +189,12 @@ def _constraint_of(request: Request) -> Constraint:
 
 def _key(constraint: Constraint) -> Key:
     return constraint.kind, constraint.text, constraint.strict
+
+
+def _may_be_tried_again(entry: Future[Grammar]) -> bool:
+    error = entry.exception() if entry.done() else None
+    failed = error.failed_seconds if isinstance(error, CompileError) else None
+    return failed is not None and time.monotonic() - failed > RETRY_SECONDS
 
 
 def _num_bytes(entry: Future[Grammar]) -> int:

@@ -18,9 +18,19 @@ from pdcluster_worker.grammar.wire import LENGTH_BYTES, Answer, Compiled, Opened
 START_SECONDS = 60.0
 """For the process to import what it needs and read the vocabulary."""
 
+MOST_ANSWER_BYTES = 128 << 20
+"""Of a compiled grammar as text; one of 200 properties has 25 MB over 150,000 tokens."""
+
 
 class CompileError(Exception):
-    """A constraint cannot be compiled: the message says why."""
+    """A constraint cannot be compiled: the message says why.
+
+    failed_seconds: of `time.monotonic`, when the process failed at it, which another time it may not; None = it never can be.
+    """
+
+    def __init__(self, message: str, failed_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.failed_seconds = failed_seconds
 
 
 class CompileProcess:
@@ -59,7 +69,10 @@ class CompileProcess:
             self._process = None
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        except OSError as e:
+            raise CompileError(f"cannot be compiled now: the compiler does not start: {e.strerror}", time.monotonic()) from e
         answer = self._ask(b"", START_SECONDS)
         if not isinstance(answer, Opened):
             self.close()
@@ -77,14 +90,17 @@ class CompileProcess:
             process.stdin.flush()
             out = process.stdout.fileno()
             length = int.from_bytes(_read(out, LENGTH_BYTES, deadline), "little")
+            if length > MOST_ANSWER_BYTES:
+                self.close()
+                raise CompileError(f"is {length >> 20} MB once compiled, at most {MOST_ANSWER_BYTES >> 20} are kept: make it simpler")
             answer: Answer = decode_answer(_read(out, length, deadline))
             return answer
         except TimeoutError as e:
             self.close()
-            raise CompileError(f"takes more than {seconds:g} s to compile: make it simpler") from e
+            raise CompileError(f"takes more than {seconds:g} s to compile: make it simpler", time.monotonic()) from e
         except (OSError, EOFError, msgspec.DecodeError) as e:
             self.close()
-            raise CompileError("cannot be compiled: the compiler gave up on it: make it simpler") from e
+            raise CompileError("cannot be compiled: the compiler gave up on it: make it simpler", time.monotonic()) from e
 
 
 def _read(file: int, count: int, deadline: float) -> bytes:
