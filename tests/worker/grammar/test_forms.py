@@ -88,6 +88,15 @@ def test_white_space_between_two_parts_has_an_end(forms):
         (of_schema({"prefixItems": 10_001 * [{}]}), "#: has more than 10000 schemas in it"),
         (of_schema({"items": {"uniqueItems": True}}, strict=True), "#/items/uniqueItems: cannot be enforced"),
         (of_schema({"allOf": [{}, {}]}, strict=True), "#/allOf: of several schemas cannot be enforced"),
+        (
+            of_schema({"items": {"$ref": "#/$defs/a", "required": ["x"]}, "$defs": {"a": {}}}, strict=True),
+            "#/items/required: cannot be enforced beside $ref",
+        ),
+        (of_schema({"$ref": "#/$defs/a", "allOf": 1, "$defs": {"a": {}}}, strict=True), "#/allOf: cannot be enforced beside"),
+        (of_schema({"type": "string", "pattern": "a*", "maxLength": 2}, strict=True), "#/maxLength: cannot be enforced beside pattern"),
+        (of_schema({"type": "string", "format": "date", "minLength": 20}, strict=True), "#/minLength: cannot be enforced beside format"),
+        (of_schema({"anyOf": [{"minimum": 3}]}, strict=True), "#/anyOf/0/minimum: cannot be enforced without a type"),
+        (of_schema({"type": "object", "required": ["a"]}, strict=True), "#/required: cannot be enforced for a name that is not"),
         (of_schema(False), "Schema 'false' cannot accept any value"),
         (of_schema({"$ref": "#"}), "#: no text at all fits it"),
     ],
@@ -101,3 +110,15 @@ def test_what_cannot_be_compiled_says_where(forms, constraint, words):
 
 def test_a_literal_has_no_character_that_ends_it():
     assert literal('a"b\\c\nd\u2028é') == '"a\\"b\\\\c\\U0000000Ad\\U00002028é"'
+
+
+def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
+    schema = {
+        "$defs": {"A": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}, "required": ["n"]}},
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A", "title": "A", "description": "one", "default": {}}, "any": {}},
+        "required": ["a"],
+    }
+
+    assert takes(forms, of_schema(schema, strict=True), '{"a": {"n": 3}}')
+    assert not takes(forms, of_schema(schema, strict=True), '{"a": {"n": 2}}')

@@ -33,6 +33,9 @@ _NOT_ENFORCED = (
     *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf"),
     *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
 )
+_RULES = (*_VALUES, *_NUMBERS, *_MAPS, *_LISTS, *_SINGLES, *_NOT_ENFORCED)
+_BOUNDS = ("pattern", "format", *_UPPER, *_LOWER, *_NUMBERS)
+_TYPED = ("type", "enum", "const", "properties", "additionalProperties", "items", "prefixItems")
 
 
 class SchemaError(ValueError):
@@ -99,6 +102,7 @@ class _Preparing:
         made: Node = {}
         self._prepared.nodes.append((place, made))
         if "$ref" in part:
+            self._check_enforced(part, place)
             made["$ref"] = self._reference(part["$ref"], place)
             return made
         made.update(self._values(part, place))
@@ -154,6 +158,8 @@ class _Preparing:
         for name in _NOT_ENFORCED:
             if name in part and part[name] is not False:
                 raise SchemaError((*place, name), "cannot be enforced: leave it out, or set strict to false to go without it")
+        for name, where in _of_no_effect(part):
+            raise SchemaError((*place, name), f"cannot be enforced {where}: leave it out, or set strict to false to go without it")
         if len(part.get("allOf", ())) > 1:
             raise SchemaError((*place, "allOf"), "of several schemas cannot be enforced: write them as one, or set strict to false")
 
@@ -191,6 +197,21 @@ class _Preparing:
             else:
                 raise SchemaError(place, f"{reference!r} is nowhere in the schema")
         return tuple(found)
+
+
+def _of_no_effect(part: Node) -> Iterator[tuple[str, str]]:
+    """Names of a schema that xgrammar passes over, and where they stand so."""
+    if "$ref" in part:
+        yield from ((name, "beside $ref") for name in _RULES if name in part)
+        return
+    for name in ("pattern", "format"):
+        if name in part:
+            yield from ((length, f"beside {name}") for length in ("minLength", "maxLength") if length in part)
+    if not any(name in part for name in _TYPED):
+        yield from ((name, "without a type") for name in _BOUNDS if name in part)
+    properties, required = part.get("properties", {}), part.get("required", [])
+    if isinstance(properties, dict) and isinstance(required, list) and any(name not in properties for name in required):
+        yield "required", "for a name that is not among the properties"
 
 
 def _at(root: Any, place: Pointer) -> Any:
