@@ -1,6 +1,8 @@
 """The runner beyond greedy: sampling is the same on every path, and one bad request fails alone and leaves nothing behind."""
 
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -107,6 +109,20 @@ def test_a_prompt_without_finite_logits_in_the_middle_fails_alone(tiny_folder, m
     assert isinstance(error, RequestError)
     assert error.code == "not_finite"
     assert "after 2 tokens" in str(error)
+
+
+def test_a_step_that_fails_leaves_no_mask_under_way(tiny_folder, make_driver):
+    """What is tried next feeds the same followers."""
+    driver = make_driver(tiny_folder("llama"))
+    request = driver.request("a", [5, 6, 7])
+    with ThreadPoolExecutor(1) as pool:
+        masks = pool.submit(time.sleep, 0.2)
+        driver.runner._masks.begin = lambda places, chosen: masks
+        driver.runner.forward.logits = lambda plan: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            driver.step((request, 3))
+
+        assert masks.done()
 
 
 def test_open_runner_describes_the_model_it_loaded(tiny_folder):

@@ -127,6 +127,8 @@ class Runner:
             outcomes = self._outcomes(step)
         except BaseException:
             self._steps.clear()  # what was submitted since has not begun
+            if step.masks is not None:
+                step.masks.exception()  # waited for: what comes next feeds the same followers
             raise
         if self._steps:
             following = self._steps[0]
