@@ -10,7 +10,7 @@ from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter
 from pdcluster_worker.testing import FakeRunner
 
 PROMPT = list(range(10))
-SIZES = {"num_blocks": 32, "block_size": 4, "max_batched_tokens": 64, "max_model_len": 100, "vocab_size": 1000}
+SIZES = {"num_blocks": 32, "block_size": 4, "max_batched_tokens": 64, "max_model_len": 100, "vocab_size": 1000, "draft_vocab_size": 1000}
 
 
 def drafter(weight=1, **sizes):
@@ -80,6 +80,19 @@ def test_nothing_is_drafted_beyond_the_models_length_or_the_other_vocabulary():
     least = min(FakeRunner(32, 4).reference(PROMPT, 3))
     made, runner = drafter(vocab_size=least)
     assert all(token < least for drafts in made.draft([(request(PROMPT), 3)]) for token in drafts)
+
+
+def test_request_with_a_token_that_the_draft_model_has_not_is_not_drafted_and_others_are():
+    made, runner = drafter(draft_vocab_size=500)
+    strange, plain = request([*PROMPT, 500], "strange"), request(PROMPT, "plain")
+    assert made.may_follow(strange)  # not looked at yet
+    for _ in range(2):
+        assert made.draft([(strange, 3), (plain, 3)]) == [[], runner.reference(PROMPT, 3)]
+    assert {name for batch in runner.executed for name, _ in batch} == {"plain"}
+    assert not made.may_follow(strange)
+    check(made)
+    made.forget("strange")
+    assert not made._unknown
 
 
 def test_failing_draft_model_gives_no_drafts_and_starts_anew():

@@ -88,7 +88,8 @@ def make_drafter(engine: EngineConfig, opened: tuple[Runner, int] | None, info: 
     if opened is None:
         return NgramDrafter(engine.drafts.settings)
     runner, num_blocks = opened
-    sizes = DraftSizes(num_blocks, engine.block_size, engine.max_batched_tokens, runner.info.max_model_len, info.vocab_size)
+    own = runner.info
+    sizes = DraftSizes(num_blocks, engine.block_size, engine.max_batched_tokens, own.max_model_len, info.vocab_size, own.vocab_size)
     return ModelDrafter(runner, sizes)
 
 

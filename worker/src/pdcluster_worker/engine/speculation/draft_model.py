@@ -31,6 +31,7 @@ class DraftSizes:
     num_blocks, block_size: of its cache.  max_batched_tokens: of one batch.
     max_model_len:          most tokens of a request; a longer one is not drafted.
     vocab_size:             of the engine's own model; a draft beyond it ends the run.
+    draft_vocab_size:       of the draft model; a request with a token beyond it is not drafted.
     """
 
     num_blocks: int
@@ -38,6 +39,7 @@ class DraftSizes:
     max_batched_tokens: int
     max_model_len: int
     vocab_size: int
+    draft_vocab_size: int
 
 
 class ModelDrafter:
@@ -49,10 +51,11 @@ class ModelDrafter:
         self._sizes = sizes
         self._shadows: dict[str, Request] = {}  # the one asked for last is at the end
         self._num_known: dict[str, int] = {}  # tokens of each shadow that are its request's; drafts follow them
+        self._unknown: set[str] = set()  # requests with a token that the draft model has not
 
     def may_follow(self, request: Request) -> bool:
         """See `engine.ports.Drafter`: a model always has a guess."""
-        return request.num_tokens < self._sizes.max_model_len
+        return request.num_tokens < self._sizes.max_model_len and request.request_id not in self._unknown
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """See `engine.ports.Drafter`.  A step of the draft model that fails gives no drafts."""
@@ -61,6 +64,9 @@ class ModelDrafter:
         shadows: list[Request | None] = []
         for request, num_tokens in wanted:
             shadow = self._follow(request)
+            if request.request_id in self._unknown:
+                shadows.append(None)
+                continue
             room = min(num_tokens, self._sizes.max_model_len - request.num_tokens)
             if room > 0 and self._grow(shadow, request.num_tokens + room, asked):
                 goals[shadow] = request.num_tokens + room
@@ -82,6 +88,7 @@ class ModelDrafter:
         """See `engine.ports.Drafter`."""
         if (shadow := self._shadows.pop(request_id, None)) is not None:
             del self._num_known[request_id]
+            self._unknown.discard(request_id)
             self.pool.release(shadow.block_table)
             shadow.block_table = []
             self._runner.forget(request_id)
@@ -97,6 +104,8 @@ class ModelDrafter:
         while same < min(len(shadow.tokens), request.num_tokens) and shadow.tokens[same] == request.tokens[same]:
             same += 1
         shadow.tokens[same:] = request.tokens[same:]
+        if max(shadow.tokens[same:], default=0) >= self._sizes.draft_vocab_size:
+            self._unknown.add(request.request_id)
         self._num_known[request.request_id] = request.num_tokens
         shadow.num_computed_tokens = min(shadow.num_computed_tokens, same, request.num_tokens - 1)
         return shadow
