@@ -122,3 +122,22 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
 
     assert takes(forms, of_schema(schema, strict=True), '{"a": {"n": 3}}')
     assert not takes(forms, of_schema(schema, strict=True), '{"a": {"n": 2}}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "maxLength": 3}, '"a é"', '"a\tb"'),
+        ({"type": "string", "minLength": 2}, '"abc"', '"a\x1b"'),
+        ({"type": "string", "minLength": 1, "maxLength": 1}, '"a"', '""'),
+        ({"type": ["string", "null"], "maxLength": 2}, "null", '"abc"'),
+        ({"type": "object", "propertyNames": {"maxLength": 2}}, '{"ab": 1}', '{"a\t": 1}'),
+        ({"type": "string", "pattern": '^a"+[b"]$'}, r'"a\"b"', '"a"b"'),
+        ({"type": "string", "pattern": r"^C:\\\w+$"}, r'"C:\\x"', r'"C:\x"'),
+        ({"type": "string", "pattern": r"^(\x41\n)+$"}, r'"A\nA\n"', '"A\nA\n"'),
+        ({"type": "object", "patternProperties": {'^"$': {}}, "additionalProperties": False}, r'{"\"": 1}', '{""": 1}'),
+    ],
+)
+def test_a_string_under_a_length_or_a_pattern_is_one_that_json_can_hold(forms, schema, good, bad):
+    assert takes(forms, of_schema(schema), good)
+    assert not takes(forms, of_schema(schema), bad)

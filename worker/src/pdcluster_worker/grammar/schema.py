@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from pdcluster_worker.grammar.patterns import MOST_REPEATED, as_written, of_length
+
 Pointer = tuple[str | int, ...]
 Node = dict[str, Any]
 
@@ -117,7 +119,8 @@ class _Preparing:
         made: Node = {}
         for name in _MAPS:
             if name in part:
-                made[name] = {key: self._part(value, (*place, name, key)) for key, value in _items(part[name], (*place, name))}
+                written = as_written if name == "patternProperties" else str
+                made[name] = {written(key): self._part(value, (*place, name, key)) for key, value in _items(part[name], (*place, name))}
         for name in _LISTS:
             if name in part:
                 made[name] = self._parts(part[name], (*place, name))
@@ -150,6 +153,7 @@ class _Preparing:
             if bound > MOST_COUNTED:
                 found.pop(name)
         _check_values(found, place)
+        _bound_texts(found)
         return found
 
     def _check_enforced(self, part: Node, place: Pointer) -> None:
@@ -241,6 +245,25 @@ def _check_values(found: Node, place: Pointer) -> None:
     for name in ("pattern", "format"):
         if not isinstance(found.get(name, ""), str):
             raise SchemaError((*place, name), "must be text")
+
+
+def _bound_texts(found: Node) -> None:
+    """Keep strings to what JSON can hold as it is written; a length beside a pattern or a format has no effect."""
+    if "pattern" in found:
+        found["pattern"] = as_written(found["pattern"])
+    lengths = {name: found[name] for name in ("minLength", "maxLength") if name in found}
+    least, most = lengths.get("minLength", 0), lengths.get("maxLength")
+    if not lengths or "pattern" in found or "format" in found or not _are_bounds(least, most):
+        return
+    for name in lengths:
+        found.pop(name)
+    found["pattern"] = of_length(least, most)
+
+
+def _are_bounds(least: Any, most: Any) -> bool:
+    """Whether xgrammar has nothing to say against them, and a pattern can have them."""
+    is_right = isinstance(least, int) and (most is None or (isinstance(most, int) and least <= most))
+    return is_right and max(least, most or 0) <= MOST_REPEATED
 
 
 _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf")
