@@ -141,3 +141,11 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
 def test_a_string_under_a_length_or_a_pattern_is_one_that_json_can_hold(forms, schema, good, bad):
     assert takes(forms, of_schema(schema), good)
     assert not takes(forms, of_schema(schema), bad)
+
+
+@pytest.mark.parametrize(("style", "text"), [({}, r'{"a":"\"b\""}'), ({"style": "qwen_xml"}, '<parameter=a>\n"b"\n</parameter>')])
+def test_a_pattern_in_a_tag_is_of_the_text_as_its_style_writes_it(forms, style, text):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": '^"b"$'}}, "required": ["a"]}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema, **style}}
+
+    assert takes(forms, Constraint("structural_tag", json.dumps(tag)), text)

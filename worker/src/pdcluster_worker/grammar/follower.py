@@ -15,10 +15,13 @@ from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.engine.request import Request
 
 MOST_SECONDS = 2.0
-"""Of a core, beside those of each token; a grammar that can be read in many ways takes seconds for one token."""
+"""Of a core, beside those of each token."""
 
-SECONDS_PER_TOKEN = 0.05
-"""Of a core; most grammars take less than a thousandth of a second, long repetitions of characters a hundredth."""
+SECONDS_PER_TOKEN = 0.1
+"""Of a core; most grammars take less than a thousandth of a second, long repetitions of characters up to 0.07."""
+
+MOST_AT_ONCE = 0.5
+"""Seconds of a core for one token; a grammar that can be read in many ways takes more with each."""
 
 _ALL = np.int32(-1)  # a word of a mask that lets all its tokens pass
 
@@ -88,10 +91,10 @@ class Follower:
             if num_taken:
                 self._matcher.rollback(num_taken)
 
-    def spend(self, seconds: float) -> None:
-        """It took so long to follow just now.  Raises SlowError once that is too long for the tokens that it was fed."""
+    def spend(self, seconds: float, at_once: float) -> None:
+        """It took so long to follow just now, and for one token.  Raises SlowError once that is too long."""
         self._seconds += seconds
-        if self._seconds > MOST_SECONDS + SECONDS_PER_TOKEN * len(self._fed):
+        if at_once > MOST_AT_ONCE or self._seconds > MOST_SECONDS + SECONDS_PER_TOKEN * len(self._fed):
             raise SlowError(
                 f"takes too long to follow, {self._seconds:.1f} s up to token {len(self._fed)}: "
                 "make it simpler, with fewer repetitions in one another and fewer ways to read one text"

@@ -118,8 +118,10 @@ def _followed(row: _Row, words: NDArray[np.int32]) -> bool:
     """See `Follower.fill`.  Raises OutsideError, SlowError."""
     started = time.thread_time()
     row.follower.feed(row.new)
+    fed = time.thread_time()
     is_filled = row.follower.fill(words, row.guessed)
-    row.follower.spend(time.thread_time() - started)
+    ended = time.thread_time()
+    row.follower.spend(ended - started, ended - fed + (fed - started) / max(1, len(row.new)))
     return is_filled
 
 

@@ -70,17 +70,18 @@ class Prepared:
         return {**part, "$defs": self.definitions} if isinstance(part, dict) and self.definitions else part
 
 
-def prepare(schema: Any, *, strict: bool) -> Prepared:
-    """strict: refuse what cannot be enforced, instead of leaving it out.  Raises SchemaError."""
-    return _Preparing(schema, strict=strict).run()
+def prepare(schema: Any, *, strict: bool, is_json: bool = True) -> Prepared:
+    """strict: refuse what cannot be enforced, instead of leaving it out.  is_json: of JSON, not another style.  Raises SchemaError."""
+    return _Preparing(schema, strict=strict, is_json=is_json).run()
 
 
 class _Preparing:
     """One schema under way.  names: of definitions, by the place of what they are."""
 
-    def __init__(self, root: Any, *, strict: bool) -> None:
+    def __init__(self, root: Any, *, strict: bool, is_json: bool) -> None:
         self._root = root
         self._strict = strict
+        self._is_json = is_json
         self._names: dict[Pointer, str] = {}
         self._due: list[Pointer] = []
         self._prepared = Prepared(None, {})
@@ -119,7 +120,7 @@ class _Preparing:
         made: Node = {}
         for name in _MAPS:
             if name in part:
-                written = as_written if name == "patternProperties" else str
+                written = as_written if self._is_json and name == "patternProperties" else str
                 made[name] = {written(key): self._part(value, (*place, name, key)) for key, value in _items(part[name], (*place, name))}
         for name in _LISTS:
             if name in part:
@@ -153,7 +154,8 @@ class _Preparing:
             if bound > MOST_COUNTED:
                 found.pop(name)
         _check_values(found, place)
-        _bound_texts(found)
+        if self._is_json:
+            _bound_texts(found)
         return found
 
     def _check_enforced(self, part: Node, place: Pointer) -> None:

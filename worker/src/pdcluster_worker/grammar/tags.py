@@ -22,5 +22,6 @@ def _prepared(node: Any, most_white_space: int) -> Any:
         return node
     if node.get("type") != "json_schema" or "json_schema" not in node:
         return {name: _prepared(value, most_white_space) for name, value in node.items()}
-    made = {**node, "json_schema": prepare(node["json_schema"], strict=False).schema}
-    return made if node.get("style", "json") != "json" else made | {"max_whitespace_cnt": node.get("max_whitespace_cnt", most_white_space)}
+    is_json = node.get("style", "json") == "json"
+    made = {**node, "json_schema": prepare(node["json_schema"], strict=False, is_json=is_json).schema}
+    return made | {"max_whitespace_cnt": node.get("max_whitespace_cnt", most_white_space)} if is_json else made
