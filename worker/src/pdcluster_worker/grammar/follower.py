@@ -20,7 +20,7 @@ MOST_SECONDS = 2.0
 SECONDS_PER_TOKEN = 0.1
 """Of a core; most grammars take less than a thousandth of a second, long repetitions of characters up to 0.07."""
 
-MOST_AT_ONCE = 0.5
+MOST_AT_ONCE = 0.2
 """Seconds of a core for one token; a grammar that can be read in many ways takes more with each."""
 
 _ALL = np.int32(-1)  # a word of a mask that lets all its tokens pass
