@@ -77,8 +77,8 @@ def specs_for(
                         max_tokens,
                         seed + i,
                         limits,
-                        # The prompt's other choices find it in the cache.
-                        prompt_logprobs=wanted.prompt_logprobs if i == choices[0] else None,
+                        # The prompt's other choices find it in the cache; those of a stream may begin before the first one.
+                        prompt_logprobs=wanted.prompt_logprobs if i == choices[0] or request.stream else None,
                     ),
                     priority=priority,
                     cache_salt=cache_salt,
