@@ -286,6 +286,33 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
         await client.responses.create(model="tiny", input="x" * 700, max_output_tokens=20, truncation="auto")
 
 
+async def test_truncation_drops_outputs_with_their_calls(rig, client):
+    calls = [{"type": "function_call", "call_id": f"c{number}", "name": "now", "arguments": "{}"} for number in (1, 2)]
+    outputs = [{"type": "function_call_output", "call_id": f"c{number}", "output": f"output {number} " + "y" * 40} for number in (1, 2)]
+    items = [{"role": "user", "content": "Ask"}, *calls, *outputs, {"role": "user", "content": "And now"}]
+    for length in range(120, 420, 20):
+        rig.backend.max_model_len = length
+        await client.responses.create(model="tiny", input=items, max_output_tokens=4, truncation="auto")
+        shown = prompt(rig)
+        assert "And now" in shown
+        assert shown.count("<tool_response>") <= shown.count("<tool_call>")
+        assert ("output 1" in shown) <= ("output 2" in shown)
+    assert "output 1" in shown
+
+
+async def test_log_probabilities_of_text_that_waits_are_kept(rig, client):
+    include = ["message.output_text.logprobs"]
+    rig.say("é  ", end=False)
+    fields = {"input": "Hi", "include": include, "tools": [WEATHER], "max_output_tokens": 4}
+    reply = await client.responses.create(model="tiny", **fields)
+    events = await streamed(client, **fields)
+    expected = ["bytes:\\xc3", "bytes:\\xa9", " ", " "]
+
+    assert reply.output_text == "é  "
+    assert [entry.token for entry in reply.output[0].content[0].logprobs] == expected
+    assert [entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs] == expected
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -295,6 +322,8 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
         ({"input": [{"type": "web_search_call"}]}, "input[0]", "has type 'web_search_call'"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "messages[0].tool_call_id", "no earlier message"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search, are not served"),
+        ({"tools": [{**WEATHER, "parameters": {"description": "\ud800"}}]}, "tools[0].parameters", "surrogate"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"enum": ["\ud800"]}}}}, "text.format.schema", "surrogate"),
         ({"background": True}, "background", "is not supported here"),
         ({"conversation": "c"}, "conversation", "use previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt", "is not supported here"),
@@ -309,7 +338,7 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
     ],
 )
 async def test_bad_input_is_refused_by_name(rig, client, http, fields, param, words):
-    reply = await http.post("/v1/responses", json=BODY | fields)
+    reply = await http.post("/v1/responses", content=json.dumps(BODY | fields), headers={"content-type": "application/json"})
     error = reply.json()["error"]
 
     assert reply.status_code == (404 if "model" in fields else 400)

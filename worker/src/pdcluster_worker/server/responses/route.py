@@ -16,7 +16,7 @@ from pdcluster_worker.server.planning import check_servable, respond
 from pdcluster_worker.server.request_context import RequestContext, context_of
 from pdcluster_worker.server.responses import replies
 from pdcluster_worker.server.responses.chat_request import chat_of, items_of
-from pdcluster_worker.server.responses.schemas import FunctionCallOutputItem, Item, ResponsesRequest
+from pdcluster_worker.server.responses.schemas import FunctionCallItem, FunctionCallOutputItem, Item, ResponsesRequest
 from pdcluster_worker.server.responses.store import Kept, ResponseStore
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
 from pdcluster_worker.server.schemas import ChatRequest
@@ -103,7 +103,7 @@ async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest,
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:
-    """The items without the first ones, and without outputs of calls that are dropped."""
-    while num_dropped < len(items) - 1 and isinstance(items[num_dropped], FunctionCallOutputItem):
-        num_dropped += 1
-    return items[num_dropped:]
+    """The items without the first ones, and without outputs of calls that are dropped; at least the last one."""
+    kept = items[num_dropped:]
+    calls = {item.call_id for item in kept if isinstance(item, FunctionCallItem)}
+    return [item for item in kept if not isinstance(item, FunctionCallOutputItem) or item.call_id in calls] or kept
