@@ -1,4 +1,4 @@
-"""The JSON schemas within a structural tag, made as those that stand alone are (`schema`)."""
+"""The JSON schemas within a structural tag, made as those that stand alone are (`schema`); one with `strict: true` strictly."""
 
 import json
 from typing import Any
@@ -22,5 +22,7 @@ def _prepared(node: Any, most_white_space: int) -> Any:
         return node
     if node.get("type") != "json_schema" or "json_schema" not in node:
         return {name: _prepared(value, most_white_space) for name, value in node.items()}
-    made = {**node, "json_schema": prepare(node["json_schema"], strict=False).schema}
+    strict = node.get("strict") is True
+    others = {name: value for name, value in node.items() if name != "strict"}
+    made = {**others, "json_schema": prepare(node["json_schema"], strict=strict).schema}
     return made if node.get("style", "json") != "json" else made | {"max_whitespace_cnt": node.get("max_whitespace_cnt", most_white_space)}
