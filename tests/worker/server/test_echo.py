@@ -135,3 +135,13 @@ async def test_20_log_probabilities_and_128_choices_are_served(rig, client):
     assert len(reply.choices) == 128
     assert len(rig.backend.calls[0][0]) == 128
     assert rig.backend.calls[0][0][0].sampling.logprobs == 20
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"echo": True, "logprobs": 20}, "logprobs"), ({"prompt_logprobs": 20}, "prompt_logprobs")])
+async def test_more_figures_of_prompts_than_an_answer_holds_are_refused(rig, http, fields, param):
+    rig.backend.max_model_len = 10_000
+    reply = await http.post("/v1/completions", json={"model": "tiny", "prompt": "a" * 2000, "n": 64, "max_tokens": 1, **fields})
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert "ask for fewer" in reply.json()["error"]["message"]
+    assert rig.backend.calls == []
