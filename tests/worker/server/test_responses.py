@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -13,7 +14,9 @@ from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.model_parsers import ParserNames
-from pdcluster_worker.server.responses.store import Kept, ResponseStore
+from pdcluster_worker.server.responses.replies import shown_items
+from pdcluster_worker.server.responses.schemas import ResponsesRequest
+from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.tokenizer import Tokenizer
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
@@ -398,3 +401,17 @@ def test_what_is_kept_is_bounded_in_number_bytes_and_time():
     assert ids() == ["d"]
     now[0] = 5.1
     assert ids() == []
+
+
+@pytest.mark.parametrize(("items", "parts"), [(1000, 0), (10, 100), (1, 1000)])
+def test_many_small_items_count_as_the_memory_they_take(items, parts):
+    content = [{"type": "input_text", "text": ""}] * parts or ""
+    tracemalloc.start()
+    try:
+        request = ResponsesRequest.model_validate({"model": "tiny", "input": [{"role": "user", "content": content}] * items})
+        shown = shown_items(request.input, "a" * 32)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert taken / 2 < bytes_of({}, shown) < 2 * taken

@@ -17,7 +17,7 @@ from pdcluster_worker.server.request_context import RequestContext, context_of
 from pdcluster_worker.server.responses import replies
 from pdcluster_worker.server.responses.chat_request import chat_of, items_of
 from pdcluster_worker.server.responses.schemas import FunctionCallItem, FunctionCallOutputItem, Item, ResponsesRequest
-from pdcluster_worker.server.responses.store import Kept, ResponseStore
+from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
 from pdcluster_worker.server.schemas import ChatRequest
 
@@ -80,7 +80,7 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
             return
         made = _ITEMS.validate_python(response["output"])
         shown = replies.shown_items(own, request_id)
-        size = num_bytes + len(sse.to_json([response, shown]))
+        size = num_bytes + bytes_of(response, shown)
         store.put(response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size))
 
     begun = Begun(replies.response(body, response_id, int(time.time())), request_id, keep, TokenNames(serving.tokenizer))
