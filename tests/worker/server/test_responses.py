@@ -316,6 +316,14 @@ async def test_log_probabilities_of_text_that_waits_are_kept(rig, client):
     assert [entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs] == expected
 
 
+@pytest.mark.parametrize(("fields", "param"), [({"max_output_tokens": 5000}, "max_output_tokens"), ({"input": "x" * 5000}, "input")])
+async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http, fields, param):
+    error = (await http.post("/v1/responses", json=BODY | fields)).json()["error"]
+
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert f"{param} can be at most" in error["message"] or f"shorten {param} " in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [

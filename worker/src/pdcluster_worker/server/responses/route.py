@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -85,7 +86,8 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
 
     begun = Begun(replies.response(body, response_id, int(time.time())), request_id, keep, TokenNames(serving.tokenizer))
     prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
-    return respond(serving, chat, prepared.wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
+    wanted = replace(prepared.wanted, max_tokens_param="max_output_tokens", prompt_param="input")
+    return respond(serving, chat, wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
 
 
 async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]) -> Prepared:
