@@ -289,6 +289,17 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
         await client.responses.create(model="tiny", input="x" * 700, max_output_tokens=20, truncation="auto")
 
 
+async def test_a_conversation_goes_on_without_a_call_that_was_cut_off(rig, client):
+    rig.say('{"city": "Paris"}')
+    named = {"type": "function", "name": "get_weather"}
+    reply = await client.responses.create(model="tiny", input="Hi", tools=[WEATHER], tool_choice=named, max_output_tokens=6)
+    await client.responses.create(model="tiny", input="Go on", previous_response_id=reply.id)
+
+    assert reply.output[0].arguments == '{"city'
+    assert "Go on" in prompt(rig)
+    assert "get_weather" not in prompt(rig)
+
+
 async def test_truncation_drops_outputs_with_their_calls(rig, client):
     calls = [{"type": "function_call", "call_id": f"c{number}", "name": "now", "arguments": "{}"} for number in (1, 2)]
     outputs = [{"type": "function_call_output", "call_id": f"c{number}", "output": f"output {number} " + "y" * 40} for number in (1, 2)]

@@ -21,6 +21,7 @@ from pdcluster_worker.server.responses.schemas import FunctionCallItem, Function
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
 from pdcluster_worker.server.schemas import ChatRequest
+from pdcluster_worker.server.tools.calls import object_of
 
 PATH = "/v1/responses"
 
@@ -79,7 +80,7 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
     def keep(response: dict[str, Any]) -> None:
         if body.store is False:
             return
-        made = _ITEMS.validate_python(response["output"])
+        made = _ITEMS.validate_python([item for item in response["output"] if _is_whole(item)])
         shown = replies.shown_items(own, request_id)
         size = num_bytes + bytes_of(response, shown)
         store.put(response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size))
@@ -88,6 +89,11 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
     prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
     wanted = replace(prepared.wanted, max_tokens_param="max_output_tokens", prompt_param="input")
     return respond(serving, chat, wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
+
+
+def _is_whole(item: dict[str, Any]) -> bool:
+    """Whether a conversation can go on after it: not after a call that was cut off in its arguments."""
+    return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 
 async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]) -> Prepared:
