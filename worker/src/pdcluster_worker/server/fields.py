@@ -6,7 +6,7 @@ their first error: a body of a million wrong items must not make a million error
 """
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic.json_schema import JsonSchemaValue
@@ -31,6 +31,7 @@ MAX_DEADLINE_MILLISECONDS = 86_400_000.0
 MAX_SLO_MILLISECONDS = 3_600_000
 
 Prompt = str | list[int]
+ValueT = TypeVar("ValueT")
 
 
 def no_value(message: str) -> PydanticCustomError:
@@ -59,7 +60,7 @@ def is_sendable(value: Any) -> bool:
     return True
 
 
-def check_sendable(value: Any) -> Any:
+def check_sendable(value: ValueT) -> ValueT:
     """For a validator: refuse what no answer and no prompt can carry."""
     if not is_sendable(value):
         raise no_value("is nested too deeply, or has half of a surrogate pair in it, which is not text")
