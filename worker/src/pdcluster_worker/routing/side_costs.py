@@ -114,10 +114,10 @@ class SideCosts:
             return Verdict(not verdict.is_remote, "probe")
         return verdict
 
-    def sent(self, side: Side, request_id: str, tokens: int, now: float) -> None:
-        """A prompt waits there from now on."""
+    def sent(self, side: Side, request_id: str, tokens: int, now: float, *, others: int = 0, num_workers: int = 1) -> None:
+        """A prompt waits there from now on; others, num_workers: as `seconds` has them."""
         at = self._sides[side]
-        expected = at.plain(tokens, 0, 1, now) if at.is_known else None
+        expected = at.plain(tokens, others, num_workers, now) if at.is_known else None
         if not at.waiting:
             at.settled_at = now
         at.waiting[request_id] = _Sent(tokens, now, expected)
