@@ -34,6 +34,9 @@ _FREE = frozenset({"short", "long", "queue", "decode_load", "slower", "faster"})
 _KEPT = 0.9
 """Weight of all older samples at each new one."""
 
+_LEAST_SECONDS = 1e-6
+"""Of what is expected, for 0 is what was not measured."""
+
 
 @dataclass(slots=True)
 class _Sent:
@@ -78,7 +81,7 @@ class _Side:
         return max(0.0, queued / rate / max(1, num_workers) - done) + tokens / rate
 
     def expected(self, plain: float) -> float:
-        return max(0.0, plain + self._beside)
+        return max(_LEAST_SECONDS, plain + self._beside)
 
     def _first(self) -> int:
         return next(iter(self.waiting.values())).tokens
