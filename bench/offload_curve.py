@@ -42,7 +42,7 @@ Routing = Mapping[str, Any]
 
 POLICIES: Mapping[str, Routing] = {
     "rule": {},
-    "boolean": {"offload": {"policy": "boolean"}},
+    "measured": {"offload": {"policy": "measured"}},
     "sloFeedback": {"offload": {"policy": "sloFeedback"}},
     "score": {"offload": {"policy": "score"}},
     "islBounding": {"offload": {"policy": "islBounding"}},

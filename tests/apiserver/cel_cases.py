@@ -439,6 +439,37 @@ def many(role: str, replicas: int) -> Change:
     return at(f"spec.roles.{role}.pools", [*pools, {"name": "p4", "replicas": rest}])
 
 
+SPECULATING = {
+    "spec.engine": at("spec.roles.prefill.engine.speculation", {"method": "Off"}),
+    "spec.roles.prefill.engine": SAME,
+    "spec.roles.decode.engine": SAME,
+    "spec.roles.mixed.engine": only("mixed"),
+}
+"""Places of engine.speculation, and what else an object needs that has it there."""
+
+
+def speculation_rules(place: str) -> list[Rule]:
+    """What engine.speculation is held to, in one place."""
+    field, base = f"{place}.speculation", SPECULATING[place]
+    is_prefill = place == "spec.roles.prefill.engine"
+    drafts = {"method": "Off"} if is_prefill else {"method": "draft", "draftModel": "/small"}
+    method = {"method": "Off"} if is_prefill else {}
+    return [
+        Rule(
+            field,
+            "method: draft needs draftModel, the folder of a smaller model, and no other method has one",
+            both(base, at(field, drafts)),
+            both(base, at(field, {"draftModel": "/small"})),
+        ),
+        Rule(
+            field,
+            "promptLookupMin must be at most promptLookupMax: lower the one or raise the other",
+            both(base, at(field, {**method, "promptLookupMin": 5})),
+            both(base, at(field, {**method, "promptLookupMin": 6})),
+        ),
+    ]
+
+
 RULES = [
     Rule("metadata.name", LABEL, at("metadata.name", "a-1"), at("metadata.name", "a.1")),
     *(rule for role in ROLES for rule in role_rules(role)),
@@ -465,18 +496,7 @@ RULES = [
         both(at("spec.engine.speculation", {}), at("spec.roles.prefill.engine.speculation", {"method": "Off"})),
         at("spec.engine.speculation", {}),
     ),
-    Rule(
-        "spec.roles.decode.engine.speculation",
-        "method: draft needs draftModel, the folder of a smaller model, and no other method has one",
-        at("spec.roles.decode.engine.speculation", {"method": "draft", "draftModel": "/small"}),
-        at("spec.roles.decode.engine.speculation", {"draftModel": "/small"}),
-    ),
-    Rule(
-        "spec.roles.decode.engine.speculation",
-        "promptLookupMin must be at most promptLookupMax: lower the one or raise the other",
-        at("spec.roles.decode.engine.speculation", {"promptLookupMin": 5}),
-        at("spec.roles.decode.engine.speculation", {"promptLookupMin": 6}),
-    ),
+    *(rule for place in SPECULATING for rule in speculation_rules(place)),
     Rule(
         "spec.roles.decode",
         "engine.prefillDelayer is for prefill and mixed workers: set it in roles.prefill.engine, or enabled: false for decode",

@@ -51,7 +51,7 @@ def test_defaults_as_stored(dry_clusters: Objects) -> None:
     pool = {"name": "cpu", "gpu": "cpu", "replicas": 1}
 
     assert dry_clusters.create(document, dry_run=True).content["spec"] == {
-        "model": {"name": "tiny", "path": "/models/tiny", "dtype": "auto"},
+        "model": {"name": "tiny", "path": "/models/tiny", "dtype": "auto", "toolParser": "auto", "reasoningParser": "auto"},
         "roles": {"prefill": {"pools": [pool]}, "decode": {"pools": [pool]}},
         "image": {"pullPolicy": "IfNotPresent"},
         "service": {"port": 8000, "type": "ClusterIP", "sharedPrefixCache": False},

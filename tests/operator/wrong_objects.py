@@ -543,7 +543,7 @@ BAD = [
     Wrong(at("spec.routing.offlod", {}), "spec.routing.offlod: unknown field; did you mean offload?", "spec.routing.offlod"),
     Wrong(
         at("spec.routing.offload.policy", "random"),
-        "spec.routing.offload.policy: must be 'rule', 'boolean', 'score', 'islBounding', 'prefillLoad', 'islOrLoad' or 'sloFeedback', "
+        "spec.routing.offload.policy: must be 'rule', 'measured', 'score', 'islBounding', 'prefillLoad', 'islOrLoad' or 'sloFeedback', "
         "not 'random'",
         "spec.routing.offload.policy",
     ),

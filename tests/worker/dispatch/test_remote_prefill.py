@@ -472,8 +472,8 @@ async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Wo
     assert offloading.threshold(256) == 256  # of its own, which has seen nothing
 
 
-@pytest.mark.parametrize(("policy", "prefill"), [("rule", "local"), ("boolean", "remote")])
-async def test_rule_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_slower(
+@pytest.mark.parametrize(("policy", "prefill"), [("measured", "local"), ("rule", "remote")])
+async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_slower(
     dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker, policy: OffloadPolicyName, prefill: str
 ) -> None:
     peer.replies = [FIRST, DONE]
@@ -488,7 +488,7 @@ async def test_rule_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_slowe
 
     assert made[0].prefill == prefill
     offload = next(event.facts for event in told.events if event.name == "offload")
-    assert offload["reason"] == ("slower" if policy == "rule" else "long")
+    assert offload["reason"] == ("slower" if policy == "measured" else "long")
     assert (offload["local_seconds"], offload["remote_seconds"]) == (pytest.approx(0.01), pytest.approx(0.03))
 
 

@@ -34,9 +34,9 @@ def answer(driver, chunk=10_000, company=0, cached=0):
     found = []
     sample = driver.runner._sampler.sample
 
-    def keep(logits, requests):
+    def keep(logits, requests, *others):
         found.extend(logits[row].clone() for row, each in enumerate(requests) if each.request_id == "a")
-        return sample(logits, requests)
+        return sample(logits, requests, *others)
 
     driver.runner._sampler.sample = keep
     request = driver.request("a", PROMPT)
@@ -73,7 +73,7 @@ def test_the_last_token_of_a_cached_prompt_has_the_same_bits(make):
     driver.step((request, 89))
     found = []
     sample = driver.runner._sampler.sample
-    driver.runner._sampler.sample = lambda logits, requests: found.append(logits.clone()) or sample(logits, requests)
+    driver.runner._sampler.sample = lambda logits, *others: found.append(logits.clone()) or sample(logits, *others)
     driver.step((request, 1))
     assert torch.equal(found[0][0].view(torch.int32), whole[0][0])
 

@@ -170,7 +170,7 @@ def test_isl_or_load_keeps_for_either_reason(cached_tokens: int, prefill_batches
     assert expected == goes(policy, 1000, cached_tokens=cached_tokens, prefill_batches=prefill_batches)
 
 
-@pytest.mark.parametrize("name", ["rule", "boolean", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"])
+@pytest.mark.parametrize("name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"])
 def test_a_decode_worker_short_of_blocks_keeps_no_prompt(name: OffloadPolicyName) -> None:
     """[Y7]: strictly over the threshold, by every policy; what is wholly cached stays all the same."""
     policy = OffloadPolicy(policy=name, decode_busy_ratio=0.9, prefill_load=PrefillLoadPolicy(busy_batches=1.0))
@@ -182,7 +182,7 @@ def test_a_decode_worker_short_of_blocks_keeps_no_prompt(name: OffloadPolicyName
     assert not goes(OffloadPolicy(policy=name, prefill_load=policy.prefill_load), 100, **kept, decode_ratio=1.0)
 
 
-@pytest.mark.parametrize("name", ["rule", "boolean", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"])
+@pytest.mark.parametrize("name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"])
 def test_a_transfer_that_takes_too_long_keeps_a_prompt(name: OffloadPolicyName) -> None:
     policy = OffloadPolicy(policy=name, max_transfer_milliseconds=20)
 

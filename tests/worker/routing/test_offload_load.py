@@ -68,8 +68,8 @@ class Pair:
             if name == "sloFeedback":
                 threshold = pair.feedback.threshold_for(tokens, policy.slo_feedback, threshold, now)
             verdict = decide(policy, pair.costs.known(facts, now), threshold)
-            is_rule = name == "rule" and tokens >= policy.min_offload_length
-            return (pair.costs.or_probe(verdict, now) if is_rule else verdict).is_remote
+            probes = name == "measured" and tokens >= policy.min_offload_length
+            return (pair.costs.or_probe(verdict, now) if probes else verdict).is_remote
 
         return goes
 
@@ -90,12 +90,12 @@ def test_policies_that_measure_are_never_much_worse_than_the_better_side(name: s
     pair = PAIRS[name]
     better = min(pair.run(load, lambda *_: False), pair.run(load, lambda *_: True))
 
-    assert pair.run(load, pair.by("rule")) <= 1.05 * better
+    assert pair.run(load, pair.by("measured")) <= 1.05 * better
     assert pair.run(load, pair.by("sloFeedback")) <= 1.25 * better
 
 
-def test_rule_without_its_guard_is_far_worse_with_a_slow_prefill_worker() -> None:
+def test_rule_without_measurements_is_far_worse_with_a_slow_prefill_worker() -> None:
     pair = PAIRS["prefill is slower"]
 
-    assert pair.run(0.5, pair.by("boolean")) > 5 * pair.run(0.5, lambda *_: False)
-    assert pair.run(0.5, pair.by("rule")) < pair.run(0.5, lambda *_: False)
+    assert pair.run(0.5, pair.by("rule")) > 5 * pair.run(0.5, lambda *_: False)
+    assert pair.run(0.5, pair.by("measured")) < pair.run(0.5, lambda *_: False)

@@ -6,7 +6,7 @@ import msgspec
 
 from pdcluster_worker.config_section import Natural, PolicySection, Positive, Share, Weight
 
-OffloadPolicyName = Literal["rule", "boolean", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
+OffloadPolicyName = Literal["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
 Batches = Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=600_000.0)]
 Window = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]

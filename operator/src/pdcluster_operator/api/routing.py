@@ -77,14 +77,14 @@ class SloFeedbackSpec(Section):
 class OffloadSpec(Section):
     """Choice of the prompts that go to a prefill worker.
 
-    policy: rule (boolean, but not to a side that is measured to be slower), boolean [O1], score [O3], islBounding [Y5],
-            prefillLoad [Y6], islOrLoad (either), sloFeedback (boolean with a moving threshold)
+    policy: rule [O1], measured (rule, but not to a side that is measured to be slower), score [O3], islBounding [Y5],
+            prefillLoad [Y6], islOrLoad (either), sloFeedback (rule with a moving threshold)
     prefill_length_threshold: uncached tokens; None = break-even of the decode workers' accelerator, or 256
     max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound
     decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no prompt [Y7]; None = off
     """
 
-    policy: Literal["rule", "boolean", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"] = "rule"
+    policy: Literal["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"] = "rule"
     prefill_length_threshold: Natural | None = None
     prefill_queue_max: Natural = 10
     decode_load_threshold: Natural = 8

@@ -70,6 +70,7 @@ _TRANSPORTS = Query("count by (transport) (pdcluster_kv_transport_info{$scope})"
 _DTYPES = Query("count by (dtype, native) (pdcluster_engine_dtype_info{$scope})", "{{dtype}}, native {{native}}")
 _PREFIX_HITS = Query(f"{_rate('prefix_cache_hit_tokens').expression} / {_rate('prefix_cache_query_tokens').expression}", _POOL)
 _RIGHT_DRAFTS = Query(f"{_rate('spec_decode_accepted_tokens').expression} / {_rate('spec_decode_draft_tokens').expression}", _POOL)
+_CONSTRAINED = (_rate("structured_requests", "kind", "{{kind}}"), _rate("grammar_cache_hits", legend=f"{_POOL} known"))
 _ENGINE_TIME = tuple(
     _rate(metric, legend=f"{_POOL} {word}")
     for metric, word in (("prefill_seconds", "prefill"), ("decode_seconds", "decode"), ("engine_overhead_seconds", "overhead"))
@@ -118,6 +119,12 @@ _USERS = (
     Panel("Races", "Per second, by whose first token came first.", "reqps", (_rate("races", "winner", "{{winner}}"),)),
     Panel("Prompt tokens lost in races", "At most, per second.", "short", (_rate("race_wasted_tokens"),)),
     Panel("Choices that moved", "Per second.", "reqps", (_rate("request_moves", "reason, outcome", "{{reason}} {{outcome}}"),)),
+    Panel(
+        "KV read from the worker that was left",
+        "Requests per second, by outcome.",
+        "reqps",
+        (_rate("kv_handovers", "outcome", "{{outcome}}"),),
+    ),
     Panel("Estimates", "Of a request that came now, the worst worker of a pool; admission goes by them.", "s", _ESTIMATES),
 )
 _QUEUES = (
@@ -171,6 +178,10 @@ _ENGINES = (
     Panel("Preemptions", "Per second.", "short", (_rate("preemptions"),)),
     Panel("Drafts that were right", "Share of the guessed tokens of speculative decoding.", "percentunit", (_RIGHT_DRAFTS,)),
     Panel("Tokens of a step with drafts", "Of one request: 1 where no guess was right.", "short", _quantiles("spec_decode_emitted_tokens")),
+    Panel("Requests with a constraint", "Per second, by kind; and those whose constraint was compiled before.", "reqps", _CONSTRAINED),
+    Panel(
+        "Compiling a constraint", "Beside the engine, by outcome.", "s", _quantiles("grammar_compile_seconds", "outcome", " {{outcome}}")
+    ),
     Panel("Engines that serve", "Processes of all workers.", "short", _total("engine_up")),
     Panel(
         "Requests by engine",

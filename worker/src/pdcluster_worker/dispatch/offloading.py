@@ -48,7 +48,7 @@ class Offloading:
             verdict = Verdict(is_remote=True, reason="high_priority")
         else:
             verdict = decide(policy, facts, threshold)
-            if policy.policy == "rule" and able and facts.uncached_tokens >= policy.min_offload_length:
+            if policy.policy == "measured" and able and facts.uncached_tokens >= policy.min_offload_length:
                 verdict = self._costs.or_probe(verdict, asyncio.get_running_loop().time())
         is_remote = verdict.is_remote and bool(able)
         note(
@@ -130,7 +130,7 @@ class Offloading:
 
 
 class Pace:
-    """Of one request, as its tokens come: what `sloFeedback` and the guard of `rule` go by.
+    """Of one request, as its tokens come: what `sloFeedback` and `measured` go by.
 
     side:            where its prompt was sent; its time is that side's, also where a prefill worker failed and the
                      prompt was computed here.  None = its KV is read, and its time says nothing of either side.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pdcluster_worker.routing_config import OffloadPolicy
 
 MARGIN = 0.1
-"""By which the other side is to be faster before `rule` gives way: expectations are no better than that."""
+"""By which the other side is to be faster before the rule of `measured` gives way: expectations are no better than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
         return Verdict(False, "transfer")
     match policy.policy:
         case "rule":
-            return _guarded(policy, facts, _by_rule(policy, facts, threshold))
-        case "boolean":
             return _by_rule(policy, facts, threshold)
+        case "measured":
+            return _guarded(policy, facts, _by_rule(policy, facts, threshold))
         case "sloFeedback":
             return _by_length(policy, facts, threshold)
         case "score":

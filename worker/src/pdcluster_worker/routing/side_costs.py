@@ -1,4 +1,4 @@
-"""What a prompt's first token is expected to take here, and at the prefill workers: the guard of the policy `rule`.
+"""What a prompt's first token is expected to take here, and at the prefill workers: the guard of the policy `measured`.
 
 For each side: the prompt tokens that wait there over the rate at which prompts were
 computed of late, the prompt's own, and what first tokens took beside that (the way to
