@@ -3,11 +3,13 @@
 import itertools
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from pdcluster_operator.api.labels import COMPONENT
+from pdcluster_operator.certificates.authority import make_authority
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.limited_user import limited_user
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
@@ -142,6 +144,11 @@ def test_no_worker_is_made_before_the_etcds_secret_is_there(scene: Scene):
     found = scene.await_condition("DiscoveryReady", "False", "EtcdUnreachable")
     assert "Secret etcd-client does not exist" in found["message"]
     assert (scene.children("StatefulSet"), scene.children("ControllerRevision")) == ({}, {})
+    certificate = make_authority(datetime.now(UTC)).certificate.decode()
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "etcd-client"}, "stringData": {"ca.crt": certificate}}
+    scene.api.create(scene.path("Secret"), secret)
+    wait_for(lambda: scene.children("StatefulSet"), DEADLINE_SECONDS, "no worker is made")
+    scene.api.delete(scene.path("Secret", "etcd-client"))
 
 
 def test_a_right_that_is_missing_is_said_and_the_rest_is_made(control_plane: ControlPlane, tmp_path: Path, namespace: str):

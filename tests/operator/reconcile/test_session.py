@@ -2,21 +2,24 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
 from pdcluster_operator.cluster.cache import Cache, Key
+from pdcluster_operator.cluster.observe import Live
 from pdcluster_operator.discovery.commands import Registered
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.discovery import EtcdCheck, Question
-from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
+from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
+from tests.operator.reconcile.bodies import cluster
 
 KEY, OTHER = Key("default", "chat"), Key("default", "code")
 QUESTION = Question(("etcd:2379",))
@@ -29,12 +32,18 @@ class Etcd:
         self.answers = asyncio.Event()
         self.commands: dict[str, datetime | None] = {"a": datetime(2026, 1, 2, tzinfo=UTC)}
 
+    async def _answer(self) -> None:
+        try:
+            await self.answers.wait()
+        finally:
+            await asyncio.sleep(0.01)  # as a connection that is closed
+
     async def ask(self, question: Question) -> str | None:
-        await self.answers.wait()
+        await self._answer()
         return None
 
     async def registered(self, question: Question, key: Key) -> Registered:
-        await self.answers.wait()
+        await self._answer()
         return Registered({}, dict(self.commands))
 
     async def command(self, question: Question, key: Key, drain: object, serve: object) -> None:
@@ -101,6 +110,34 @@ async def test_no_task_of_a_session_outlives_the_loop():
     assert len(begun) == 2
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await asyncio.wait(begun, timeout=10)
     assert all(task.cancelled() for task in begun)
     asking.cancel()
+
+
+async def test_nor_does_one_of_a_session_that_ends_with_the_loop():
+    etcd = Etcd()
+    sessions = sessions_with(etcd)
+    running = asyncio.create_task(sessions.run())
+    await asyncio.sleep(0)
+    before = asyncio.all_tasks()
+    sessions.of(KEY).worker_records.last(QUESTION, ())
+    await asyncio.sleep(0)
+    (begun,) = asyncio.all_tasks() - before
+    sessions.end(KEY)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert begun.cancelled()
+
+
+async def test_a_pdcluster_that_was_made_again_under_its_name_has_a_new_session():
+    sessions, unused = sessions_with(Etcd()), cast(Any, None)
+    metrics = LoopMetrics(CollectorRegistry())
+    reconciler = Reconciler(unused, sessions, unused, metrics)
+    first = reconciler._session(Live(cluster(), ()))
+    first.ready = "True"
+    metrics.show_ready(None, "True")
+    assert reconciler._session(Live(cluster(), ())) is first
+    second = reconciler._session(Live(cluster(uid="another"), ()))
+    assert second is not first
+    assert (second.uid, list(sessions)) == ("another", [second])
+    assert metrics.pdclusters.labels("True")._value.get() == 0

@@ -17,6 +17,7 @@ from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestS
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.qos_config import EarlyRejectionPolicy, EstimationPolicy
+from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import ScriptedEngine
 
@@ -138,6 +139,13 @@ def test_the_error_of_estimates_is_exported_by_group() -> None:
     assert bench.mape("completion", "20s") == (pytest.approx(1.0), 1)  # 2.02 s for 1.01 s
     assert bench.mape("ttft", "20s") == (pytest.approx(1.0), 1)
     assert bench.mape("completion", "none") == (0.0, 0)
+
+
+@pytest.mark.parametrize(("waited", "group"), [(0.0, "200s"), (0.01, "200s"), (50.0, "100s")])
+def test_the_way_to_a_worker_takes_no_request_out_of_its_group(waited: float, group: str) -> None:
+    bench = Bench(EstimationPolicy(slo_granularity_seconds=100.0))
+
+    assert bench.estimation.flight_of(aged(spec(deadline=200.0), waited)).group == group
 
 
 def test_group_labels_of_the_error_are_bounded() -> None:

@@ -16,6 +16,11 @@ def takes(forms: Any, constraint: Constraint, text: str) -> bool:
     return all(matcher.accept_token(byte, False) for byte in text.encode()) and matcher.accept_token(END, False)
 
 
+def of_tag(schema: Any, *, strict: bool) -> Constraint:
+    form = {"type": "json_schema", "json_schema": schema, "strict": strict}
+    return Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+
+
 def of_schema(schema: Any, *, strict: bool = False) -> Constraint:
     return Constraint("json_schema", json.dumps(schema), strict=strict)
 
@@ -97,6 +102,7 @@ def test_white_space_between_two_parts_has_an_end(forms):
         (of_schema({"type": "string", "format": "date", "minLength": 20}, strict=True), "#/minLength: cannot be enforced beside format"),
         (of_schema({"anyOf": [{"minimum": 3}]}, strict=True), "#/anyOf/0/minimum: cannot be enforced without a type"),
         (of_schema({"type": "object", "required": ["a"]}, strict=True), "#/required: cannot be enforced for a name that is not"),
+        (of_tag({"items": {"uniqueItems": True}}, strict=True), "#/items/uniqueItems: cannot be enforced"),
         (of_schema(False), "Schema 'false' cannot accept any value"),
         (of_schema({"$ref": "#"}), "#: no text at all fits it"),
     ],

@@ -30,7 +30,7 @@ from pdcluster_worker.config import DiscoveryConfig, TLSConfig
 from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import trace_context
-from pdcluster_worker.peers.client import Here, PeerEvents
+from pdcluster_worker.peers.client import Here, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key, workers_prefix
@@ -344,7 +344,7 @@ class Handler:
 
 
 class Worker:
-    """One worker: service, directory and what the directory told."""
+    """One worker: service, directory and what the directory told; left: the prefill workers at each loss."""
 
     def __init__(self, record: WorkerRecord, hello: Hello, limit_tokens: int, credentials: Credentials) -> None:
         self.record = record
@@ -356,13 +356,18 @@ class Worker:
         self.service = WorkerService(self.handler, self.refusals)  # type: ignore[arg-type]
         self.credits: list[tuple[str, str, bool]] = []
         self.lost: list[str] = []
+        self.left: list[list[Peer]] = []
         events = PeerEvents(
             lambda peer, request_id, granted: self.credits.append((peer.key, request_id, granted)),
-            lambda peer: self.lost.append(peer.key),
+            self._on_lost,
             lambda _: None,
         )
         self.directory = Directory(record.pod, Here(hello, credentials, self.refusals, self.index), events, self.metrics)
         self.server: grpc.aio.Server | None = None
+
+    def _on_lost(self, peer: Peer) -> None:
+        self.lost.append(peer.key)
+        self.left.append(self.directory.prefills())
 
     def sees(self, *others: "Worker") -> None:
         """Tell it the membership: itself and the others."""

@@ -227,9 +227,11 @@ async def test_garbage_on_the_port_harms_nobody(worker: Any, eventually: Eventua
 async def test_lost_peer_is_found_again_when_it_is_back(worker: Any, eventually: Eventually, credentials: Any) -> None:
     d, p = await pair(worker, eventually)
     port = int(p.record.grpc_address.split(":")[1])
+    assert len(d.directory.prefills()) == 1
 
     await p.server.stop(None)
     await eventually(lambda: d.lost == ["p"])
+    assert d.left == [[]]  # when that is told it is out of the choice already
     assert d.directory.prefills() == []
     assert not await d.directory.probe(p.record)
 

@@ -53,6 +53,26 @@ def test_what_a_side_takes_beside_its_tokens_is_learned() -> None:
     assert costs.seconds("local", 100, now) == pytest.approx(0.6, rel=0.01)
 
 
+@pytest.mark.parametrize(("others", "num_workers"), [(0, 2), (2000, 1)], ids=["two-workers", "others-send-too"])
+def test_what_is_known_of_a_side_is_not_learned_again_as_beside_it(others: int, num_workers: int) -> None:
+    costs, now = measured(side="remote"), 0.0
+    for number in range(60):
+        costs.sent("remote", f"r{number}", 100, now, others=others + 400, num_workers=num_workers)
+        now += (others + 400) / 1000 / num_workers + 0.1
+        costs.first_token("remote", f"r{number}", 100, 0.1, now)
+
+    took = (others + 400) / 1000 / num_workers + 0.1
+    assert costs.seconds("remote", 100, now, others=others + 400, num_workers=num_workers) == pytest.approx(took)
+
+
+def test_a_side_that_is_faster_than_its_rate_is_still_known() -> None:
+    costs = measured()
+    costs.sent("local", "r", 1000, 0.0)
+    costs.first_token("local", "r", 0, None, 0.0)  # all of it was cached
+
+    assert 0 < costs.seconds("local", 50, 0.0) < 0.001
+
+
 def test_an_unseen_side_gets_a_probe_seldom_and_never_against_a_bar() -> None:
     costs = measured()
     long = Verdict(True, "long")

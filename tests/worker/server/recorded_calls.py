@@ -111,5 +111,9 @@ MALFORMED = [
     Recorded("pythonic", "[now(), "),
     Recorded("pythonic", "[" * 3000),
     Recorded("pythonic", "[now(x=1j)]"),
+    Recorded("pythonic", "[now(x={[]: 1})]"),
+    Recorded("pythonic", "[now(x={[1]})]"),
+    Recorded("pythonic", '[now(x="\\ud800")]'),
+    Recorded("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>'),
     Recorded("pythonic", "[]"),
 ]

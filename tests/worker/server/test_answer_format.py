@@ -7,6 +7,8 @@ import xgrammar
 
 from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.grammar.schema import SchemaError
+from pdcluster_worker.grammar.tags import prepared_tag
 from pdcluster_worker.server.answer_format import Reasoning, answer_constraint
 from pdcluster_worker.server.tokenizer import Tokenizer
 from pdcluster_worker.server.tool_choice import NO_PARAMETERS, ToolUse
@@ -150,6 +152,15 @@ def test_what_needs_no_constraint_of_ours_is_left_as_it_is() -> None:
     assert answer_constraint(JSON, NONE, "hermes", ANSWER) is JSON
     assert answer_constraint(None, NONE, None, Reasoning("answer", 5)) is None
     assert answer_constraint(None, NONE, None, Reasoning("inside")) is None
+
+
+def test_a_strict_schema_is_strict_also_after_reasoning() -> None:
+    strict = Constraint("json_schema", '{"uniqueItems":true}', strict=True)
+    made = answer_constraint(strict, NONE, None, Reasoning("inside"))
+
+    assert made is not None
+    with pytest.raises(SchemaError, match="uniqueItems: cannot be enforced"):
+        prepared_tag(made.text, 9)
 
 
 def test_schemas_that_are_too_large_together_are_refused() -> None:

@@ -61,6 +61,16 @@ def test_an_answer_goes_on_where_the_last_message_ends() -> None:
     assert template.render(TemplateInput(messages, opens=False, continues=True)) == "[user] Hi [end][assistant] Hi, Hi "
 
 
+@pytest.mark.parametrize("last", ["e", "[", " [end]", "Hi", "end] "])
+@pytest.mark.parametrize(("strips", "kept"), [("", str), (" | trim", str.strip)])
+def test_what_follows_the_last_message_is_never_taken_for_its_end(last: str, strips: str, kept) -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content" + strips + " }} [end]{% endfor %}", {})
+    messages = [USER, {"role": "assistant", "content": last}]
+    text = template.render(TemplateInput(messages, opens=False, continues=True))
+
+    assert text == "[user] Hi [end][assistant] " + kept(last)
+
+
 def test_parsers_are_as_configured_or_as_the_template_shows(tmp_path: Path) -> None:
     own = "{{ messages }}<think></think>"
     (tmp_path / "chat_template.jinja").write_text(own)

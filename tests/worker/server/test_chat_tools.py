@@ -189,6 +189,15 @@ async def test_what_an_engine_says_of_a_tools_schema_names_the_tools(rig, client
     assert caught.value.body["param"] == "tools"
 
 
+async def test_what_an_engine_says_of_a_format_beside_tools_names_the_format(rig, client):
+    rig.backend.error = RequestError("#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM)
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, response_format=schema)
+
+    assert caught.value.body["param"] == "response_format.json_schema.schema"
+
+
 async def test_one_required_call_where_parallel_ones_are_not_wanted(rig, client):
     rig.say('[{"name": "now", "parameters": {}}]')
     await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
@@ -283,6 +292,7 @@ def with_function(**fields) -> list[dict]:
         ({"tools": with_function(parameters={"properties": {"x": {"anyOf": []}}})}, "tools[0].function.parameters", "anyOf: must be"),
         ({"tools": with_function(parameters={"properties": {"x": 3}})}, "tools[0].function.parameters", "properties.x: must be a schema"),
         ({"messages": with_call(arguments="{x}")}, "messages[1].tool_calls[0].function.arguments", "must be a JSON object as text"),
+        ({"messages": with_call(arguments='{"x": "\\ud800"}')}, "messages[1].tool_calls[0].function.arguments", "must be a JSON object"),
         ({"messages": with_call(arguments="[1]")}, "messages[1].tool_calls[0].function.arguments", "must be a JSON object as text"),
         ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "is required for role tool"),
         ({"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "b"}]}, "messages[1].tool_call_id", "no earlier message"),

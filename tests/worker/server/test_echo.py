@@ -58,6 +58,21 @@ async def test_a_streamed_echo_comes_with_the_first_token(rig, client):
     assert [offset for chunk in chunks for offset in chunk.logprobs.text_offset] == [0, 1, 2, 3, 4]
 
 
+async def test_choices_of_a_streamed_echo_may_begin_in_any_order(rig, client, monkeypatch):
+    generate = rig.backend.generate
+
+    async def last_one_first(*arguments):
+        for generated in sorted([each async for each in generate(*arguments)], key=lambda each: -each.index):
+            yield generated
+
+    monkeypatch.setattr(rig.backend, "generate", last_one_first)
+    stream = await client.completions.create(model="tiny", prompt="abc", max_tokens=1, n=2, echo=True, logprobs=1, stream=True)
+    chunks = [chunk.choices[0] async for chunk in stream]
+
+    assert [(chunk.index, chunk.text) for chunk in chunks] == [(1, "abcH"), (0, "abcH")]
+    assert [chunk.logprobs.token_logprobs for chunk in chunks] == [[None, -1.0, -2.0, -0.5]] * 2
+
+
 async def test_prompt_logprobs_have_vllms_shape(rig, http):
     body = {"model": "tiny", "prompt": "ab", "max_tokens": 0, "prompt_logprobs": 2}
     reply = (await http.post("/v1/completions", json=body)).json()
@@ -120,3 +135,13 @@ async def test_20_log_probabilities_and_128_choices_are_served(rig, client):
     assert len(reply.choices) == 128
     assert len(rig.backend.calls[0][0]) == 128
     assert rig.backend.calls[0][0][0].sampling.logprobs == 20
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"echo": True, "logprobs": 20}, "logprobs"), ({"prompt_logprobs": 20}, "prompt_logprobs")])
+async def test_more_figures_of_prompts_than_an_answer_holds_are_refused(rig, http, fields, param):
+    rig.backend.max_model_len = 10_000
+    reply = await http.post("/v1/completions", json={"model": "tiny", "prompt": "a" * 2000, "n": 64, "max_tokens": 1, **fields})
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert "ask for fewer" in reply.json()["error"]["message"]
+    assert rig.backend.calls == []

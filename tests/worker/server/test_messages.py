@@ -187,6 +187,16 @@ async def test_forced_calls_are_constrained_and_end_by_tool_use(rig, client, cho
     assert choice["type"] == "tool" or all(name in constraint.text for name in expected)
 
 
+@pytest.mark.parametrize("written", ['{"x": "\\ud800"}', '{"x": ' + "[" * 1500 + "]" * 1500 + "}"])
+async def test_a_call_whose_input_json_cannot_carry_is_empty(rig, client, http, written):
+    rig.say(written)
+    choice = {"type": "tool", "name": "now"}
+    reply = await http.post("/v1/messages", json={**BODY, "max_tokens": 3500, "tools": [NOW], "tool_choice": choice})
+
+    assert reply.status_code == 200
+    assert reply.json()["content"][0]["input"] == {}
+
+
 async def test_no_tool_is_shown_with_choice_none(rig, client):
     await client.messages.create(model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"})
 
@@ -259,6 +269,7 @@ async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": 3}, "system: "),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: is not supported here"),
+        ({"tools": [{"name": "now", "input_schema": {"description": "\ud800"}}]}, "tools[0].input_schema: "),
         ({"tool_choice": {"type": "tool"}, "tools": [NOW]}, "tool_choice.name: is required"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: is required"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens: must be less than max_tokens=64"),
@@ -267,7 +278,7 @@ async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
     ],
 )
 async def test_bad_input_is_refused_in_anthropics_shape(rig, client, http, fields, words):
-    reply = await http.post("/v1/messages", json=BODY | fields)
+    reply = await http.post("/v1/messages", content=json.dumps(BODY | fields), headers={"content-type": "application/json"})
     body = reply.json()
 
     assert reply.status_code == 400

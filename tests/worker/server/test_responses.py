@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -13,7 +14,9 @@ from pdcluster_worker.config import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.model_parsers import ParserNames
-from pdcluster_worker.server.responses.store import Kept, ResponseStore
+from pdcluster_worker.server.responses.replies import shown_items
+from pdcluster_worker.server.responses.schemas import ResponsesRequest
+from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.tokenizer import Tokenizer
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
@@ -286,6 +289,52 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
         await client.responses.create(model="tiny", input="x" * 700, max_output_tokens=20, truncation="auto")
 
 
+async def test_a_conversation_goes_on_without_a_call_that_was_cut_off(rig, client):
+    rig.say('{"city": "Paris"}')
+    named = {"type": "function", "name": "get_weather"}
+    reply = await client.responses.create(model="tiny", input="Hi", tools=[WEATHER], tool_choice=named, max_output_tokens=6)
+    await client.responses.create(model="tiny", input="Go on", previous_response_id=reply.id)
+
+    assert reply.output[0].arguments == '{"city'
+    assert "Go on" in prompt(rig)
+    assert "get_weather" not in prompt(rig)
+
+
+async def test_truncation_drops_outputs_with_their_calls(rig, client):
+    calls = [{"type": "function_call", "call_id": f"c{number}", "name": "now", "arguments": "{}"} for number in (1, 2)]
+    outputs = [{"type": "function_call_output", "call_id": f"c{number}", "output": f"output {number} " + "y" * 40} for number in (1, 2)]
+    items = [{"role": "user", "content": "Ask"}, *calls, *outputs, {"role": "user", "content": "And now"}]
+    for length in range(120, 420, 20):
+        rig.backend.max_model_len = length
+        await client.responses.create(model="tiny", input=items, max_output_tokens=4, truncation="auto")
+        shown = prompt(rig)
+        assert "And now" in shown
+        assert shown.count("<tool_response>") <= shown.count("<tool_call>")
+        assert ("output 1" in shown) <= ("output 2" in shown)
+    assert "output 1" in shown
+
+
+async def test_log_probabilities_of_text_that_waits_are_kept(rig, client):
+    include = ["message.output_text.logprobs"]
+    rig.say("é  ", end=False)
+    fields = {"input": "Hi", "include": include, "tools": [WEATHER], "max_output_tokens": 4}
+    reply = await client.responses.create(model="tiny", **fields)
+    events = await streamed(client, **fields)
+    expected = ["bytes:\\xc3", "bytes:\\xa9", " ", " "]
+
+    assert reply.output_text == "é  "
+    assert [entry.token for entry in reply.output[0].content[0].logprobs] == expected
+    assert [entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs] == expected
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"max_output_tokens": 5000}, "max_output_tokens"), ({"input": "x" * 5000}, "input")])
+async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http, fields, param):
+    error = (await http.post("/v1/responses", json=BODY | fields)).json()["error"]
+
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert f"{param} can be at most" in error["message"] or f"shorten {param} " in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -295,6 +344,8 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
         ({"input": [{"type": "web_search_call"}]}, "input[0]", "has type 'web_search_call'"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "messages[0].tool_call_id", "no earlier message"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search, are not served"),
+        ({"tools": [{**WEATHER, "parameters": {"description": "\ud800"}}]}, "tools[0].parameters", "surrogate"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"enum": ["\ud800"]}}}}, "text.format.schema", "surrogate"),
         ({"background": True}, "background", "is not supported here"),
         ({"conversation": "c"}, "conversation", "use previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt", "is not supported here"),
@@ -309,7 +360,7 @@ async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
     ],
 )
 async def test_bad_input_is_refused_by_name(rig, client, http, fields, param, words):
-    reply = await http.post("/v1/responses", json=BODY | fields)
+    reply = await http.post("/v1/responses", content=json.dumps(BODY | fields), headers={"content-type": "application/json"})
     error = reply.json()["error"]
 
     assert reply.status_code == (404 if "model" in fields else 400)
@@ -369,3 +420,17 @@ def test_what_is_kept_is_bounded_in_number_bytes_and_time():
     assert ids() == ["d"]
     now[0] = 5.1
     assert ids() == []
+
+
+@pytest.mark.parametrize(("items", "parts"), [(1000, 0), (10, 100), (1, 1000)])
+def test_many_small_items_count_as_the_memory_they_take(items, parts):
+    content = [{"type": "input_text", "text": ""}] * parts or ""
+    tracemalloc.start()
+    try:
+        request = ResponsesRequest.model_validate({"model": "tiny", "input": [{"role": "user", "content": content}] * items})
+        shown = shown_items(request.input, "a" * 32)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert taken / 2 < bytes_of({}, shown) < 2 * taken

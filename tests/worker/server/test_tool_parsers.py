@@ -1,6 +1,7 @@
 """Calls of tools in a model's text: every form, however the text is cut into pieces."""
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from itertools import count, pairwise
 
@@ -153,3 +154,21 @@ def test_a_parser_is_found_from_the_template(name) -> None:
 def test_qwen_is_hermes_and_an_unknown_template_has_no_parser() -> None:
     assert parser_for("qwen", "") == "hermes"
     assert parser_for("auto", "{{ messages }}") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("mistral", "[TOOL_CALLS]now" + " " * 100_000 + "x"),
+        ("mistral", "[TOOL_CALLS]now[CALL_ID]" + " " * 100_000 + "x"),
+        ("qwen3_coder", "<tool_call>" + "<function=now>" * 20_000),
+        ("qwen3_coder", "<tool_call>" + "<function=" * 20_000 + "</function>"),
+        ("qwen3_coder", "<tool_call><function=now>" + "<parameter=x>" * 20_000 + "</function>"),
+    ],
+)
+def test_no_text_takes_long_to_be_read(name: str, output: str) -> None:
+    start = time.process_time()
+    answer = answer_of(parser_of(name), [output])
+
+    assert answer.text == output
+    assert time.process_time() - start < 1.0

@@ -47,6 +47,7 @@ class Acted:
     cut:      pods that were removed before they had drained
     wrote:    something was written, or tried to be
     conflict: of an object that kept changing: the reconcile is done again
+    lacks:    snapshots could not be made, for a Secret that comes with no event: try again
     """
 
     requeue_after_seconds: float | None
@@ -55,6 +56,7 @@ class Acted:
     cut: tuple[str, ...] = ()
     wrote: bool = False
     conflict: ConflictError | None = None
+    lacks: bool = False
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Actor:
             return Acted(session.settled.seconds_left(now))
         session.settled = None
         acted = await self._apply_all(found, plan, session, now)
-        if not (acted.wrote or acted.failures or acted.conflict):
+        if not (acted.wrote or acted.failures or acted.conflict or acted.lacks):
             session.settled = settled(inputs, now, acted.requeue_after_seconds)
         return acted
 
@@ -107,8 +109,8 @@ class Actor:
         """Render every child, compare it with what there is, and write what differs."""
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
         tls = tls_step(live, owner, now)
-        ending = still_ending(live, now)
-        rendering = Rendering(cluster, owner, self.site, self.capabilities(), await self._records(found, plan), frozenset(ending))
+        ending, records = still_ending(live, now), await self._records(found, plan)
+        rendering = Rendering(cluster, owner, self.site, self.capabilities(), records, frozenset(ending))
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         foreground = worker_sets(live) if plan.ends_first else ()
@@ -120,8 +122,8 @@ class Actor:
         lost = [record_lost(workload, cluster) for workload in stranded]
         failures = (*fought, *refused, *unsaid, *lost, *rendering.forbidden())
         waits = [seconds for seconds in (tls.requeue_after_seconds, *ending.values()) if seconds is not None]
-        cut = tuple(gone(plan.cut, failures))
-        return Acted(min(waits, default=None), events, failures, cut, wrote=bool(actions) or wrote, conflict=conflict or changed)
+        cut, lacks = tuple(gone(plan.cut, failures)), records.has_client_certificate is None
+        return Acted(min(waits, default=None), events, failures, cut, bool(actions) or wrote, conflict or changed, lacks)
 
     async def _records(self, found: Look, plan: ClusterPlan) -> Records:
         """Sources of snapshots; the etcd's Secret is read only when one is to be made."""

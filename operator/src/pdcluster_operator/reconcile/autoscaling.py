@@ -113,13 +113,18 @@ class Autoscaling:
             followed.spec, followed.next_at = spec, min(followed.next_at, now + spec.interval_seconds)
             followed.wake.set()
 
-    def stop(self) -> None:
-        """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics."""
+    def stop(self) -> asyncio.Task[None] | None:
+        """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.
+
+        Returns its rounds, which are cancelled.
+        """
         followed, self._followed = self._followed, None
-        if followed is not None and followed.task is not None:
-            followed.task.cancel()
-            self.shared.rounds.metrics.forget(self.key)
-            self.shared.metrics.forget(self.key)
+        if followed is None or followed.task is None:
+            return None
+        followed.task.cancel()
+        self.shared.rounds.metrics.forget(self.key)
+        self.shared.metrics.forget(self.key)
+        return followed.task
 
     def decide(self, cluster: PDCluster, observed: Observed) -> RecordedDecision | None:
         """Decide on the numbers of the newest round; None = none since the last decision."""

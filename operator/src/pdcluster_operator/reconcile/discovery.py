@@ -80,11 +80,16 @@ class EtcdCheck:
             await self._first_answer(question)
         return self._error if self._has_answer else f"etcd at {', '.join(question.endpoints)} {NOT_YET}"
 
-    def stop(self) -> None:
-        """Ask no more: the PDCluster is gone, or asks something else now."""
-        if self._asking is not None:
-            self._asking.cancel()
+    def stop(self) -> asyncio.Task[None] | None:
+        """Ask no more: the PDCluster is gone, or asks something else now.
+
+        Returns the question under way, which is cancelled.
+        """
+        asking = self._asking
+        if asking is not None:
+            asking.cancel()
         self._question, self._asking, self._has_answer = None, None, False
+        return asking
 
     def repeat(self) -> None:
         """Ask again; what is still being asked is not asked twice."""

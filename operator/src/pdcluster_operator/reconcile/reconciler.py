@@ -46,7 +46,7 @@ class Reconciler:
         if live is None or live.is_going:
             self._forget(key)
             return Done()
-        session = self.sessions.of(key)
+        session = self._session(live)
         session.has_learnt = False
         try:
             done = await self._reconcile_live(live, session)
@@ -101,6 +101,14 @@ class Reconciler:
         cache = self.actor.cache
         body = cache.get(PDCLUSTER.name, *key)
         return None if body is None else Live(body, cache.children(key))
+
+    def _session(self, live: Live) -> Session:
+        """The session of the object, and not that of an earlier one of its name."""
+        if self.sessions.of(live.key).uid not in (None, live.uid):
+            self._forget(live.key)
+        session = self.sessions.of(live.key)
+        session.uid = live.uid
+        return session
 
     def _forget(self, key: Key) -> None:
         session = self.sessions.end(key)

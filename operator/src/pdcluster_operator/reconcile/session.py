@@ -5,7 +5,7 @@ when the session ends.  A restart of the operator begins with none.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pdcluster_operator.api.pdcluster import PDCluster
@@ -23,6 +23,7 @@ from pdcluster_operator.reconcile.worker_records import ACTIVE_POLL_SECONDS, Wor
 class Session:
     """Memory of one PDCluster.
 
+    uid:        of the object that it is about; another one of its name begins with none of it
     parsed:     the object as it was last parsed, with its uid and generation
     failures:   refused writes of the last reconcile
     settled:    inputs with which it had nothing to write; None = it wrote, or failed to
@@ -35,22 +36,17 @@ class Session:
     pod_faults: PodFaults
     autoscaling: Autoscaling
     contested: Contested = field(default_factory=Contested)
+    uid: str | None = None
     parsed: tuple[tuple[str, int], PDCluster] | None = None
     failures: tuple[Failure, ...] = ()
     settled: Settled | None = None
     ready: str | None = None
     has_learnt: bool = False
 
-    def stop(self) -> None:
-        """End every task of it."""
-        self.etcd.stop()
-        self.worker_records.stop()
-        self.autoscaling.stop()
-
-    async def end(self) -> None:
-        """The PDCluster is gone: end, and remove what it has left in its etcd."""
-        self.stop()
-        await self.worker_records.end()
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Cancel every task of it; returns them."""
+        stopped = self.etcd.stop(), self.worker_records.stop(), self.autoscaling.stop()
+        return [task for task in stopped if task is not None]
 
 
 class Sessions:
@@ -74,9 +70,7 @@ class Sessions:
         """End the session of a PDCluster that is gone; returns it, None = there was none."""
         session = self._sessions.pop(key, None)
         if session is not None:
-            task = asyncio.create_task(session.end(), name=f"end of {key}")
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._own([*session.stop(), asyncio.create_task(session.worker_records.end(), name=f"end of {key}")])
         return session
 
     async def run(self) -> None:
@@ -87,10 +81,15 @@ class Sessions:
                 group.create_task(self._poll_worker_records())
         finally:
             for session in self:
-                session.stop()
+                self._own(session.stop())
             for task in self._ending:
                 task.cancel()
             await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _own(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _check_etcds(self) -> None:
         while True:

@@ -216,11 +216,12 @@ class WorkerRecordsPoller:
         if known is not None and known.is_followed and (known.error is not None or not known.is_away):
             self._look_if_due(known, known.pause if known.error else IDLE_POLL_SECONDS)
 
-    def stop(self) -> None:
-        """End the read that is under way."""
-        if self._looking is not None:
-            self._looking.cancel()
-        self._looking = None
+    def stop(self) -> asyncio.Task[None] | None:
+        """Cancel the read that is under way; returns it."""
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+        return looking
 
     async def end(self) -> None:
         """The PDCluster is gone: remove its commands."""

@@ -139,7 +139,15 @@ def test_totals_of_a_long_line_are_those_of_its_requests_whatever_comes_and_goes
     assert set(line) == set(known)
     assert len(line) == len(known)
     assert all(each in line for each in known)
-    assert {group: number for group, number in line.by_group.items() if number} == Counter(other.group for other in known)
+    assert line.by_group == Counter(other.group for other in known)
+
+
+def test_a_group_is_forgotten_with_its_last_request() -> None:
+    line, only = Flights(), flight(group="86400s")
+    line.add(only)
+    line.remove(only)
+
+    assert list(line.by_group) == []
 
 
 def test_estimate_of_a_long_line_is_that_of_the_line_played_forward() -> None:

@@ -26,6 +26,9 @@ MAX_LABELS = 16
 
 MAX_RETRY_SECONDS = 600
 
+WAITED_STEPS = 0.05
+"""Steps of deadlines that a request may have waited, as all do for some time, and still be of the group of its deadline."""
+
 
 class UnmeetableDeadlineError(RequestError):
     """This worker would complete the request too late; another one may not.  Both in seconds from now."""
@@ -119,7 +122,8 @@ class Estimation:
 
     def flight_of(self, spec: RequestSpec) -> Flight:
         """A request as the estimators see it, when it comes."""
-        group = group_of("", spec.deadline_seconds, self._policy().slo_granularity_seconds)
+        step, deadline = self._policy().slo_granularity_seconds, spec.deadline_seconds
+        group = group_of("", None if deadline is None else deadline + WAITED_STEPS * step, step)
         return Flight(
             group=group.name,
             prompt_tokens=len(spec.prompt) + len(spec.output),

@@ -40,8 +40,9 @@ class Offloading:
         num_tokens = len(spec.prompt) + len(spec.output)
         able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
         facts = self._facts(place, num_tokens, hashes, able, num_decoding)
+        pace.uncached_tokens, pace.others, pace.num_workers = facts.uncached_tokens, self._prefill_queue_tokens(able), len(able)
+        facts = self._costs.known(facts, asyncio.get_running_loop().time(), others=pace.others, num_workers=pace.num_workers)
         threshold = self.threshold(facts.uncached_tokens)
-        pace.uncached_tokens = facts.uncached_tokens
         tier = tier_of(spec.priority)
         if offloads_at_once(self._worker.policy, tier, facts.uncached_tokens):
             verdict = Verdict(is_remote=True, reason="high_priority")
@@ -102,7 +103,7 @@ class Offloading:
         cached_tokens = worker.engines.cached_tokens(engine, hashes, num_tokens)
         to_move = max(0, num_tokens - cached_tokens)
         stats = engine.client.stats
-        facts = OffloadFacts(
+        return OffloadFacts(
             prompt_tokens=num_tokens,
             cached_tokens=cached_tokens,
             prefill_queue=self._prefill_queue(able),
@@ -111,8 +112,6 @@ class Offloading:
             decode_ratio=0.0 if stats is None else 1 - stats.free_blocks / engine.facts.num_blocks,
             transfer_seconds=min((worker.transfer_seconds(peer.key, to_move) for peer in able), default=0.0),
         )
-        now, others = asyncio.get_running_loop().time(), self._prefill_queue_tokens(able)
-        return self._costs.known(facts, now, others=others, num_workers=len(able))
 
     def _prefill_queue_tokens(self, prefills: list[Peer]) -> int:
         """Prompt tokens that wait for prefill workers or are computed there, by the reports of all workers."""
@@ -136,11 +135,13 @@ class Pace:
     side:            where its prompt was sent; its time is that side's, also where a prefill worker failed and the
                      prompt was computed here.  None = its KV is read, and its time says nothing of either side.
     uncached_tokens: of its prompt, as far as is known.
+    others, num_workers: of the prefill workers, see `SideCosts.seconds`.
     """
 
     def __init__(self, feedback: SloFeedback, costs: SideCosts, request_id: str, num_tokens: int, clock: Callable[[], float]) -> None:
         self.side: Side | None = "local"
         self.uncached_tokens = num_tokens
+        self.others, self.num_workers = 0, 1
         self._feedback, self._costs, self._clock = feedback, costs, clock
         self._request_id, self._num_tokens = request_id, num_tokens
         self._began = clock()
@@ -150,7 +151,8 @@ class Pace:
     def sent(self, side: Side) -> None:
         """Its prompt waits there from now on."""
         self.side = side
-        self._costs.sent(side, self._request_id, self.uncached_tokens, self._clock())
+        others, num_workers = (self.others, self.num_workers) if side == "remote" else (0, 1)
+        self._costs.sent(side, self._request_id, self.uncached_tokens, self._clock(), others=others, num_workers=num_workers)
 
     def ended(self) -> None:
         """It is over, with or without a first token."""

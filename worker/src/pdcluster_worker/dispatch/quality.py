@@ -87,7 +87,6 @@ class Quality:
     def __init__(self, worker: Worker, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
         self._clock = clock
-        self._clock = clock
         self._meter = Meter(clock)
         self._averages = Averages()
         self._waits: dict[_Wait, None] = {}  # by arrival

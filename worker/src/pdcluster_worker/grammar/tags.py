@@ -1,4 +1,4 @@
-"""The JSON schemas within a structural tag, made as those that stand alone are (`schema`)."""
+"""The JSON schemas within a structural tag, made as those that stand alone are (`schema`); one with `strict: true` strictly."""
 
 import json
 from typing import Any
@@ -23,5 +23,7 @@ def _prepared(node: Any, most_white_space: int) -> Any:
     if node.get("type") != "json_schema" or "json_schema" not in node:
         return {name: _prepared(value, most_white_space) for name, value in node.items()}
     is_json = node.get("style", "json") == "json"
-    made = {**node, "json_schema": prepare(node["json_schema"], strict=False, is_json=is_json).schema}
+    strict = node.get("strict") is True
+    others = {name: value for name, value in node.items() if name != "strict"}
+    made = {**others, "json_schema": prepare(node["json_schema"], strict=strict, is_json=is_json).schema}
     return made | {"max_whitespace_cnt": node.get("max_whitespace_cnt", most_white_space)} if is_json else made

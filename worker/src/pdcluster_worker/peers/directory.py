@@ -33,8 +33,8 @@ class Directory:
         self._pod = pod
         self._here = here
         self._metrics = metrics
-        self._events = PeerEvents(events.on_credit, events.on_lost, self._on_change)
-        self._report_change = events.on_change
+        self._events = PeerEvents(events.on_credit, self._on_lost, self._on_change)
+        self._report_loss, self._report_change = events.on_lost, events.on_change
         self._members: Mapping[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
         self._found: dict[tuple[Role, ...], list[Peer]] = {}  # ready peers by role, until one changes
@@ -143,6 +143,10 @@ class Directory:
         self._found.clear()
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+    def _on_lost(self, peer: Peer) -> None:
+        self._found.clear()  # it is not asked again for what it has not answered
+        self._report_loss(peer)
 
     def _on_change(self, peer: Peer) -> None:
         self._count()

@@ -34,6 +34,9 @@ _FREE = frozenset({"short", "long", "queue", "decode_load", "slower", "faster"})
 _KEPT = 0.9
 """Weight of all older samples at each new one."""
 
+_LEAST_SECONDS = 1e-6
+"""Of what is expected, for 0 is what was not measured."""
+
 
 @dataclass(slots=True)
 class _Sent:
@@ -78,7 +81,7 @@ class _Side:
         return max(0.0, queued / rate / max(1, num_workers) - done) + tokens / rate
 
     def expected(self, plain: float) -> float:
-        return max(0.0, plain + self._beside)
+        return max(_LEAST_SECONDS, plain + self._beside)
 
     def _first(self) -> int:
         return next(iter(self.waiting.values())).tokens
@@ -114,10 +117,10 @@ class SideCosts:
             return Verdict(not verdict.is_remote, "probe")
         return verdict
 
-    def sent(self, side: Side, request_id: str, tokens: int, now: float) -> None:
-        """A prompt waits there from now on."""
+    def sent(self, side: Side, request_id: str, tokens: int, now: float, *, others: int = 0, num_workers: int = 1) -> None:
+        """A prompt waits there from now on; others, num_workers: as `seconds` has them."""
         at = self._sides[side]
-        expected = at.plain(tokens, 0, 1, now) if at.is_known else None
+        expected = at.plain(tokens, others, num_workers, now) if at.is_known else None
         if not at.waiting:
             at.settled_at = now
         at.waiting[request_id] = _Sent(tokens, now, expected)

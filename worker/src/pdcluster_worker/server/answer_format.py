@@ -163,7 +163,7 @@ def _format_of(asked: Constraint | Format) -> Format:
     if asked.kind == "json_object":
         return {"type": "json_schema", "json_schema": {"type": "object"}}
     if asked.kind == "json_schema":
-        return {"type": "json_schema", "json_schema": json.loads(asked.text)}
+        return {"type": "json_schema", "json_schema": json.loads(asked.text), **({"strict": True} if asked.strict else {})}
     if asked.kind == "regex":
         return {"type": "regex", "pattern": asked.text}
     if asked.kind == "grammar":

@@ -92,7 +92,7 @@ class Blocks:
         if self._open is not None and self._open.kind == "text":
             return self._grow(text)
         self._space += text
-        return self._begin("text") if self._space.strip() else []
+        return self._begin("text") if text.strip() else []
 
     def _opened(self, kind: BlockKind) -> Sequence[Change]:
         return [] if self._open is not None and self._open.kind == kind else self._begin(kind)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
-from pdcluster_worker.server.fields import MAX_MESSAGES, Only, Text, join_parts, no_value
+from pdcluster_worker.server.fields import MAX_MESSAGES, Only, Text, check_sendable, join_parts, no_value
 from pdcluster_worker.server.tools.schema_check import check_parameters
 
 MAX_TOOLS = 128
@@ -56,7 +56,7 @@ def _checked_parameters(value: dict[str, Any] | None) -> dict[str, Any] | None:
     wrong = None if value is None else check_parameters(value)
     if wrong is not None:
         raise no_value(wrong)
-    return value
+    return check_sendable(value)
 
 
 class FunctionTool(_Body):
@@ -156,7 +156,7 @@ def _bounded(value: dict[str, Any] | None) -> dict[str, Any] | None:
         raise no_value("is nested too deeply") from e
     if size > MAX_TEMPLATE_KWARGS_CHARACTERS:
         raise no_value(f"has {size} characters as JSON: at most {MAX_TEMPLATE_KWARGS_CHARACTERS} are accepted")
-    return value
+    return check_sendable(value)
 
 
 class Conversation(_Body):

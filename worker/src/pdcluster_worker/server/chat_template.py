@@ -21,6 +21,8 @@ from pdcluster_worker.server.conversation import TemplateInput
 from pdcluster_worker.server.default_templates import TEMPLATES
 
 _JSON_OPTIONS = frozenset({"separators", "sort_keys"})
+_END_MARK = "END-OF-THE-LAST-MESSAGE\t \t"
+"""The white space at its end is gone where a template strips messages: then the message's own goes too."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -64,25 +66,30 @@ class ChatTemplate:
     def render(self, given: TemplateInput) -> str:
         """Prompt text up to where the assistant answers.  Raises RequestError when the template refuses the messages."""
         template = self._with_tools if given.has_tools else self._template
+        messages = _marked(given.messages) if given.continues else given.messages
         names = {**self._special_tokens, **given.kwargs}
         try:
             text = template.render(
-                **{**names, "messages": given.messages, "tools": given.tools, "documents": None, "add_generation_prompt": given.opens}
+                **{**names, "messages": messages, "tools": given.tools, "documents": None, "add_generation_prompt": given.opens}
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as e:
             raise RequestError(f"the model's chat template refuses these messages: {e}", param="messages") from e
-        return _cut_after(text, given.messages[-1]["content"]) if given.continues else text
+        return _cut_at_mark(text) if given.continues else text
 
 
-def _cut_after(text: str, last: str) -> str:
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark at the end of the last one, which shows where the template puts that end."""
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END_MARK}]
+
+
+def _cut_at_mark(text: str) -> str:
     """The text to the end of the last message: what the template puts after it is cut off."""
-    start = text.rfind(last.strip())
-    if start < 0:
+    end = text.rfind(_END_MARK.rstrip())
+    if end < 0:
         name = "continue_final_message"
         raise RequestError(f"{name}: the model's chat template changes the last message: send it without", param=name)
-    end = start + len(last.strip())
-    trailing = last[len(last.rstrip()) :]
-    return text[:end] + (trailing if text.startswith(trailing, end) else "")
+    keeps_space = text.startswith(_END_MARK, end)
+    return text[:end] if keeps_space else text[:end].rstrip()
 
 
 def _compiled(source: str) -> jinja2.Template:

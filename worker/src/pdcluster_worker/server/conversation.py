@@ -11,6 +11,7 @@ from typing import Any
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.chat_fields import Conversation, Message, ToolCallField
+from pdcluster_worker.server.fields import is_sendable
 from pdcluster_worker.server.tools.calls import object_of
 
 
@@ -115,7 +116,7 @@ def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, A
 def _call(call: ToolCallField, path: str) -> dict[str, Any]:
     text = call.function.arguments
     arguments = object_of(text) if text.strip() else {}
-    if arguments is None:
+    if arguments is None or not is_sendable(arguments):
         raise _wrong(f"{path}.function.arguments", f"must be a JSON object as text, not {text[:40]!r}")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 

@@ -5,7 +5,8 @@ words what is wrong; `openai_errors` adds the field's path.  Long lists stop at
 their first error: a body of a million wrong items must not make a million errors.
 """
 
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic.json_schema import JsonSchemaValue
@@ -30,6 +31,7 @@ MAX_DEADLINE_MILLISECONDS = 86_400_000.0
 MAX_SLO_MILLISECONDS = 3_600_000
 
 Prompt = str | list[int]
+ValueT = TypeVar("ValueT")
 
 
 def no_value(message: str) -> PydanticCustomError:
@@ -47,6 +49,23 @@ def _check_unicode(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_check_unicode)]
+
+
+def is_sendable(value: Any) -> bool:
+    """Whether JSON in UTF-8 can carry a value: no text in it has half of a surrogate pair, and it is not nested too deeply."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def check_sendable(value: ValueT) -> ValueT:
+    """For a validator: refuse what no answer and no prompt can carry."""
+    if not is_sendable(value):
+        raise no_value("is nested too deeply, or has half of a surrogate pair in it, which is not text")
+    return value
+
 
 CacheSalt = Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)]
 

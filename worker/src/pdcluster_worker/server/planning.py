@@ -123,6 +123,6 @@ def respond(
     )
     extension = request.pdcluster or Extension()
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    arrival, tenant, param = context.arrival_seconds, context.tenant, rules.constraint_param or constraint_param(request)
+    arrival, tenant, param = context.arrival_seconds, context.tenant, constraint_param(request) or rules.constraint_param
     plan = Plan(specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param)
     return GenerationResponse(Generation(serving, plan), writer, context.request_id, stream=bool(request.stream))

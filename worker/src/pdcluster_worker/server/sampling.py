@@ -14,6 +14,8 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.schemas import Extension, Generate
 
 _SEEDS = 2**63
+MAX_PROMPT_FIGURES = 1 << 21
+"""Log probabilities of prompts in one answer, which is made in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def specs_for(
     """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
     _check_relations(request)
     n, asked = request.n or 1, request.pdcluster or Extension()
+    _check_figures(request, wanted, n * sum(map(len, prompts)))
     seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
     specs = []
     for position, prompt in enumerate(prompts):
@@ -77,8 +80,8 @@ def specs_for(
                         max_tokens,
                         seed + i,
                         limits,
-                        # The prompt's other choices find it in the cache.
-                        prompt_logprobs=wanted.prompt_logprobs if i == choices[0] else None,
+                        # The prompt's other choices find it in the cache; those of a stream may begin before the first one.
+                        prompt_logprobs=wanted.prompt_logprobs if i == choices[0] or request.stream else None,
                     ),
                     priority=priority,
                     cache_salt=cache_salt,
@@ -177,6 +180,14 @@ def check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -
 def _in_vocabulary(param: str, token_ids: list[int], limits: ModelLimits) -> list[int]:
     check_token_ids(param, token_ids, limits)
     return token_ids
+
+
+def _check_figures(request: Generate, wanted: Wanted, num_positions: int) -> None:
+    num_figures = 0 if wanted.prompt_logprobs is None else num_positions * (wanted.prompt_logprobs + 1)
+    if num_figures > MAX_PROMPT_FIGURES:
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        message = f"{param}: of these prompts and n they are {num_figures} figures, more than {MAX_PROMPT_FIGURES}: ask for fewer at once"
+        raise RequestError(message, param=param)
 
 
 def _check_relations(request: Generate) -> None:

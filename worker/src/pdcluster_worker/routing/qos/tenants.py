@@ -2,7 +2,8 @@
 
 Limits are of the whole service, and each ingress worker counts by itself: it
 lets through its even share of them, by the number of ingresses there are, so
-all together never pass the limit however clients' connections fall on them.
+all together pass the limit only by what each takes whole: its one at least, and
+a request of more choices than its share.
 What counts is the sequence: each choice (`n`) of each prompt.
 
 A bucket holds what may be used at once and fills at the limit's rate.  Output

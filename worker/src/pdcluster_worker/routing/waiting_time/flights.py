@@ -118,6 +118,8 @@ class Flights(Collection[Flight]):
     def remove(self, flight: Flight) -> None:
         """It is over, with or without a first token."""
         self.by_group[flight.group] -= 1
+        if not self.by_group[flight.group]:
+            del self.by_group[flight.group]  # clients choose deadlines, and so groups
         self._leave(flight)
         self.running.pop(flight, None)
 

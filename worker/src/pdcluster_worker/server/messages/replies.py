@@ -1,11 +1,12 @@
 """The answers of Anthropic's Messages API, as JSON objects."""
 
-import json
 from typing import Any
 
 from pdcluster_worker.server.blocks import Block
 from pdcluster_worker.server.events import AnswerReason
+from pdcluster_worker.server.fields import is_sendable
 from pdcluster_worker.server.replies import Usage
+from pdcluster_worker.server.tools.calls import object_of
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -69,7 +70,7 @@ def added(block: Block, text: str) -> Json:
 
 
 def whole(block: Block) -> Json:
-    """A whole block; the input of a call that was cut off by max_tokens is empty."""
+    """A whole block; the input of a call that was cut off by max_tokens, or that JSON cannot carry, is empty."""
     match block.kind:
         case "text":
             return started(block) | {"text": block.text}
@@ -80,8 +81,5 @@ def whole(block: Block) -> Json:
 
 
 def _object(text: str) -> Json:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    value = object_of(text)
+    return value if value is not None and is_sendable(value) else {}

@@ -6,10 +6,20 @@ served is refused by name, and a field that nobody defined is passed over.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from pdcluster_worker.server.chat_fields import MAX_TOOLS, CallId, ToolName
-from pdcluster_worker.server.fields import MAX_MESSAGES, MAX_STOP_STRINGS, CacheSalt, Only, Priority, StopString, Text, no_value
+from pdcluster_worker.server.fields import (
+    MAX_MESSAGES,
+    MAX_STOP_STRINGS,
+    CacheSalt,
+    Only,
+    Priority,
+    StopString,
+    Text,
+    check_sendable,
+    no_value,
+)
 from pdcluster_worker.server.known_fields import Ignored
 from pdcluster_worker.server.schemas import Body, Extension, PositiveInt
 
@@ -114,7 +124,7 @@ class Tool(Body):
     type: Annotated[Any, Only(None, "custom", fix="give the tool a name and an input_schema of your own")] = None
     name: ToolName
     description: Text | None = None
-    input_schema: dict[str, Any]
+    input_schema: Annotated[dict[str, Any], AfterValidator(check_sendable)]
     strict: bool | None = None
 
 

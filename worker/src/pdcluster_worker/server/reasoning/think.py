@@ -104,13 +104,13 @@ class ThinkTags:
     def _shown(self, text: str) -> list[Part]:
         if self._begins:
             text = text.lstrip()
-        whole = self._space + text
-        shown = whole.rstrip()
-        self._space = whole[len(shown) :]
+        shown = text.rstrip()
         if not shown:
+            self._space += text
             return []
+        before, self._space = self._space, text[len(shown) :]
         self._begins = False
-        return [ReasoningDelta(shown)]
+        return [ReasoningDelta(before + shown)]
 
     def _leftover(self) -> list[Part]:
         space, self._space = self._space, ""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,10 +17,11 @@ from pdcluster_worker.server.planning import check_servable, respond
 from pdcluster_worker.server.request_context import RequestContext, context_of
 from pdcluster_worker.server.responses import replies
 from pdcluster_worker.server.responses.chat_request import chat_of, items_of
-from pdcluster_worker.server.responses.schemas import FunctionCallOutputItem, Item, ResponsesRequest
-from pdcluster_worker.server.responses.store import Kept, ResponseStore
+from pdcluster_worker.server.responses.schemas import FunctionCallItem, FunctionCallOutputItem, Item, ResponsesRequest
+from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
 from pdcluster_worker.server.schemas import ChatRequest
+from pdcluster_worker.server.tools.calls import object_of
 
 PATH = "/v1/responses"
 
@@ -78,14 +80,20 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
     def keep(response: dict[str, Any]) -> None:
         if body.store is False:
             return
-        made = _ITEMS.validate_python(response["output"])
+        made = _ITEMS.validate_python([item for item in response["output"] if _is_whole(item)])
         shown = replies.shown_items(own, request_id)
-        size = num_bytes + len(sse.to_json([response, shown]))
+        size = num_bytes + bytes_of(response, shown)
         store.put(response_id, context.key_digest, Kept(response, shown, (*conversation, *made), size))
 
     begun = Begun(replies.response(body, response_id, int(time.time())), request_id, keep, TokenNames(serving.tokenizer))
     prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
-    return respond(serving, chat, prepared.wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
+    wanted = replace(prepared.wanted, max_tokens_param="max_output_tokens", prompt_param="input")
+    return respond(serving, chat, wanted, prompts, writer, response_id=response_id, context=context, rules=rules)
+
+
+def _is_whole(item: dict[str, Any]) -> bool:
+    """Whether a conversation can go on after it: not after a call that was cut off in its arguments."""
+    return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 
 async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]) -> Prepared:
@@ -103,7 +111,7 @@ async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest,
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:
-    """The items without the first ones, and without outputs of calls that are dropped."""
-    while num_dropped < len(items) - 1 and isinstance(items[num_dropped], FunctionCallOutputItem):
-        num_dropped += 1
-    return items[num_dropped:]
+    """The items without the first ones, and without outputs of calls that are dropped; at least the last one."""
+    kept = items[num_dropped:]
+    calls = {item.call_id for item in kept if isinstance(item, FunctionCallItem)}
+    return [item for item in kept if not isinstance(item, FunctionCallOutputItem) or item.call_id in calls] or kept

@@ -7,10 +7,10 @@ defined.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from pdcluster_worker.server.chat_fields import MAX_TOOLS, CallId, ReasoningEffort, ToolName
-from pdcluster_worker.server.fields import MAX_MESSAGES, CacheSalt, Only, Priority, StopList, Text, no_value
+from pdcluster_worker.server.fields import MAX_MESSAGES, CacheSalt, Only, Priority, StopList, Text, check_sendable, no_value
 from pdcluster_worker.server.known_fields import Ignored
 from pdcluster_worker.server.schemas import Body, Extension, Logprobs, PositiveInt
 
@@ -136,7 +136,7 @@ class Tool(Body):
     type: Annotated[Any, Only("function", fix="tools that a server runs, such as web_search, are not served: call functions")]
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any] | None, AfterValidator(check_sendable)] = None
     strict: bool | None = None
 
 
@@ -153,7 +153,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
     description: Text | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema"), AfterValidator(check_sendable)] = None
     strict: bool | None = None
 
 

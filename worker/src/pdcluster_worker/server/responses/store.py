@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server import sse
 from pdcluster_worker.server.responses.schemas import Item
 
 MAX_RESPONSES = 4096
@@ -20,6 +21,8 @@ MAX_BYTES = 128 << 20
 MAX_SECONDS = 24 * 3600.0
 
 _WORKER_DIGITS = 8
+_OBJECT_BYTES = 512
+"""Of memory, besides its JSON, that each object of a response or an item takes; measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +32,19 @@ class Kept:
     body:         as it was answered.
     input:        the items that its request added, as they are shown.
     conversation: all items so far, the answer's among them.
-    num_bytes:    of all that as JSON, earlier turns included.
+    num_bytes:    of all that in memory, about, earlier turns included; see `bytes_of`.
     """
 
     body: dict[str, Any]
     input: list[dict[str, Any]]
     conversation: tuple[Item, ...]
     num_bytes: int
+
+
+def bytes_of(body: dict[str, Any], shown: list[dict[str, Any]]) -> int:
+    """Memory that a response and its own items take, about: small items weigh more than their JSON."""
+    text = sse.to_json([body, shown])
+    return len(text) + _OBJECT_BYTES * text.count(b'{"')
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from fastapi import Response
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server import logprobs, openai_errors, sse
 from pdcluster_worker.server.blocks import Block, Blocks, Change, Ended, Grew, Started
-from pdcluster_worker.server.events import Delta, TextDelta
+from pdcluster_worker.server.events import Delta
 from pdcluster_worker.server.logprobs import TokenNames
 from pdcluster_worker.server.replies import Usage
 from pdcluster_worker.server.responses import replies
@@ -40,6 +40,8 @@ class ResponsesWriter:
         self._begun = begun
         self._blocks = Blocks()
         self._logprobs: dict[int, list[Json]] = {}  # of the tokens of each text
+        self._unplaced: list[Json] = []  # of tokens whose text has yet to come
+        self._unsaid: list[Json] = []  # of tokens whose text comes with the next event
         self._last: Delta | None = None
         self._num_events = 0
 
@@ -50,12 +52,11 @@ class ResponsesWriter:
 
     def of(self, delta: Delta) -> bytes | None:
         """See `Writer`."""
-        changes = self._take(delta)
-        return b"".join(self._change(change, delta) for change in changes)
+        return b"".join(self._change(change) for change in self._take(delta))
 
     def end(self, usage: Usage) -> bytes:
         """See `Writer`."""
-        events = b"".join(self._change(change, None) for change in self._blocks.end())
+        events = b"".join(self._change(change) for change in self._blocks.end())
         body = self._finished(usage)
         return events + self._event(f"response.{body['status']}", response=body)
 
@@ -83,12 +84,18 @@ class ResponsesWriter:
     def _take(self, delta: Delta) -> list[Change]:
         self._last = delta
         changes = self._blocks.feed(delta.parts)
-        if delta.scored and any(isinstance(part, TextDelta) for part in delta.parts):
-            grown = next((change.block for change in changes if change.block.kind == "text"), None)
-            if grown is not None:
-                entries = logprobs.for_chat(delta.scored, self._begun.names).content
-                self._logprobs.setdefault(grown.index, []).extend(replies.logprob(entry) for entry in entries)
+        if delta.scored:
+            self._unplaced += [replies.logprob(entry) for entry in logprobs.for_chat(delta.scored, self._begun.names).content]
+        if changes:
+            self._place_logprobs(changes)
         return changes
+
+    def _place_logprobs(self, changes: list[Change]) -> None:
+        """Those of tokens since the last change belong to the text that grew, if one did."""
+        grown = next((change.block for change in changes if isinstance(change, Grew) and change.block.kind == "text"), None)
+        self._unsaid, self._unplaced = self._unplaced, []
+        if grown is not None:
+            self._logprobs.setdefault(grown.index, []).extend(self._unsaid)
 
     def _finished(self, usage: Usage) -> Json:
         """The whole response, which is kept."""
@@ -116,12 +123,12 @@ class ResponsesWriter:
 
     # --- events -------------------------------------------------------------------------------
 
-    def _change(self, change: Change, delta: Delta | None) -> bytes:
+    def _change(self, change: Change) -> bytes:
         match change:
             case Started(block=block):
                 return self._started(block)
             case Grew(block=block, text=text):
-                return self._grew(block, text, delta)
+                return self._grew(block, text)
             case Ended(block=block):
                 return self._ended(block)
 
@@ -132,11 +139,10 @@ class ResponsesWriter:
         part = replies.part(block, is_empty=True)
         return added + self._event("response.content_part.added", **self._place(block), part=part)
 
-    def _grew(self, block: Block, text: str, delta: Delta | None) -> bytes:
+    def _grew(self, block: Block, text: str) -> bytes:
         match block.kind:
             case "text":
-                scored = () if delta is None else logprobs.for_chat(delta.scored, self._begun.names).content
-                said = [replies.logprob(entry) for entry in scored]
+                said, self._unsaid = self._unsaid, []
                 return self._event("response.output_text.delta", **self._place(block), delta=text, logprobs=said)
             case "reasoning":
                 return self._event("response.reasoning_text.delta", **self._place(block), delta=text)

@@ -63,11 +63,13 @@ def call_of(value: Any, tools: Tools) -> Call | None:
 
 
 def call_with(name: str, arguments: Mapping[str, Any]) -> Call | None:
-    """A call with these arguments; None where JSON cannot say them."""
+    """A call with these arguments; None where JSON cannot say them, or UTF-8."""
     try:
-        return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
     except (ValueError, TypeError, RecursionError):
         return None
+    return Call(name, text)
 
 
 def all_or_none(calls: Sequence[Call | None]) -> Sequence[Call] | None:

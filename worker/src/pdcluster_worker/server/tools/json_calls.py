@@ -9,7 +9,8 @@ from pdcluster_worker.server.tools.calls import Call, Tools, all_or_none, call_o
 
 _DECODER = json.JSONDecoder(strict=False)
 _GAP = re.compile(r"[\s;,]*")
-_NAMED = re.compile(r"\s*([\w.:/-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r"\s*+([\w.:/-]++)\s*+(?:\[CALL_ID\]\s*+\w*+\s*+)?+(?:\[ARGS\])?+\s*+(?=\{)")
+"""Never goes back: a model may write any amount of white space here."""
 
 
 def read_hermes(text: str, tools: Tools) -> Sequence[Call] | None:

@@ -24,7 +24,7 @@ def read_pythonic(text: str, tools: Tools) -> Sequence[Call] | None:
         if not isinstance(tree.body, ast.List):
             return None
         return all_or_none([_call(item, tools) for item in tree.body.elts])
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from pdcluster_worker.server.tools.calls import Call, Schema, Tools, all_or_none, call_with
 
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\n]{1,256})>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>(.*?)</parameter>", re.DOTALL)
 
 
 def read_qwen_coder(text: str, tools: Tools) -> Sequence[Call] | None:
@@ -30,18 +30,23 @@ def read_qwen_coder(text: str, tools: Tools) -> Sequence[Call] | None:
     """
     if "<function=" not in text:
         text = f"<function={text}</function>"
-    if _FUNCTION.sub("", text).strip():
+    if _is_open(text, "function") or _FUNCTION.sub("", text).strip():
         return None
     return all_or_none([_call(match[1].strip(), match[2], tools) for match in _FUNCTION.finditer(text)])
 
 
 def _call(name: str, body: str, tools: Tools) -> Call | None:
     tool = tools.get(name)
-    if tool is None or _PARAMETER.sub("", body).strip():
+    if tool is None or _is_open(body, "parameter") or _PARAMETER.sub("", body).strip():
         return None
     properties = tool.parameters.get("properties", {})
     given = {match[1].strip(): _unwrapped(match[2]) for match in _PARAMETER.finditer(body)}
     return call_with(name, {key: _typed(value, properties.get(key)) for key, value in given.items()})
+
+
+def _is_open(text: str, name: str) -> bool:
+    """Whether an element has no end; to look for the end of each of many would take long."""
+    return text.rfind(f"<{name}=") > text.rfind(f"</{name}>")
 
 
 def _unwrapped(value: str) -> str:

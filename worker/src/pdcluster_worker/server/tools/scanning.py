@@ -112,13 +112,13 @@ class MarkedCalls:
         """The text, but for white space at its end, which waits."""
         if self._drops_space:
             text = text.lstrip()
-        whole = self._space + text
-        shown = whole.rstrip()
-        self._space = whole[len(shown) :]
+        shown = text.rstrip()
         if not shown:
+            self._space += text
             return []
+        before, self._space = self._space, text[len(shown) :]
         self._drops_space = False
-        return [TextDelta(shown)]
+        return [TextDelta(before + shown)]
 
     def _leftover_space(self) -> list[Part]:
         space, self._space = self._space, ""
