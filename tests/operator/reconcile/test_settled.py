@@ -10,7 +10,7 @@ from pdcluster_operator.cluster.observe import Live
 from pdcluster_operator.manifests.render import Capabilities
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.state import ClusterPlan
-from pdcluster_operator.reconcile.settled import Inputs, settled
+from pdcluster_operator.reconcile.settled import MAX_SECONDS, Inputs, settled
 from tests.operator.plan.clusters import NOW as STAMP
 from tests.operator.plan.clusters import make_cluster, running
 from tests.operator.reconcile.bodies import child, cluster
@@ -31,17 +31,23 @@ def inputs(plan: ClusterPlan | None = None, *children: dict[str, Any], capabilit
     return Inputs.of(Live(body, children or (SERVICE,)), plan or plan_of(), capabilities)
 
 
-def test_the_same_inputs_hold_until_the_certificates_are_due():
+def test_the_same_inputs_hold_until_something_falls_due():
     found = settled(inputs(), NOW, 60.0)
-    assert found is not None
     assert found.holds(inputs(), NOW + timedelta(seconds=59))
-    assert found.seconds_left(NOW + timedelta(seconds=59)) == 1.0
+    assert found.requeue_after_seconds(NOW + timedelta(seconds=59)) == 1.0
     assert not found.holds(inputs(), NOW + timedelta(seconds=60))
+
+
+@pytest.mark.parametrize("due", [None, 2 * MAX_SECONDS])
+def test_they_are_compared_again_after_a_resync_at_the_latest(due: float | None):
+    found = settled(inputs(), NOW, due)
+    assert found.holds(inputs(), NOW + timedelta(seconds=MAX_SECONDS - 1))
+    assert not found.holds(inputs(), NOW + timedelta(seconds=MAX_SECONDS))
+    assert found.requeue_after_seconds(NOW) is None
 
 
 def test_a_status_and_its_events_are_written_apart():
     found = settled(inputs(), NOW, 60.0)
-    assert found is not None
     assert found.holds(inputs(plan_of(status={"observedGeneration": 9}, requeue_after_seconds=3.0)), NOW)
 
 
@@ -60,9 +66,4 @@ def test_a_status_and_its_events_are_written_apart():
 )
 def test_any_other_input_is_compared_again(other: Inputs):
     found = settled(inputs(), NOW, 60.0)
-    assert found is not None
     assert not found.holds(other, NOW)
-
-
-def test_without_a_time_for_the_certificates_nothing_is_settled():
-    assert settled(inputs(), NOW, None) is None

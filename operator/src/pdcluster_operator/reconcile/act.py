@@ -98,7 +98,7 @@ class Actor:
     async def _apply(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
         now, inputs = self.now(), Inputs.of(found.live, plan, self.capabilities())
         if session.settled is not None and session.settled.holds(inputs, now):
-            return Acted(session.settled.seconds_left(now))
+            return Acted(session.settled.requeue_after_seconds(now))
         session.settled = None
         acted = await self._apply_all(found, plan, session, now)
         if not (acted.wrote or acted.failures or acted.conflict or acted.lacks):

@@ -13,6 +13,9 @@ from pdcluster_operator.cluster.observe import Live
 from pdcluster_operator.manifests.render import Capabilities
 from pdcluster_operator.plan.state import ClusterPlan
 
+MAX_SECONDS = 300.0
+"""As often as every PDCluster is enqueued in any case."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -42,27 +45,30 @@ class Inputs:
 class Settled:
     """Inputs with which nothing was to be written.
 
-    until: when time alone may ask for a write, as the renewal of a certificate does
+    until:    when they are compared again in any case
+    is_known: at that time something falls due, as the renewal of a certificate does
     """
 
     inputs: Inputs
     until: datetime
+    is_known: bool
 
     def holds(self, inputs: Inputs, now: datetime) -> bool:
         """Return whether a reconcile with these inputs writes nothing either."""
         return now < self.until and inputs == self.inputs
 
-    def seconds_left(self, now: datetime) -> float:
-        """Seconds until it does not hold any more."""
-        return max(0.0, (self.until - now).total_seconds())
+    def requeue_after_seconds(self, now: datetime) -> float | None:
+        """Seconds until something falls due; None = no sooner than the resync."""
+        return max(0.0, (self.until - now).total_seconds()) if self.is_known else None
 
 
-def settled(inputs: Inputs, now: datetime, requeue_after_seconds: float | None) -> Settled | None:
-    """State of a PDCluster after a reconcile that wrote nothing; None = it has to be compared again.
+def settled(inputs: Inputs, now: datetime, requeue_after_seconds: float | None) -> Settled:
+    """State of a PDCluster after a reconcile that wrote nothing.
 
-    requeue_after_seconds: until the certificates are due for a check; None = it is not known
+    requeue_after_seconds: until something falls due; None = no sooner than the resync
     """
-    return None if requeue_after_seconds is None else Settled(inputs, now + timedelta(seconds=requeue_after_seconds))
+    seconds = MAX_SECONDS if requeue_after_seconds is None else min(requeue_after_seconds, MAX_SECONDS)
+    return Settled(inputs, now + timedelta(seconds=seconds), is_known=seconds == requeue_after_seconds)
 
 
 def _version(child: Mapping[str, Any]) -> str:
