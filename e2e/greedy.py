@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from e2e.client_program import prompt
 from e2e.harness import Json
+from pdcluster_worker.server.conversation import TemplateInput
 from pdcluster_worker.server.tokenizer import Tokenizer
 from tests.equality import NEAR_TIE
 
@@ -34,7 +35,7 @@ class Greedy:
         )
 
     def _check(self, text: str, tokens: list[int]) -> int:
-        before = asyncio.run(self._tokenizer.encode_chat([{"role": "user", "content": text}]))
+        before = asyncio.run(self._tokenizer.encode_chat(TemplateInput([{"role": "user", "content": text}]))).token_ids
         with torch.no_grad():
             logits = self._model(torch.tensor([[*before, *tokens[:-1]]])).logits[0, len(before) - 1 :]
         chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]

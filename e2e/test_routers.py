@@ -66,11 +66,16 @@ def columns(cluster: Kubernetes) -> list[str]:
     return [row[header.index(column) :].split()[0] for column in ("NAME", "MODEL", "DECODE", "ROUTER")]
 
 
+def listed_models(cluster: Kubernetes) -> list[str]:
+    """Models as the Service's routers list them; none while it does not answer."""
+    (answer,) = cluster.ask("get", f"{URL}/v1/models")
+    return [each["id"] for each in json.loads(answer["text"])["data"]] if answer["status"] == 200 else []
+
+
 def test_routers_list_models_at_zero_hold_requests_for_the_first_worker_and_one_may_die(routed: Kubernetes) -> None:
     model = example()["spec"]["model"]["name"]
     assert columns(routed) == [NAME, model, "0/0", "2/2"]
-    (models,) = routed.ask("get", f"{URL}/v1/models")
-    assert (models["status"], [each["id"] for each in json.loads(models["text"])["data"]]) == (200, [model])
+    wait_until(routed, lambda: listed_models(routed) == [model])  # the Service leads to a ready router a moment later
 
     with routed.load("ask", URL, "auto") as waiting:
         routed.kubectl("scale", f"pdps/{NAME}-mixed-cpu", "--replicas=1")
