@@ -83,7 +83,7 @@ def _chunk(data: bytes) -> bytes:
 WHOLE, EVENTS = _whole(), _events()
 _INFO = {"status": "ok", "model_path": MODEL, "is_generation": True, "load": 0, "data": [{"id": MODEL, "object": "model"}]}
 INFO = _answer({**_INFO, "object": "list", "served_model_name": MODEL, "max_model_len": 4096})
-"""To whatever a router asks besides: health, models, load."""
+"""Answers to the other requests of a router: health, models, load."""
 
 
 class HttpWorker(asyncio.Protocol):

@@ -3,7 +3,7 @@
     bench/waiting_time_floor.py [--rounds 10] [--seeds round] [--played]
 
 Eight at a time, after a round of the same groups.  A request that has not ended has a length that
-nobody knows before it ends, so the end of its group is a random variable T, whatever is known of
+is not known before it ends, so the end of its group is a random variable T, whatever is known of
 the distribution.  The least expected absolute percentage error is that of the median of T weighed
 by 1/T.  `--played` finds it for every forecast: DRAWS sets of lengths from the true conditional
 distributions are played on a copy of the true server.  Without it the columns are `loadAware` and
@@ -50,8 +50,8 @@ class Played:
         return ends[-1]
 
     def rest(self, members: Sequence[Job], line: Sequence[Job]) -> float:
-        """Not asked for here."""
-        raise NotImplementedError
+        """Asked for by an order of groups alone; the server of this bench keeps its order."""
+        raise NotImplementedError("the floor is that of whole groups, which nothing orders here")
 
     def fresh(self, members: Sequence[Job]) -> float:
         """Not compared here."""

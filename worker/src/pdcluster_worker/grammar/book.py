@@ -3,7 +3,7 @@
 `open` never waits: what is not compiled yet is begun, and `on_change` is called
 when it is done.  A constraint that cannot be compiled is remembered too, so that
 sending it again costs nothing; one at which a process failed is tried again later.
-What nobody waits for any more is not begun.  Every method is called from the engine's thread.
+A compile without a waiting request is not begun.  Every method is called from the engine's thread.
 """
 
 import logging

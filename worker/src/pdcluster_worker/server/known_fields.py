@@ -54,8 +54,8 @@ _TEXT_ANSWERS = "this server answers with text"
 class KnownFields(BaseModel):
     """Fields of both APIs."""
 
-    user: Annotated[Any, Ignored("clients are told apart by their API keys")] = None
-    safety_identifier: Annotated[Any, Ignored("clients are told apart by their API keys")] = None
+    user: Annotated[Any, Ignored("clients are identified by their API keys")] = None
+    safety_identifier: Annotated[Any, Ignored("clients are identified by their API keys")] = None
     metadata: Annotated[Any, Ignored("nothing is stored that it could be found by")] = None
     store: Annotated[Any, Ignored("nothing is stored")] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None

@@ -181,7 +181,7 @@ class MessagesRequest(MessagesPrompt):
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1)] = None
-    metadata: Annotated[Any, Ignored("clients are told apart by their API keys")] = None
+    metadata: Annotated[Any, Ignored("clients are identified by their API keys")] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None
     inference_geo: Annotated[Any, Ignored("it runs where this server runs")] = None
     priority: Priority | None = None

@@ -237,8 +237,8 @@ class ResponsesRequest(Body):
     cache_salt: CacheSalt | None = None
     pdcluster: Extension | None = None
 
-    user: Annotated[Any, Ignored("clients are told apart by their API keys")] = None
-    safety_identifier: Annotated[Any, Ignored("clients are told apart by their API keys")] = None
+    user: Annotated[Any, Ignored("clients are identified by their API keys")] = None
+    safety_identifier: Annotated[Any, Ignored("clients are identified by their API keys")] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None
     prompt_cache_key: Annotated[Any, Ignored("the prefix cache finds prompts by their tokens")] = None
     prompt_cache_retention: Annotated[Any, Ignored("the prefix cache finds prompts by their tokens")] = None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pdcluster_worker.server.tools.calls import Call, Tools, all_or_none, call_with
 
 _MARKS = ("<|python_start|>", "<|python_end|>")
+_JSON_VALUES = {"true": True, "false": False, "null": None}
 _MAX_CHARACTERS = 1 << 16
 """Python's parser takes about 100 bytes a character."""
 
@@ -40,11 +41,9 @@ def _call(item: ast.expr, tools: Tools) -> Call | None:
 class _JsonNames(ast.NodeTransformer):
     """true, false and null, as models that learned JSON write them."""
 
-    _VALUES = {"true": True, "false": False, "null": None}  # noqa: RUF012 - read only
-
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Take JSON's word for Python's."""
-        return ast.Constant(self._VALUES[node.id]) if node.id in self._VALUES else node
+        return ast.Constant(_JSON_VALUES[node.id]) if node.id in _JSON_VALUES else node
 
 
 def _json_names(value: ast.expr) -> ast.expr:
