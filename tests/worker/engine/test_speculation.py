@@ -7,9 +7,7 @@ import pytest
 
 from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.ports import Run, Sample, failed_row, verified
-from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.settings import SCHEDULER_NAMES, SchedulerSettings, SpeculationSettings
-from pdcluster_worker.engine.speculation.speculation import before_grammar
 
 PROMPT = list(range(10))
 
@@ -259,12 +257,3 @@ def test_window_gives_back_what_left_it_under_drafts(speculating, spec):
     rig.run()
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 20)
     assert rig.token_ids("b") == rig.runner.reference(list(range(40, 50)), 20)
-
-
-def test_drafts_stop_before_a_constrained_text_begins():
-    constraint = m.Constraint("json_object", after=(8, 9))
-    request = Request("a", [1, 2], 2, m.Sampling(max_tokens=9, seed=0, constraint=constraint))
-    assert before_grammar(request, [5, 9, 6]) == [5]
-    assert before_grammar(request, [5, 8]) == [5, 8]
-    request.sampling = m.Sampling(max_tokens=9, seed=0, constraint=m.Constraint("json_object"))
-    assert before_grammar(request, [5, 9, 6]) == [5, 9, 6]

@@ -23,4 +23,4 @@ def forms() -> Forms:
 @pytest.fixture
 def follow(forms: Forms) -> Callable[[Constraint], Follower]:
     """A follower of a constraint, at its beginning."""
-    return lambda constraint: Follower(library().GrammarMatcher(forms.compile(constraint), [END], False, -1, None), constraint)
+    return lambda constraint: Follower(library().GrammarMatcher(forms.compile(constraint), [END], False, -1, None))

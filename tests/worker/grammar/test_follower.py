@@ -71,18 +71,3 @@ def test_another_output_is_followed_from_its_beginning(follow):
 def test_output_that_the_grammar_does_not_have_is_an_error(follow):
     with pytest.raises(OutsideError, match="token 120 at place 1 of the output"):
         feed(follow(FORM), b"ax")
-
-
-def test_a_constraint_begins_after_its_tokens(follow):
-    """As the end of a model's thinking; what comes before is free."""
-    later = Constraint("regex", "a(b|c)d*", after=(7, 8))
-    follower = follow(later)
-    feed(follower, [1, 7, 2], later)
-    assert allowed(follower) is None
-    assert follower.count_fitting([5, 6]) == 2
-    feed(follower, [1, 7, 2, 7, 8], later)
-    assert allowed(follower) == ["a"]
-    feed(follower, [1, 7, 2, 7, 8, *b"ab", 7, 8][:7], later)
-    assert allowed(follower) == "d end"
-    feed(follower, [1], later)
-    assert allowed(follower) is None

@@ -24,11 +24,8 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
            expression that the whole answer matches; of choice a JSON list of strings; of grammar a
            grammar in EBNF, whose rule `root` is the answer; of structural_tag xgrammar's JSON of one.
     strict: of json_schema: a schema of which a part cannot be enforced is refused; else that part is left out.
-    after: tokens after whose first occurrence in the output, in this order and side by side, the
-           constrained text begins, such as the end of a model's thinking; () = at the first token.
     """
 
     kind: ConstraintKind
     text: str = ""
     strict: bool = False
-    after: tuple[int, ...] = ()

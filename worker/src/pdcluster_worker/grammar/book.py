@@ -98,7 +98,7 @@ class GrammarBook:
         if error is not None:
             return RequestError(str(error), param=CONSTRAINT_PARAM)
         matcher = library().GrammarMatcher(entry.result().handle, ends, False, -1, None)
-        self._followers[request.request_id] = Follower(matcher, constraint)
+        self._followers[request.request_id] = Follower(matcher)
         return True
 
     def follower(self, request: Request) -> Follower:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.engine.request import Request
 
 MOST_SECONDS = 2.0
@@ -37,11 +36,9 @@ class SlowError(Exception):
 class Follower:
     """One request's.  matcher: xgrammar's, at the beginning."""
 
-    def __init__(self, matcher: Any, constraint: Constraint) -> None:
+    def __init__(self, matcher: Any) -> None:
         self._seconds = 0.0
         self._matcher = matcher
-        self._after = constraint.after
-        self._begin = 0 if not constraint.after else None  # where in the output the grammar begins, once that is known
         self._fed: list[int] = []
 
     @property
@@ -55,7 +52,6 @@ class Follower:
         if num_fed > request.num_output_tokens or (num_fed and request.tokens[first + num_fed - 1] != self._fed[-1]):
             self._matcher.reset()
             self._fed.clear()
-            self._begin = 0 if not self._after else None
             num_fed = 0
         return request.tokens[first + num_fed :]
 
@@ -63,9 +59,7 @@ class Follower:
         """Go on by tokens that the answer has.  Raises OutsideError."""
         for token_id in token_ids:
             self._fed.append(token_id)
-            if self._begin is None:
-                self._look_for_begin()
-            elif not self._matcher.is_terminated() and not self._matcher.accept_token(token_id, False):
+            if not self._matcher.is_terminated() and not self._matcher.accept_token(token_id, False):
                 raise OutsideError(f"token {token_id} at place {len(self._fed) - 1} of the output is not in the grammar")
 
     def fill(self, words: NDArray[np.int32], guessed: Sequence[int] = ()) -> bool:
@@ -75,7 +69,7 @@ class Follower:
         Guessed tokens that the grammar does not have, or that come after its end, bar nothing: what
         follows them counts for nothing.
         """
-        if self._begin is None or self._matcher.is_terminated():
+        if self._matcher.is_terminated():
             return False
         num_taken = 0
         try:
@@ -102,8 +96,6 @@ class Follower:
 
     def count_fitting(self, guessed: Sequence[int]) -> int:
         """How many of these guessed tokens the grammar takes, one after another; nothing changes."""
-        if self._begin is None:
-            return len(guessed)
         num_taken = 0
         for token_id in guessed:
             if self._matcher.is_terminated() or not self._matcher.accept_token(token_id, False):
@@ -112,7 +104,3 @@ class Follower:
         if num_taken:
             self._matcher.rollback(num_taken)
         return num_taken
-
-    def _look_for_begin(self) -> None:
-        if tuple(self._fed[-len(self._after) :]) == self._after:
-            self._begin = len(self._fed)

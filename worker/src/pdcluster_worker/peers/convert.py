@@ -109,9 +109,7 @@ def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     names = (*_SAMPLING_INTEGERS, *_SAMPLING_REALS, *_SAMPLING_LISTS, *others)
     message = pb.Sampling(**{name: getattr(sampling, name) for name in names})
     if (constraint := sampling.constraint) is not None:
-        message.constraint.CopyFrom(
-            pb.Constraint(kind=constraint.kind, text=constraint.text, strict=constraint.strict, after=constraint.after)
-        )
+        message.constraint.CopyFrom(pb.Constraint(kind=constraint.kind, text=constraint.text, strict=constraint.strict))
     return message
 
 
@@ -144,8 +142,7 @@ def _constraint_from_proto(message: pb.Constraint) -> Constraint:
         raise ValueError(f"constraint of kind {message.kind!r} is unknown")
     num_characters = len(message.text)
     _require(num_characters <= MAX_CONSTRAINT_CHARACTERS, f"constraint has {num_characters} characters, over {MAX_CONSTRAINT_CHARACTERS}")
-    _require_natural("constraint.after", message.after)
-    return Constraint(kind, message.text, message.strict, tuple(message.after))
+    return Constraint(kind, message.text, message.strict)
 
 
 def request_to_proto(spec: RequestSpec) -> pb.Request:

@@ -88,7 +88,6 @@ class Speculation:
         num_drafts = 0
         for (request, _), tokens in zip(wanted, drafts, strict=True):
             item = schedule.items[request]
-            tokens = before_grammar(request, tokens)
             room = min(len(tokens), schedule.budget)
             if room <= 0:
                 continue
@@ -129,11 +128,3 @@ def _goes_on(item: Scheduled) -> bool:
 def _is_decode(item: Scheduled) -> bool:
     """Whether a known output token is all that is computed: what follows it can be guessed."""
     return item.num_tokens == 1 and item.request.num_prompt_tokens <= item.start < item.request.num_tokens
-
-
-def before_grammar(request: Request, drafts: list[int]) -> list[int]:
-    """The drafts up to one that may end what goes before a constrained text: masks after it would not know that it has begun."""
-    constraint = request.sampling.constraint
-    if constraint is None or not constraint.after or constraint.after[-1] not in drafts:
-        return drafts
-    return drafts[: drafts.index(constraint.after[-1])]
