@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdcluster_worker.server.events import Part, ReasoningDelta
-from pdcluster_worker.server.tools.scanning import held_back
+from pdcluster_worker.server.held_text import TrailingSpace, held_back
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -55,8 +55,7 @@ class ThinkTags:
     def __init__(self, start: Start) -> None:
         self._state: Start = start
         self._text = ""
-        self._begins = True  # no reasoning has been shown: white space before it is dropped
-        self._space = ""  # at the end of the reasoning so far: dropped if that is its end
+        self._space = TrailingSpace(drops=True)  # at the end of the reasoning so far: dropped if that is its end
 
     @property
     def is_reasoning(self) -> bool:
@@ -97,24 +96,17 @@ class ThinkTags:
 
     def _opened(self, text: str) -> str:
         """Without an opening tag at the start, which a model may write although the prompt has one."""
-        while self._begins and (start := text.lstrip()).startswith(OPEN):
+        while self._space.drops and (start := text.lstrip()).startswith(OPEN):
             text = start[len(OPEN) :]
         return text
 
     def _shown(self, text: str) -> list[Part]:
-        if self._begins:
-            text = text.lstrip()
-        shown = text.rstrip()
-        if not shown:
-            self._space += text
-            return []
-        before, self._space = self._space, text[len(shown) :]
-        self._begins = False
-        return [ReasoningDelta(before + shown)]
+        shown = self._space.shown(text)
+        return [ReasoningDelta(shown)] if shown else []
 
     def _leftover(self) -> list[Part]:
-        space, self._space = self._space, ""
-        return [ReasoningDelta(space)] if space and not self._begins else []
+        space = self._space.rest()
+        return [ReasoningDelta(space)] if space else []
 
     def _taken(self, state: Start) -> str:
         text, self._text, self._state = self._text, "", state

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from pdcluster_worker.server.events import ArgumentsDelta, Part, TextDelta, ToolCallBegin, ToolCallEnd
+from pdcluster_worker.server.held_text import TrailingSpace, held_back
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Call, Reader, Tools
 
 NewId = Callable[[], str]
@@ -56,8 +57,7 @@ class MarkedCalls:
         self._numbering = numbering
         self._text = ""  # outside of a call: not given out yet; inside: all of it, after the opening mark
         self._inside: Marks | None = None
-        self._space = ""  # white space that is dropped if a call follows
-        self._drops_space = False  # right after a call
+        self._space = TrailingSpace()  # dropped if a call follows
 
     def feed(self, text: str) -> Sequence[Part]:
         """Take more text."""
@@ -105,23 +105,15 @@ class MarkedCalls:
         calls = self._read(body, self._tools)
         if calls is None:
             return self._shown(opened + body + close)
-        self._space, self._drops_space = "", True
+        self._space = TrailingSpace(drops=True)  # right after a call
         return list(self._numbering.parts(calls))
 
     def _shown(self, text: str) -> list[Part]:
-        """The text, but for white space at its end, which waits."""
-        if self._drops_space:
-            text = text.lstrip()
-        shown = text.rstrip()
-        if not shown:
-            self._space += text
-            return []
-        before, self._space = self._space, text[len(shown) :]
-        self._drops_space = False
-        return [TextDelta(before + shown)]
+        shown = self._space.shown(text)
+        return [TextDelta(shown)] if shown else []
 
     def _leftover_space(self) -> list[Part]:
-        space, self._space = self._space, ""
+        space = self._space.rest()
         return [TextDelta(space)] if space else []
 
 
@@ -154,14 +146,3 @@ class LeadingCalls:
             return []
         calls = self._read(text, self._tools)
         return [TextDelta(text)] if calls is None else list(self._numbering.parts(calls))
-
-
-def held_back(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest end of `text` that a mark may begin with.
-
-    >>> held_back("so <tool", ["<tool_call>"])
-    5
-    """
-    longest = max(map(len, marks), default=0) - 1
-    sizes = range(min(longest, len(text)), 0, -1)
-    return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in marks)), 0)
