@@ -7,9 +7,9 @@ together is the business of `conversation` and `tool_choice`.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError
 
-from pdcluster_worker.server.fields import MAX_MESSAGES, Only, Text, check_sendable, join_parts, no_value
+from pdcluster_worker.server.fields import MAX_MESSAGES, Body, Only, Text, check_sendable, join_parts, no_value
 from pdcluster_worker.server.tools.schema_check import check_parameters
 
 MAX_TOOLS = 128
@@ -48,10 +48,6 @@ CallId = Annotated[Text, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-
 def _checked_parameters(value: dict[str, Any] | None) -> dict[str, Any] | None:
     wrong = None if value is None else check_parameters(value)
     if wrong is not None:
@@ -59,7 +55,7 @@ def _checked_parameters(value: dict[str, Any] | None) -> dict[str, Any] | None:
     return check_sendable(value)
 
 
-class FunctionTool(_Body):
+class FunctionTool(Body):
     """A function that the model may call.
 
     parameters: the JSON schema of its arguments; null = it has none.
@@ -72,20 +68,20 @@ class FunctionTool(_Body):
     strict: bool | None = None
 
 
-class ToolField(_Body):
+class ToolField(Body):
     """One of `tools`."""
 
     type: Literal["function"]
     function: FunctionTool
 
 
-class NamedFunction(_Body):
+class NamedFunction(Body):
     """The function that must be called."""
 
     name: ToolName
 
 
-class NamedToolChoice(_Body):
+class NamedToolChoice(Body):
     """`tool_choice` of one function."""
 
     type: Literal["function"]
@@ -104,14 +100,14 @@ def _tool_choice(value: Any) -> Any:
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | None
 
 
-class CalledFunctionField(_Body):
+class CalledFunctionField(Body):
     """A call in the history; arguments: a JSON object as text."""
 
     name: Annotated[Text, Field(min_length=1, max_length=MAX_TOOL_NAME)]
     arguments: Text
 
 
-class ToolCallField(_Body):
+class ToolCallField(Body):
     """One of a message's `tool_calls`."""
 
     id: CallId
@@ -122,7 +118,7 @@ class ToolCallField(_Body):
 MessageContent = Annotated[Text | None, BeforeValidator(join_parts, json_schema_input_type=str | list[dict[str, str]] | None)]
 
 
-class Message(_Body):
+class Message(Body):
     """One message; `name` is ignored, `developer` is shown to the model as `system`.
 
     content:      null only beside tool_calls.
@@ -159,7 +155,7 @@ def _bounded(value: dict[str, Any] | None) -> dict[str, Any] | None:
     return check_sendable(value)
 
 
-class Conversation(_Body):
+class Conversation(Body):
     """What a chat request has beside the fields of every generation.
 
     thinking_token_budget:  most tokens of reasoning; the closing tag is then forced.  null = any number.

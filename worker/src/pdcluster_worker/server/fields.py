@@ -8,7 +8,16 @@ their first error: a body of a million wrong items must not make a million error
 import json
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainValidator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -32,6 +41,12 @@ MAX_SLO_MILLISECONDS = 3_600_000
 
 Prompt = str | list[int]
 ValueT = TypeVar("ValueT")
+
+
+class Body(BaseModel):
+    """Base of every request schema: strict, and silent about fields that it does not know."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 def no_value(message: str) -> PydanticCustomError:

@@ -8,12 +8,13 @@ the model are checked in `sampling`.
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pdcluster_worker.peers.types import PrefillMode
 from pdcluster_worker.server.chat_fields import Conversation
 from pdcluster_worker.server.fields import (
     MAX_N,
+    Body,
     CacheSalt,
     DeadlineMilliseconds,
     LogitBias,
@@ -35,12 +36,6 @@ _INT64 = 2**63 - 1
 
 PositiveInt = Annotated[int, Field(ge=1, le=_INT32)]
 Logprobs = Annotated[int, Field(ge=0, le=20)]
-
-
-class Body(BaseModel):
-    """What every request schema is: strict, and silent about fields that it does not know."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class StreamOptions(Body):

@@ -6,10 +6,10 @@ fields mean together is `server.structured`'s business.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS
-from pdcluster_worker.server.fields import Text
+from pdcluster_worker.server.fields import Body, Text
 
 MAX_CHOICES = 1000
 MAX_NAME_CHARACTERS = 64
@@ -21,11 +21,7 @@ WrittenSchema = Annotated[Schema | Pattern, Field(union_mode="left_to_right")]
 """vLLM's clients send a schema as an object, or as the JSON text of one."""
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """OpenAI's `json_schema`.
 
     strict: refuse a schema of which a part cannot be enforced; else such a part is left out.
@@ -38,7 +34,7 @@ class JsonSchema(_Body):
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """OpenAI's `response_format`, and structural tags as vLLM takes them."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -46,7 +42,7 @@ class ResponseFormat(_Body):
     format: dict[str, Any] | None = None
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """vLLM's `structured_outputs`, one field of it."""
 
     json_: Annotated[WrittenSchema | None, Field(alias="json")] = None
@@ -57,7 +53,7 @@ class StructuredOutputs(_Body):
     structural_tag: Pattern | None = None
 
 
-class Structured(_Body):
+class Structured(Body):
     """What both APIs take; at most one of them constrains an answer."""
 
     response_format: ResponseFormat | None = None

@@ -7,12 +7,12 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.chat import prepare
-from pdcluster_worker.server.fields import Text
+from pdcluster_worker.server.fields import Body, Text
 from pdcluster_worker.server.generation import Serving
 from pdcluster_worker.server.planning import check_model
 from pdcluster_worker.server.replies import ErrorReply
 from pdcluster_worker.server.sampling import check_token_ids
-from pdcluster_worker.server.schemas import Body, ChatRequest
+from pdcluster_worker.server.schemas import ChatRequest
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 

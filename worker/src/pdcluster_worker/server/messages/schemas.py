@@ -12,6 +12,7 @@ from pdcluster_worker.server.chat_fields import MAX_TOOLS, CallId, ToolName
 from pdcluster_worker.server.fields import (
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
+    Body,
     CacheSalt,
     Only,
     Priority,
@@ -21,7 +22,7 @@ from pdcluster_worker.server.fields import (
     no_value,
 )
 from pdcluster_worker.server.known_fields import Ignored
-from pdcluster_worker.server.schemas import Body, Extension, PositiveInt
+from pdcluster_worker.server.schemas import Extension, PositiveInt
 
 MAX_BLOCKS = 10_000
 LEAST_THINKING_TOKENS = 1024
