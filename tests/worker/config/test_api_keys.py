@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker import api_keys
-from pdcluster_worker.api_keys import ApiKeys
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.server.http import api_keys
+from pdcluster_worker.server.http.api_keys import ApiKeys
 
 DEADLINE_SECONDS = 20.0
 

@@ -2,7 +2,14 @@
 
 import pytest
 
-from pdcluster_worker.cpu_limit import available_threads, cgroup_limits, parse_cfs, parse_cgroup_paths, parse_cpu_max, threads_for
+from pdcluster_worker.machine.cpu_limit import (
+    available_threads,
+    cgroup_limits,
+    parse_cfs,
+    parse_cgroup_paths,
+    parse_cpu_max,
+    threads_for,
+)
 
 
 @pytest.mark.parametrize(

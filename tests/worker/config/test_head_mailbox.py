@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdcluster_worker.config import TLSConfig
-from pdcluster_worker.engine.messages import EngineFailed, Ping, Stop, decode_outputs
-from pdcluster_worker.engine.messages import encode as encode_messages
+from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.head_line import mailbox as mailbox_module
 from pdcluster_worker.head_line.mailbox import HeadMailbox
 from pdcluster_worker.head_line.wire import Answer, Hello, LineError, encode, read_frame, server_context, write_frame
+from pdcluster_worker.messages.engine import EngineFailed, Ping, Stop, decode_outputs
+from pdcluster_worker.messages.engine import encode as encode_messages
 from tests.ports import free_port
 from tests.system.certificates import make_certificates
 

@@ -3,9 +3,9 @@
 import pytest
 from prometheus_client import generate_latest
 
-from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.machine.nvidia import Gpu, GpuUse, count_gpus
+from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.nvidia import Gpu, GpuUse, count_gpus
 
 NONE = "libno-such-driver.so.1"
 

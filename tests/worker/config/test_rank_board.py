@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from pdcluster_worker.engine.prefill_delayer import RankState
-from pdcluster_worker.rank_board import STALE_SECONDS, RankBoard, create_board
+from pdcluster_worker.processes.rank_board import STALE_SECONDS, RankBoard, create_board
 from pdcluster_worker.testing import FakeClock
 
 FULL = RankState(True, True, 65535, 513, 1, True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.router_process import model_limits
+from pdcluster_worker.processes.router_process import model_limits
 
 
 def folder_of(folder: Path, config: object) -> Path:

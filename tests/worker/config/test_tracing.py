@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.config import Identity, load_worker_config
-from pdcluster_worker.dispatch.journey import LIFETIME, note, note_at
-from pdcluster_worker.dispatch.journeys import Journeys
+from pdcluster_worker.config.worker import Identity, load_worker_config
 from pdcluster_worker.errors import ConfigError, RequestError
-from pdcluster_worker.peers import trace_context
-from pdcluster_worker.tracing import close_tracing, endpoint_in, start_tracing
+from pdcluster_worker.journeys import trace_context
+from pdcluster_worker.journeys.journey import LIFETIME, note, note_at
+from pdcluster_worker.journeys.recent import Journeys
+from pdcluster_worker.journeys.tracing import close_tracing, endpoint_in, start_tracing
 from tests.otlp_collector import Collector
 from tests.worker.config.test_worker_config_errors import MINIMUM, write
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from pdcluster_worker import waiting
-from pdcluster_worker.waiting import own_cores, spins, wait_environment
+from pdcluster_worker.machine import waiting
+from pdcluster_worker.machine.waiting import own_cores, spins, wait_environment
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,6 @@ def test_what_is_set_already_is_kept(monkeypatch):
 
 
 def test_the_decision_needs_no_torch():
-    code = "import pdcluster_worker.server_process, sys; print('torch' in sys.modules)"
+    code = "import pdcluster_worker.processes.server_process, sys; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pdcluster_worker.dispatch.broker import CreditBroker
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
 from pdcluster_worker.routing.waiting import CreditQueue
-from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import RecordingPeer
 
 BLOCK_SIZE = 4

@@ -6,10 +6,10 @@ from contextlib import aclosing
 
 import pytest
 
-from pdcluster_worker.dispatch.choices import Choices
-from pdcluster_worker.engine.messages import Token
+from pdcluster_worker.dispatch.ingress.choices import Choices
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Generated
+from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.messages.requests import Token
 
 
 class Script:

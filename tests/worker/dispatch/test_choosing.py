@@ -8,17 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.config import PolicyConfig, PrefillScorePolicy
-from pdcluster_worker.dispatch import journey
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.choosing import TAINT_SECONDS, Choosing
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.ingress import Ingress
-from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.ingress.choosing import TAINT_SECONDS, Choosing
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Generated, Load, PrefillMode
+from pdcluster_worker.journeys import journey
+from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.hints import RouteHints
 
 BLOCK = 4

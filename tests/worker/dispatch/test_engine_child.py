@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.dispatch.engine_child import EngineChild
+from pdcluster_worker.dispatch.engines.child import EngineChild
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
-from pdcluster_worker.engine import messages
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.dispatch.engines.client import EngineClient, EngineDiedError
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import (
     Abort,
     BlockEvents,
     EngineFailed,
     EngineInput,
     EngineOutput,
     RequestFailed,
-    RequestSpec,
-    Sampling,
     Submit,
-    Token,
     Tokens,
 )
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from tests.worker.dispatch.doubles import stats
 
 SPEC = RequestSpec("r1", [1, 2], Sampling(max_tokens=1, seed=0))

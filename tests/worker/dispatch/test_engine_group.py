@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.dispatch import engine_group
-from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError
-from pdcluster_worker.dispatch.engine_group import EngineGroup
-from pdcluster_worker.dispatch.engines import Engine
-from pdcluster_worker.engine.messages import Begin
+from pdcluster_worker.dispatch.engines import group as engine_group
+from pdcluster_worker.dispatch.engines.client import EngineClient, EngineDiedError
+from pdcluster_worker.dispatch.engines.engines import Engine
+from pdcluster_worker.dispatch.engines.group import EngineGroup
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.engine import Begin
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 
 

@@ -7,20 +7,25 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.routing import PrefillScorePolicy
 from pdcluster_worker.dispatch.backend import WorkerBackend
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.engine_client import EngineClient, EngineDiedError, EngineStalledError
-from pdcluster_worker.dispatch.engines import Engine, Engines, choose
-from pdcluster_worker.dispatch.ingress import Ingress
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.engines.client import (
+    EngineClient,
+    EngineDiedError,
+    EngineStalledError,
+)
+from pdcluster_worker.dispatch.engines.engines import Engine, Engines, choose
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
-from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import BlockEvents, EngineStats, RequestSpec, Sampling, Submit, Target, Token, Tokens
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import BlockEvents, EngineStats, Submit, Tokens
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats
 
 SPEC = RequestSpec("r", list(range(9)), Sampling(max_tokens=2, seed=1))

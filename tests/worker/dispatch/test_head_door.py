@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdcluster_worker.config import DiscoveryConfig, EngineConfig, ListenConfig, TLSConfig, WorkerConfig
-from pdcluster_worker.dispatch import head_door
-from pdcluster_worker.dispatch.engine_group import EngineGroup
-from pdcluster_worker.dispatch.head_door import HeadDoor
-from pdcluster_worker.engine.messages import Ping, decode_inputs
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import DiscoveryConfig, ListenConfig, TLSConfig, WorkerConfig
+from pdcluster_worker.dispatch.engines import head_door
+from pdcluster_worker.dispatch.engines.group import EngineGroup
+from pdcluster_worker.dispatch.engines.head_door import HeadDoor
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.head_line.wire import (
     HELLO_BYTES,
@@ -27,7 +28,7 @@ from pdcluster_worker.head_line.wire import (
     read_frame,
     write_frame,
 )
-from pdcluster_worker.model_config import ModelConfig
+from pdcluster_worker.messages.engine import Ping, decode_inputs
 from tests.system.certificates import make_certificates
 
 HELLO = Hello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")

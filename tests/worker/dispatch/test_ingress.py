@@ -8,16 +8,17 @@ from typing import Any, Literal
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.ingress import Ingress
-from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.config.qos import EstimationPolicy
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.peers.types import Generated, Load, PrefillMode
-from pdcluster_worker.qos_config import EstimationPolicy
-from pdcluster_worker.routing_config import PrefillScorePolicy
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
+from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from tests.worker.dispatch.doubles import ScriptedEngine
 
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from pdcluster_worker.dispatch.journey import begun, note
+from pdcluster_worker.journeys.journey import begun, note
 
 
 def test_a_note_outside_of_a_journey_is_lost():

@@ -2,10 +2,18 @@
 
 import pytest
 
-from pdcluster_worker.dispatch.journey import MAX_EVENTS, Event, Journey, adopt, begun, note, note_at
-from pdcluster_worker.dispatch.journeys import Journeys, as_json, route_of
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Note
+from pdcluster_worker.journeys.journey import (
+    MAX_EVENTS,
+    Event,
+    Journey,
+    adopt,
+    begun,
+    note,
+    note_at,
+)
+from pdcluster_worker.journeys.recent import Journeys, as_json, route_of
+from pdcluster_worker.messages.peers import Note
 
 ID = 32 * "a"
 

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.routing import OffloadPolicy, PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.handler import Handler
-from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Engineless, Worker
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.engine import (
     BlockEvents,
     EngineInput,
     EngineOutput,
@@ -22,17 +24,12 @@ from pdcluster_worker.engine.messages import (
     ReceiveFailed,
     ReceiveReady,
     ReceiveRefused,
-    RequestSpec,
-    Sampling,
     Submit,
-    Target,
-    Token,
     Tokens,
 )
-from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.peers.types import Generated, Hello, PrefillMode
+from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing_config import OffloadPolicy, PrefillScorePolicy
 from tests.worker.dispatch.doubles import FACTS, RecordingPeer, ScriptedEngine
 
 EPOCH = b"e" * 16

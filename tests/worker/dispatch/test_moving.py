@@ -7,26 +7,24 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import AdmissionPolicy
-from pdcluster_worker.dispatch import journey
+from pdcluster_worker.config.moving import MovingPolicy
+from pdcluster_worker.config.policy import AdmissionPolicy
 from pdcluster_worker.dispatch.handler import Handler
-from pdcluster_worker.dispatch.ingress import Ingress
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.journeys import journey
+from pdcluster_worker.messages.engine import (
     Abort,
     EngineInput,
     EngineOutput,
     EngineStats,
     Preempted,
-    RequestSpec,
-    Sampling,
     Submit,
-    Token,
     Tokens,
 )
-from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.moving_config import MovingPolicy
-from pdcluster_worker.peers.types import Generated, Hello, Load, PrefillMode
+from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.credits import CreditLedger
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats
 from tests.worker.dispatch.test_ingress import DecodePeer, busy_here, make_ingress

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pdcluster_worker.dispatch.pair_socket import PairSocket
+from pdcluster_worker.dispatch.engines.pair_socket import PairSocket
 
 
 class Ends:

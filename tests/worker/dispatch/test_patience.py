@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_worker.dispatch.patience import NoProgressError, PrefillPatience, checked
-from pdcluster_worker.peers.types import Load
+from pdcluster_worker.dispatch.decode.patience import NoProgressError, PrefillPatience, checked
+from pdcluster_worker.messages.peers import Load
 from pdcluster_worker.testing import FakeClock
 
 MARGIN = 4.0

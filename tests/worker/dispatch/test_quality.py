@@ -6,18 +6,24 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.journey import begun
-from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.config.qos import (
+    DegradationPolicy,
+    EarlyRejectionPolicy,
+    HighPriorityPolicy,
+    LowPriorityPolicy,
+)
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import Abort, EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Generated, PrefillMode
-from pdcluster_worker.qos_config import DegradationPolicy, EarlyRejectionPolicy, HighPriorityPolicy, LowPriorityPolicy
+from pdcluster_worker.journeys.journey import begun
+from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Submit, Tokens
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.qos.meter import Measured
-from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine
 
 LOW, NORMAL, HIGH = 100, 0, -100

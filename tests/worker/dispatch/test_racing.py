@@ -7,12 +7,13 @@ from types import ModuleType
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.dispatch import course, journey
-from pdcluster_worker.dispatch.ingress import Ingress
+from pdcluster_worker.config.moving import RacingPolicy
+from pdcluster_worker.dispatch.ingress import course
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.moving_config import RacingPolicy
-from pdcluster_worker.peers.types import Load
+from pdcluster_worker.journeys import journey
+from pdcluster_worker.messages.peers import Load
 from pdcluster_worker.routing import moving, racing
 from tests.worker.dispatch.doubles import ScriptedEngine
 from tests.worker.dispatch.test_ingress import make_ingress

@@ -7,14 +7,23 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig, Role
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.journey import LIFETIME, Fact, Journey, begun, note
-from pdcluster_worker.dispatch.offloading import Offloading, Pace
-from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.config.routing import (
+    IslBoundingPolicy,
+    OffloadPolicy,
+    OffloadPolicyName,
+    PrefillLoadPolicy,
+    PrefillScorePolicy,
+)
+from pdcluster_worker.config.worker import Role
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.offloading import Offloading, Pace
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.journeys.journey import LIFETIME, Fact, Journey, begun, note
+from pdcluster_worker.messages.engine import (
     Abort,
     EngineInput,
     EngineOutput,
@@ -24,17 +33,13 @@ from pdcluster_worker.engine.messages import (
     ReceiveFailed,
     ReceiveReady,
     ReceiveRefused,
-    RequestSpec,
-    Sampling,
     Submit,
-    Token,
     Tokens,
 )
-from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.peers.types import Generated, Load, PrefillMode
+from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.side_costs import MIN_SAMPLES, SideCosts
 from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
-from pdcluster_worker.routing_config import IslBoundingPolicy, OffloadPolicy, OffloadPolicyName, PrefillLoadPolicy, PrefillScorePolicy
 from pdcluster_worker.testing import FakeClock
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, stats
 

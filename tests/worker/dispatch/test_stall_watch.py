@@ -4,10 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from pdcluster_worker.dispatch.stall_watch import LAST_CHANCE_SECONDS, Condition, LongestStep, StallWatch, period_seconds
+from pdcluster_worker.dispatch.engines.stall_watch import (
+    LAST_CHANCE_SECONDS,
+    Condition,
+    LongestStep,
+    StallWatch,
+    period_seconds,
+)
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import Pong, RequestSpec, Sampling, Submit
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.messages.engine import Pong, Submit
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
 from tests.worker.dispatch.doubles import steps_of
 

@@ -6,14 +6,16 @@ from contextlib import aclosing
 
 import pytest
 
-from pdcluster_worker.dispatch import patience, remote
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.engine_client import EngineStalledError
-from pdcluster_worker.dispatch.ingress import Ingress
-from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode import patience, remote
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.engines.client import EngineStalledError
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import (
     Abort,
     EngineInput,
     EngineOutput,
@@ -22,16 +24,11 @@ from pdcluster_worker.engine.messages import (
     ReceiveFailed,
     ReceiveReady,
     ReceiveRefused,
-    RequestSpec,
-    Sampling,
     Submit,
-    Target,
-    Token,
     Tokens,
 )
-from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Generated, PrefillMode
-from pdcluster_worker.routing_config import PrefillScorePolicy
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of
 from tests.worker.dispatch.test_ingress import DecodePeer
 

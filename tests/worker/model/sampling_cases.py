@@ -5,10 +5,10 @@ import math
 import numpy as np
 import torch
 
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.model.sampling_rows import plan_rows
-from pdcluster_worker.model.weights import QUANTUM, token_weights
+from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.model.sampling.rows import plan_rows
+from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
 
 def make_request(tokens=(1, 2), num_prompt=None, name="r", **sampling):

@@ -13,20 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdcluster_worker.config import DiscoveryConfig, EngineConfig, TLSConfig, WorkerConfig
-from pdcluster_worker.data_parallel import share_of
+from pdcluster_worker.config.data_parallel import share_of
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig, WorkerConfig
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model import answers, opening, skeleton
+from pdcluster_worker.model import opening, skeleton
 from pdcluster_worker.model.answering import answer, answer_once
-from pdcluster_worker.model.answers import Question, ask, ask_early, drop_oldest
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.families import NotOursError
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.model.loading import answers
+from pdcluster_worker.model.loading.answers import Question, ask, ask_early, drop_oldest
+from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.proof import _logits
 from pdcluster_worker.model.runner import open_runner
-from pdcluster_worker.model_config import ModelConfig
 
 LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
 ENGINE = EngineConfig(block_size=16, num_blocks=8, max_batched_tokens=64, max_sequences=4, threads=1)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import Sample, failed_row
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar.masks import Masks, bar
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.ops.cpu import host_choosing
-from pdcluster_worker.model.sampler import PLAIN_TENSORS, Sampler
+from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
 
 VOCAB = 300
 SETTINGS = [

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pdcluster_worker.model.penalties import FIRST_ROOM, PenaltyState
+from pdcluster_worker.model.sampling.penalties import FIRST_ROOM, PenaltyState
 from tests.worker.model.sampling_cases import make_request
 
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.model import picking
-from pdcluster_worker.model.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
-from pdcluster_worker.model.sampling_rows import Rows
-from pdcluster_worker.model.token_order import first_tokens
-from pdcluster_worker.model.weights import QUANTUM, token_weights
+from pdcluster_worker.model.sampling import picking
+from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
+from pdcluster_worker.model.sampling.rows import Rows
+from pdcluster_worker.model.sampling.token_order import first_tokens
+from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 from tests.worker.model.sampling_cases import naive_kept, naive_pick, random_logits, rows_for, weights_of
 
 VOCAB = 24

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.loading.probe import Probe, probe
 from pdcluster_worker.model.ops.operations import AttentionShape
-from pdcluster_worker.model.probe import Probe, probe
 
 QUERY, KEY = torch.ones(1, 4, 2, 8), torch.ones(1, 2, 2, 8)
 

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.loader import context_limit, load_model
+from pdcluster_worker.model.loading.loader import context_limit, load_model
 
 SMALL = {
     "vocab_size": 64,

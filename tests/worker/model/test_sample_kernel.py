@@ -11,12 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.model.logprobs import rank_tokens
 from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, cpu_flags, load_kernels
-from pdcluster_worker.model.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
-from pdcluster_worker.model.sample_kernel import RankArguments, SampleArguments, kernel_choosing, row_function
-from pdcluster_worker.model.sampler import Sampler
-from pdcluster_worker.model.sampling_rows import Rows
+from pdcluster_worker.model.sampling.logprobs import rank_tokens
+from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
+from pdcluster_worker.model.sampling.rows import Rows
+from pdcluster_worker.model.sampling.sample_kernel import (
+    RankArguments,
+    SampleArguments,
+    kernel_choosing,
+    row_function,
+)
+from pdcluster_worker.model.sampling.sampler import Sampler
 from tests.worker.model.sampling_cases import make_request, random_logits, rows_for
 
 KINDS = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.peers import trace_context
+from pdcluster_worker.journeys import trace_context
 
 PARENT = f"00-{32 * 'a'}-{16 * 'b'}-01"
 LATER = f"01-{32 * 'a'}-{16 * 'b'}-01"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.engine.messages import Token
-from pdcluster_worker.server.chat_parts import added_by, message_of
-from pdcluster_worker.server.choice import Choice, TextRules
-from pdcluster_worker.server.events import (
+from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.server.generation.choice import Choice, TextRules
+from pdcluster_worker.server.openai.chat_parts import added_by, message_of
+from pdcluster_worker.server.text.events import (
     Answer,
     ArgumentsDelta,
     Delta,
@@ -20,7 +20,7 @@ from pdcluster_worker.server.events import (
     ToolCallEnd,
     assembled,
 )
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 CALL = (ToolCallBegin(0, "call_a", "add"), ArgumentsDelta(0, '{"x":'), ArgumentsDelta(0, "1}"), ToolCallEnd(0))
 

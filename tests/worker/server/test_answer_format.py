@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import xgrammar
 
-from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.grammar.schema import SchemaError
 from pdcluster_worker.grammar.tags import prepared_tag
-from pdcluster_worker.server.answer_format import Reasoning, answer_constraint
-from pdcluster_worker.server.tokenizer import Tokenizer
-from pdcluster_worker.server.tool_choice import NO_PARAMETERS, ToolUse
+from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
+from pdcluster_worker.server.generation.answer_format import Reasoning, answer_constraint
+from pdcluster_worker.server.generation.tool_choice import NO_PARAMETERS, ToolUse
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.server.tools.calls import Tool
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pdcluster_worker.server.answer_head import AnswerHead
+from pdcluster_worker.server.http.answer_head import AnswerHead
 
 
 class RecordingTransport:

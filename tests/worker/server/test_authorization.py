@@ -7,11 +7,11 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_app, create_prefill_app
-from pdcluster_worker.server.run import HttpServer, serve
+from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.server.http.run import HttpServer, serve
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 

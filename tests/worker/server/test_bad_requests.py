@@ -6,7 +6,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.errors import RequestError
 
 HELLO = [{"role": "user", "content": "Hi"}]

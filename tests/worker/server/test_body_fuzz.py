@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.known_fields import table
-from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+from pdcluster_worker.server.schemas.known_fields import table
+from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}

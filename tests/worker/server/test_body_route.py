@@ -8,9 +8,10 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.server import error_shapes, openai_errors
-from pdcluster_worker.server.body_route import BodyRoute
-from pdcluster_worker.server.schemas import ChatRequest
+from pdcluster_worker.server.errors import openai as openai_errors
+from pdcluster_worker.server.errors import shapes as error_shapes
+from pdcluster_worker.server.http.body_route import BodyRoute
+from pdcluster_worker.server.schemas.requests import ChatRequest
 
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": 1, "pdcluster": {"prefill": "local"}}
 JSON = "application/json"

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.server import cache_salt as module
+from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.cache_salt import cache_salt
+from pdcluster_worker.server.generation import cache_salt as module
+from pdcluster_worker.server.generation.cache_salt import cache_salt
+from pdcluster_worker.server.http.api_keys import ApiKeys
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.server.chat_template import ChatTemplate
-from pdcluster_worker.server.conversation import TemplateInput
-from pdcluster_worker.server.model_parsers import NO_PARSERS, ModelParsers, ParserNames, model_parsers
+from pdcluster_worker.server.generation.model_parsers import (
+    NO_PARSERS,
+    ModelParsers,
+    ParserNames,
+    model_parsers,
+)
+from pdcluster_worker.server.text.chat_template import ChatTemplate, TemplateInput
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -7,13 +7,13 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM
+from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.chat_template import ChatTemplate
-from pdcluster_worker.server.model_parsers import ParserNames
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.text.chat_template import ChatTemplate
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.conftest import Rig
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 

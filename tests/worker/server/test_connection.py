@@ -6,8 +6,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from pdcluster_worker.server import unsent
-from pdcluster_worker.server.connection import SEND_SECONDS, Connection
+from pdcluster_worker.server.http import unsent
+from pdcluster_worker.server.http.connection import SEND_SECONDS, Connection
 
 KEEP_ALIVE_SECONDS = 75
 

@@ -7,10 +7,10 @@ import httpx
 import msgspec
 import pytest
 
-from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.http_config import CorsPolicy
-from pdcluster_worker.server import cors
+from pdcluster_worker.config.http import CorsPolicy
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.server.http import cors
+from pdcluster_worker.server.http.api_keys import ApiKeys
 
 CHAT = "/v1/chat/completions"
 PAGE = "https://chat.example.com"

@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from pdcluster_worker.open_files import fitting
-from pdcluster_worker.server.crowd import OpenConnections
+from pdcluster_worker.machine.open_files import fitting
+from pdcluster_worker.server.http.crowd import OpenConnections
 
 
 @pytest.fixture

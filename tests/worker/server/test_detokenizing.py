@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from pdcluster_worker import token_bytes
-from pdcluster_worker.engine.messages import Token
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.server.choice import Choice, TextRules
-from pdcluster_worker.server.detokenizer import Detokenizer, Piece
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.server.generation.choice import Choice, TextRules
+from pdcluster_worker.server.text.detokenizer import Detokenizer, Piece
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 
 def decoded(tokens: list[bytes]) -> list[str]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from pdcluster_worker.server.connection import Connection
+from pdcluster_worker.server.http.connection import Connection
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.http_config import HttpLimitsPolicy
+from pdcluster_worker.config.http import HttpLimitsPolicy
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.server import upgrade
 from pdcluster_worker.server.app import create_prefill_app
-from pdcluster_worker.server.limits import HttpLimits, limits_of
-from pdcluster_worker.server.run import HttpServer, serve
+from pdcluster_worker.server.http import upgrade
+from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.server.http.limits import HttpLimits, limits_of
+from pdcluster_worker.server.http.run import HttpServer, serve
 
 CHAT = "/v1/chat/completions"
 HUGE = "content-length: 1099511627776\r\n"

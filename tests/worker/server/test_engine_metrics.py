@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from pdcluster_worker.engine.messages import EngineStats
+from pdcluster_worker.dispatch.engines.metrics import EngineMetrics
+from pdcluster_worker.messages.engine import EngineStats
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.server.engine_metrics import EngineMetrics
 
 STATS = EngineStats(
     num_running=2,

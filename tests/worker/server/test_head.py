@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker.server.http.api_keys import ApiKeys
 
 PATHS = ["/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/metrics"]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.dispatch.journey import note
-from pdcluster_worker.dispatch.journeys import Journeys
-from pdcluster_worker.engine.messages import RequestSpec
-from pdcluster_worker.peers import trace_context
+from pdcluster_worker.journeys import trace_context
+from pdcluster_worker.journeys.journey import note
+from pdcluster_worker.journeys.recent import Journeys
+from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.server.http.api_keys import ApiKeys
 from tests.worker.server.conftest import Rig
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

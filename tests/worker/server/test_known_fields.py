@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdcluster_worker.server.known_fields import Known, table
-from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+from pdcluster_worker.server.schemas.known_fields import Known, table
+from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
 HELLO = [{"role": "user", "content": "Hi"}]
 APIS = [("/v1/chat/completions", ChatRequest), ("/v1/completions", CompletionRequest)]

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pdcluster_worker import process_life, server_process
 from pdcluster_worker.dispatch import draining
 from pdcluster_worker.dispatch.draining import Drain
-from pdcluster_worker.server import unsent
-from pdcluster_worker.server.connection import Connection
-from pdcluster_worker.server.run import HttpServer
+from pdcluster_worker.processes import life as process_life
+from pdcluster_worker.processes import server_process
+from pdcluster_worker.server.http import unsent
+from pdcluster_worker.server.http.connection import Connection
+from pdcluster_worker.server.http.run import HttpServer
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 DEADLINE_SECONDS = 10

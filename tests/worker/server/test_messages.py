@@ -9,10 +9,10 @@ import httpx
 import httpx2
 import pytest
 
-from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.server.app import create_app, create_prefill_app
-from pdcluster_worker.server.model_parsers import ParserNames
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
 ASK = [{"role": "user", "content": "Hi"}]

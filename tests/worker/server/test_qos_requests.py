@@ -8,10 +8,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.api_keys import ApiKeys
-from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.qos import EstimationPolicy, SloPolicy, TenantPolicy
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.qos_config import EstimationPolicy, SloPolicy, TenantPolicy
+from pdcluster_worker.server.http.api_keys import ApiKeys
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.answer_parser import ReasonedAnswer
-from pdcluster_worker.server.events import Answer, Delta, assembled
+from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer
 from pdcluster_worker.server.reasoning.registry import parser_for, start_for
 from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
+from pdcluster_worker.server.text.events import Answer, Delta, assembled
 from pdcluster_worker.server.tools.registry import FORMS
 from pdcluster_worker.server.tools.scanning import Numbering
 from tests.worker.server.recorded_calls import HERMES_NOW, TOOLS

@@ -10,14 +10,14 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.app import create_app, create_prefill_app
-from pdcluster_worker.server.model_parsers import ParserNames
+from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.responses.replies import shown_items
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
 BODY = {"model": "tiny", "input": "Hi"}

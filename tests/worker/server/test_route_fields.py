@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from pdcluster_worker.config.routing import DecodeScorePolicy, KvAwarePolicy
 from pdcluster_worker.routing.hints import RouteHints
-from pdcluster_worker.routing_config import DecodeScorePolicy, KvAwarePolicy
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.server.run import serve
+from pdcluster_worker.server.http.run import serve
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 DEADLINE_SECONDS = 20

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.server import sse
-from pdcluster_worker.server.chat import ChatShape
-from pdcluster_worker.server.completion import CompletionShape
-from pdcluster_worker.server.events import Delta, TextDelta
-from pdcluster_worker.server.logprobs import TokenNames
-from pdcluster_worker.server.openai_writer import Shape
-from pdcluster_worker.server.shown import Shown
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.openai.chat import ChatShape
+from pdcluster_worker.server.openai.completion import CompletionShape
+from pdcluster_worker.server.openai.logprobs import TokenNames
+from pdcluster_worker.server.openai.shown import Shown
+from pdcluster_worker.server.openai.writer import Shape
+from pdcluster_worker.server.text.events import Delta, TextDelta
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 EVERY_CHARACTER = "".join(chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000)
 SHAPES = [

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import ModelError, RequestError
-from pdcluster_worker.server.conversation import TemplateInput
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.text.chat_template import TemplateInput
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.chat_model import chat_model
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -24,7 +24,7 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
 
 def test_server_modules_load_neither_torch_nor_transformers():
     code = (
-        "import sys, pdcluster_worker.server.app, pdcluster_worker.server.run, pdcluster_worker.server.engine_metrics;"
+        "import sys, pdcluster_worker.server.app, pdcluster_worker.server.http.run, pdcluster_worker.dispatch.engines.metrics;"
         "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

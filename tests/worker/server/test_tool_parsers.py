@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.events import Answer, Delta, Part, ToolCallEnd, assembled
+from pdcluster_worker.server.text.events import Answer, Delta, Part, ToolCallEnd, assembled
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser, parser_for

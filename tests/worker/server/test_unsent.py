@@ -7,9 +7,18 @@ import sys
 import pytest
 
 from pdcluster_operator.local import supervisor
-from pdcluster_worker import server_process
 from pdcluster_worker.dispatch import draining
-from pdcluster_worker.server.unsent import REMEMBER_SECONDS, STALLED_SECONDS, TABLES, Unsent, local_end, name, parse, read
+from pdcluster_worker.processes import server_process
+from pdcluster_worker.server.http.unsent import (
+    REMEMBER_SECONDS,
+    STALLED_SECONDS,
+    TABLES,
+    Unsent,
+    local_end,
+    name,
+    parse,
+    read,
+)
 
 PORT = 8000
 LOCAL = ":1F40"

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from pdcluster_worker.transfer.address import format_address, parse_address
+from pdcluster_worker.addresses import join_address, parse_address
 from pdcluster_worker.transfer.sockets import describe
 
 
@@ -11,9 +11,9 @@ from pdcluster_worker.transfer.sockets import describe
     ("address", "parts"),
     [("10.0.0.1:9100", ("10.0.0.1", 9100)), ("[fd00::1]:1", ("fd00::1", 1)), ("worker-0.pods:65535", ("worker-0.pods", 65535))],
 )
-def test_parse_address_is_the_inverse_of_format_address(address, parts):
+def test_parse_address_is_the_inverse_of_join_address(address, parts):
     assert parse_address(address) == parts
-    assert format_address(*parts) == address
+    assert join_address(*parts) == address
 
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "[]:1", "::1:9100", "[host]:1", "h:0", "h:65536", "h:-1", "h:x", "h:²", "[::1]9"])
