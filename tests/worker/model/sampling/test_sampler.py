@@ -12,7 +12,7 @@ from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.sampling.randomness import _mix, uniform, uniforms
 from pdcluster_worker.model.sampling.sampler import Sampler
-from tests.worker.model.sampling_cases import make_request, random_logits
+from tests.worker.model.sampling.sampling_cases import make_request, random_logits
 
 VOCAB = 24
 

@@ -22,7 +22,7 @@ from pdcluster_worker.model.sampling.sample_kernel import (
     row_function,
 )
 from pdcluster_worker.model.sampling.sampler import Sampler
-from tests.worker.model.sampling_cases import make_request, random_logits, rows_for
+from tests.worker.model.sampling.sampling_cases import make_request, random_logits, rows_for
 
 KINDS = [
     {"temperature": 0.0},

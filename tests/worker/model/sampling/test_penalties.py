@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pdcluster_worker.model.sampling.penalties import FIRST_ROOM, PenaltyState
-from tests.worker.model.sampling_cases import make_request
+from tests.worker.model.sampling.sampling_cases import make_request
 
 
 def adjusted(logits, requests, state=None):

@@ -14,7 +14,7 @@ from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PI
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.token_order import first_tokens
 from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
-from tests.worker.model.sampling_cases import naive_kept, naive_pick, random_logits, rows_for, weights_of
+from tests.worker.model.sampling.sampling_cases import naive_kept, naive_pick, random_logits, rows_for, weights_of
 
 VOCAB = 24
 KINDS = [

@@ -30,7 +30,7 @@ from pdcluster_worker.messages.engine import (
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of
-from tests.worker.dispatch.test_ingress import DecodePeer
+from tests.worker.dispatch.ingress.test_ingress import DecodePeer
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "fetch_model.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "fetch_model.py"
 
 
 def run(target: Path, **env: str) -> subprocess.CompletedProcess[str]:

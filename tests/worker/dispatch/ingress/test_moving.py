@@ -27,7 +27,7 @@ from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.credits import CreditLedger
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats
-from tests.worker.dispatch.test_ingress import DecodePeer, busy_here, make_ingress
+from tests.worker.dispatch.ingress.test_ingress import DecodePeer, busy_here, make_ingress
 
 MAX_TOKENS = 6
 LOST = PeerError("reset")
