@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.plan.autoscale import rules
-from pdcluster_operator.plan.autoscale.pools import Pool
 from pdcluster_operator.plan.autoscale.values import PoolFacts
 from tests.operator.autoscale.worlds import CALM, IDLE, D, P, agreed, facts_of, make_spec, pool, reasons, rules_of, see, step_of
 
@@ -129,6 +128,23 @@ def test_a_raised_minimum_waits_for_pods_that_still_end():
     assert see(spec, gone).decision.replicas == {P: 4, D: 4}
 
 
+def test_a_raised_minimum_takes_back_pods_that_drain_while_another_waits_for_room():
+    """They hold their accelerators already, so that nothing has to end before."""
+    prefill = [pool(4), pool(1, "b", minReplicas=1)]
+    spec = make_spec(prefill=prefill, decode=[pool(4, minReplicas=4)], budget={"total": 8})
+    facts = facts_of(spec, prefill_b={"replicas": 0, "current": 1, "ready": 0, "ending": 1}, decode={"replicas": 3})
+
+    assert see(spec, facts).decision.replicas == {P: 3, ("prefill", "b"): 1, D: 3}
+
+
+def test_a_pod_that_the_budget_of_its_type_does_not_take_back_leaves_growth_to_the_next_pool():
+    decode = [pool(2, "a", gpu="cpu"), pool(2, "b", gpu="H200")]
+    spec = make_spec(prefill=[pool(2, gpu="B200")], decode=decode, budget={"perGpu": {"cpu": 2}})
+    facts = facts_of(spec, decode_a={"replicas": 2, "current": 3, "ready": 2, "ending": 1})
+
+    assert see(spec, facts, decode=FULL).decision.replicas == {P: 2, ("decode", "a"): 2, ("decode", "b"): 3}
+
+
 def test_a_budget_that_was_lowered_takes_workers_at_once():
     spec = make_spec(prefill=[pool(4, minReplicas=4)], decode=[pool(8, minReplicas=2)], budget={"total": 9})
 
@@ -181,7 +197,7 @@ def test_one_pool_that_gives_leaves_the_dearest_last_in_line():
 
 
 def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
-    left = Pool(PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1), order=0)
+    left = PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1)
 
     assert [left.held(size) for size in (1, 2, 3)] == [2, 2, 3]
 
