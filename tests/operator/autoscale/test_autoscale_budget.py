@@ -9,14 +9,14 @@ from pdcluster_operator.plan.autoscale import rules
 from pdcluster_operator.plan.autoscale.values import PoolFacts
 from tests.operator.autoscale.worlds import CALM, IDLE, D, P, agreed, facts_of, make_spec, pool, reasons, rules_of, see, step_of
 
-FULL = replace(CALM, kv_usage_ratio=0.9)
-HUNGRY = replace(CALM, busy_ratio=0.95)
+FULL = replace(CALM, kv_cache_usage_ratio=0.9)
+HUNGRY = replace(CALM, engine_busy_ratio=0.95)
 
 
 def test_growth_stays_within_the_total():
     spec = make_spec(budget={"total": 9})
 
-    outcome = see(spec, decode=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, decode=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {P: 4, D: 5}
     step = step_of(outcome, rules.BUDGET, "decode")
@@ -27,7 +27,7 @@ def test_growth_stays_within_the_total():
 def test_room_that_is_short_is_shared_by_what_each_role_misses():
     spec = make_spec(budget={"total": 10})
 
-    outcome = see(spec, prefill=replace(CALM, queue_requests=20.0), decode=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, prefill=replace(CALM, prefill_queue_requests=20.0), decode=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {P: 5, D: 5}
 
@@ -184,7 +184,7 @@ def test_a_ratio_that_the_budget_forbids_is_said():
 def test_a_mixed_role_keeps_to_the_budget():
     spec = make_spec(mixed=[pool(4)], budget={"total": 5})
 
-    outcome = see(spec, mixed=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, mixed=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {("mixed", "x"): 5}
     assert rules.BUDGET in rules_of(outcome, "mixed")
@@ -215,7 +215,7 @@ def test_the_band_comes_before_the_budget_of_a_type():
     """What the band asks for is told first, then what of it the budget allows."""
     spec = make_spec(prefill=[pool(2, gpu="B200")], decode=[pool(4)], ratio={"min": 1.0}, budget={"perGpu": {"B200": 2}})
 
-    outcome = see(spec, decode=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, decode=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {P: 2, D: 4}
     assert rules_of(outcome, "prefill") == [rules.RATIO, rules.BUDGET]
@@ -235,7 +235,7 @@ def test_a_limit_that_keeps_a_role_from_what_it_needs_is_said(pools: list[dict[s
     spec = make_spec(decode=pools, **settings)
 
     for queue in (20.0, 30.0, 300.0):
-        outcome = see(spec, decode=replace(CALM, num_waiting=queue))
+        outcome = see(spec, decode=replace(CALM, num_requests_waiting=queue))
         assert [(each.reason, each.message) for each in outcome.problems] == [
             ("ScalingLimited", f"decode needs more than its 4 workers: held by {limits}")
         ]

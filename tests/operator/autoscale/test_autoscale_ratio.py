@@ -7,7 +7,7 @@ from pdcluster_operator.plan.autoscale.ratio import measured_weights, table_weig
 from pdcluster_operator.plan.autoscale.values import WorkerSample
 from tests.operator.autoscale.worlds import CALM, IDLE, D, P, agreed, facts_of, make_spec, pool, reasons, rules_of, see, step_of
 
-FULL = replace(CALM, kv_usage_ratio=0.9)
+FULL = replace(CALM, kv_cache_usage_ratio=0.9)
 
 
 def test_capacity_is_counted_in_h100s_by_what_each_role_is_bound_by():
@@ -40,7 +40,7 @@ def test_prefill_follows_decode_to_stay_in_the_band():
 def test_decode_follows_prefill_to_stay_in_the_band():
     spec = make_spec(ratio={"max": 1.0})
 
-    outcome = see(spec, prefill=replace(CALM, busy_ratio=0.95))
+    outcome = see(spec, prefill=replace(CALM, engine_busy_ratio=0.95))
 
     assert outcome.decision.replicas == {P: 5, D: 5}
 

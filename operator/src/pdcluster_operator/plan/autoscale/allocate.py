@@ -58,11 +58,11 @@ class Allocation:
             self._undo(0)
             self._meet_band()
         away, stuck = self.distance(), set[str]()
-        while (role := self._next(recommendations, stuck)) is not None:
+        while (hungry := self._next(recommendations, stuck)) is not None:
             mark = len(self.moves)
-            if not (self.take(role) and self._is_followed(away)):
+            if not (self.take(hungry) and self._is_followed(away)):
                 self._undo(mark)
-                stuck.add(role)
+                stuck.add(hungry)
 
     def distance(self) -> float:
         """Distance of the sizes from the band; 0 = inside."""
