@@ -14,8 +14,8 @@ from pdcluster_worker.dispatch.engines.child import EngineChild
 @pytest.mark.parametrize(
     ("module", "later"),
     [
-        ("worker_start", ("fastapi", "grpc", "prometheus_client", "tokenizers", "torch")),
-        ("engine_start", ("torch", "transformers", "safetensors.torch")),
+        ("processes.worker_start", ("fastapi", "grpc", "prometheus_client", "tokenizers", "torch")),
+        ("processes.engine_start", ("torch", "transformers", "safetensors.torch")),
     ],
 )
 def test_what_a_process_imports_before_the_other_one_is_started(module: str, later: tuple[str, ...]) -> None:
