@@ -24,6 +24,7 @@ from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import Line, replies, unary
 from pdcluster_worker.peers.notes import notes_from_proto
 from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.peers.reconnect import FIRST_BACKOFF_SECONDS, Reconnect
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.tls import Credentials
@@ -42,8 +43,6 @@ Wants = asyncio.Queue[pb.CreditRequest | None]
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 
 HANDSHAKE_SECONDS = 2.0
-FIRST_BACKOFF_SECONDS = 0.1
-LAST_BACKOFF_SECONDS = 2.0
 
 _PLACES: dict[str, PrefillPlace] = {"local": "local", "remote": "remote"}
 
@@ -207,10 +206,10 @@ class Peer:
             await old.close()
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
-        delay = FIRST_BACKOFF_SECONDS
+        retry = Reconnect()
         while True:
-            began = clock()
+            retry.begin()
+            has_served = False
             try:
                 await self._show_newest_certificate()
                 if not await self._shake_hands():
@@ -218,14 +217,12 @@ class Peer:
                     return
                 await self._serve()
             except WorkerError as e:
-                if self.state == "ready" and clock() - began > LAST_BACKOFF_SECONDS:
-                    delay = FIRST_BACKOFF_SECONDS  # a connection that served is no reason to wait long
+                has_served = self.state == "ready"
                 self._on_broken(e)
             except Exception as e:  # a fault of ours must not lose this peer for ever: say it, and start over
                 logger.exception("peer failed pod=%s", self.key)
                 self._on_broken(e)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_BACKOFF_SECONDS)
+            await retry.pause(has_served=has_served)
 
     async def _shake_hands(self) -> bool:
         """Compare facts; False when the pair is refused.  Raises PeerError when another engine answers, or none."""
