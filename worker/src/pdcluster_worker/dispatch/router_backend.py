@@ -59,7 +59,7 @@ class RouterBackend:
         """Why no decode worker takes requests; None while one does."""
         if self._node is None or self._arrived.is_set():
             return None
-        return f"no decode worker takes requests: {self._node.absence()}"
+        return f"no decode worker takes requests: {self._node.worker.absence()}"
 
     def draining(self) -> bool:
         """Whether the next request of a client should go to another router."""

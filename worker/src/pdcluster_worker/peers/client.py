@@ -61,6 +61,9 @@ class PeerEvents:
     on_change: "Callable[[Peer], None]"
 
 
+NO_EVENTS = PeerEvents(on_credit=lambda *_: None, on_lost=lambda _: None, on_change=lambda _: None)
+
+
 @dataclass(frozen=True)
 class Here:
     """This worker's side, shared by all its peers."""
