@@ -1,4 +1,4 @@
-"""Text of foreign making in our messages."""
+"""Text from elsewhere in our messages."""
 
 import doctest
 

@@ -1,4 +1,4 @@
-"""Text of foreign making in our messages: cut to a length that a message bears, and shown to be cut."""
+"""Text from elsewhere in our messages: cut to a length that a message bears, with a sign that it was cut."""
 
 MAX_QUOTED = 100
 MAX_LINE = 300

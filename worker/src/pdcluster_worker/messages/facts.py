@@ -1,4 +1,4 @@
-"""What a worker states of itself: its device, its KV geometry, and what a pair of workers compares."""
+"""Facts that a worker states of itself: its device, its KV geometry, and those that a pair of workers compares."""
 
 from dataclasses import dataclass
 
