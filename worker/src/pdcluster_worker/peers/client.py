@@ -21,7 +21,7 @@ from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import Line, replies, unary
+from pdcluster_worker.peers.calls import Line, Replies, unary
 from pdcluster_worker.peers.notes import notes_from_proto
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.reconnect import FIRST_BACKOFF_SECONDS, Reconnect
@@ -163,7 +163,7 @@ class Peer:
         request = pb.GenerateRequest(request=convert.request_to_proto(spec), engine_id=self.record.engine_id, prefill=prefill)
         finished, began_seconds = False, time.monotonic()
         with self._line.request() as stub:
-            async with aclosing(replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))) as answers:
+            async with aclosing(Replies(lambda: stub.Generate(request, metadata=trace_context.metadata()))) as answers:
                 async for reply in answers:
                     token = _parsed(convert.token_from_proto, spec.request_id, reply.token)
                     finished = token.finish_reason is not None
@@ -185,7 +185,7 @@ class Peer:
         )
         finished = False
         with self._line.request() as stub:
-            async with aclosing(replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))) as answers:
+            async with aclosing(Replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))) as answers:
                 async for reply in answers:
                     if reply.WhichOneof("reply") == "done":
                         finished = True
@@ -248,7 +248,7 @@ class Peer:
     async def _follow_credits(self) -> None:
         wants = self._wants
         try:
-            async with aclosing(replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))) as answers:
+            async with aclosing(Replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))) as answers:
                 async for reply in answers:
                     self._events.on_credit(self, reply.request_id, reply.granted)
         finally:
@@ -265,7 +265,7 @@ class Peer:
         request = pb.WatchRequest(engine_id=self.record.engine_id)
         while True:
             order = EventOrder()
-            async with aclosing(replies(lambda: self._line.stub.Watch(request))) as reports:
+            async with aclosing(Replies(lambda: self._line.stub.Watch(request))) as reports:
                 async for report in reports:
                     arrival = order.arrival(report.sequence)
                     if arrival is Arrival.ASK_ANEW:
