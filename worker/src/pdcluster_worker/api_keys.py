@@ -36,11 +36,11 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Whether a key is asked for at all."""
+        """True if a request needs a key."""
         return self._folder is not None
 
     def accepts(self, key: str) -> bool:
-        """Whether it is one of the keys."""
+        """Return whether it is one of the keys."""
         return self.tenant_of(key) is not None
 
     def tenant_of(self, key: str) -> str | None:

@@ -18,7 +18,7 @@ Kind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the engine file asks for.
+    """Device that the engine file asks for.
 
     device: `engine.device`
     gpu:    the pool's type of accelerator
@@ -41,7 +41,7 @@ class Asked:
 
 
 def asked_device(config: WorkerConfig) -> Asked:
-    """What this worker's engine is asked for."""
+    """Return the device that the engine of this worker must have."""
     return Asked(config.engine.device, config.gpu, config.pool)
 
 

@@ -74,7 +74,7 @@ class ChunkScheduleConfig(Section, frozen=True):
 
 
 class PrefillDelayerConfig(Section, frozen=True):
-    """How long new prompts are held back so that they are prefilled together; see `engine.prefill_delayer`.
+    """Bounds within which new prompts are held back to be prefilled together; see `engine.prefill_delayer`.
 
     token_usage_low_watermark: below that share of used KV blocks none is held back; None = off.
     queue_min_ratio:           prompts wait until so many do, as a share of the requests that run; None = off.
@@ -156,7 +156,7 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def drafts(self) -> SpeculationConfig | None:
-        """How tokens are drafted; None = not at all."""
+        """Settings of drafting; None = tokens are not drafted."""
         own = self.speculation
         return None if own is None or own.method == "Off" else own
 
@@ -168,7 +168,7 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def scheduler_settings(self) -> SchedulerSettings:
-        """What the scheduler goes by."""
+        """Settings of the scheduler."""
         milliseconds, chunks = self.tbt_slo_milliseconds, self.chunk_schedule
         return SchedulerSettings(
             name=self.scheduler,
@@ -293,7 +293,7 @@ class PolicyConfig(PolicySection, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who this worker is, from the downward API (or `pdctl`)."""
+    """Identity of this worker, from the downward API (or `pdctl`)."""
 
     pod: str
     namespace: str
@@ -337,7 +337,7 @@ def _document(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
     try:
         return yaml.safe_load(content) or {}
-    except Exception as e:  # besides YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
+    except Exception as e:  # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged value
         raise ConfigError(f"{path}: not YAML: {e}") from e
 
 
@@ -345,7 +345,7 @@ _RETIRED: Mapping[str, Mapping[str, Any]] = {
     "": {"tensorParallel": 1},
     "engine": {"kvCacheDtype": "auto", "transport": "tcp"},
 }
-"""Fields that had one value, by section.  The engine file of a workload is never rendered anew: one that is older has them."""
+"""Fields that had one value, by section.  The engine file of a workload is never rendered again, so an older one has them."""
 
 
 def _without_retired(document: Any) -> Any:

@@ -165,7 +165,7 @@ class Metrics:
                 getattr(self, name).labels(value)
 
     def _add_engines(self) -> None:
-        """Of several engine processes of one worker; their ranks are bounded by the setting."""
+        """Add the metrics of several engine processes of one worker; their ranks are bounded by the setting."""
         self.engine_up = self._gauge("engine_up", "1 while that engine process of this worker serves, else 0", "engine")
         self.engine_requests = self._counter("engine_requests", "requests given to each engine process of this worker", "engine")
         self.engine_restarts = self._counter("engine_restarts", "engine processes started again beside others that served on", "engine")

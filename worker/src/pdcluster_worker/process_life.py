@@ -1,4 +1,4 @@
-"""What the server processes of all roles share: the files that they re-read, their signals, and how they leave.
+"""Common parts of the server processes of all roles: files that they re-read, signals, and the end.
 
 The order of a start is `server_process`'s and `router_process`'s business.
 """
@@ -30,7 +30,7 @@ HTTP_DRAIN_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Files:
-    """What is re-read while the worker runs."""
+    """Files that are re-read while the worker runs."""
 
     credentials: Credentials
     policy: PolicyFile
@@ -38,7 +38,7 @@ class Files:
 
     @property
     def tenant_of(self) -> TenantOfKey:
-        """Whose a client's key is; None = no key is asked for."""
+        """Tenant of a client's key; None = no key is asked for."""
         return self.api_keys.tenant_of if self.api_keys.required else None
 
     def watch(self, on_policy: Callable[[PolicyConfig], None]) -> "list[asyncio.Task[None]]":
@@ -77,7 +77,7 @@ async def leave(node: Node, http: HttpServer) -> None:
 
 
 async def unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-    """Wait for a step of the start; None when the worker is told to stop before that."""
+    """Wait for a step of the start; None when the worker gets a signal to stop before that."""
     doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)

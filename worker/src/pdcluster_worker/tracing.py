@@ -58,7 +58,7 @@ class Phase:
 
 
 def phases_of(journey: Journey) -> Iterator[Phase]:
-    """What this worker did of a journey, in the order in which it ended.
+    """Phases of a journey on this worker, in the order in which they ended.
 
     >>> journey = Journey("r", [Event("decode_worker", 10.5, {"rule": "p"}), Event("credit", 12.0, {"waited_seconds": 1.0})], 10.0)
     >>> [(phase.name, phase.begin_seconds, phase.end_seconds) for phase in phases_of(journey)]
@@ -212,5 +212,5 @@ def _now_of(journey: Journey) -> float:
 
 
 def _nanoseconds(journey: Journey, seconds: float) -> int:
-    """Of the wall clock, for a moment of the monotonic one."""
+    """Wall clock of a moment of the monotonic clock."""
     return round((journey.began_unix + seconds - journey.began_seconds) * 1e9)

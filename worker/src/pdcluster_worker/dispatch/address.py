@@ -1,4 +1,4 @@
-"""How an address is written."""
+"""Format addresses."""
 
 
 def join_address(host: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""Which decode worker runs a request: what is known of each, the policy's decision, and what was sent where.
+"""Choose the decode worker of a request: known state of each worker, the policy's decision, and recent choices.
 
 Gathers loads (reports, and charges since), prefix matches (events, and what was
 sent lately) and failures; the decision is `routing.decode_score`'s.  Where the
@@ -57,7 +57,7 @@ _NOTED_COSTS = 8
 
 @dataclass(slots=True)
 class _Routed:
-    """What the choices of one prompt bring along.
+    """State that the choices of one prompt share.
 
     uncharged: request ids of those that no worker is charged with yet.
     hashes:    of the prompt's blocks, made once for all choices and moves.

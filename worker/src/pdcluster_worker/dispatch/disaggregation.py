@@ -1,6 +1,6 @@
-"""What a worker's record says about disaggregation, and when it is worth a write.
+"""State of disaggregation in a worker's record, and the moments at which it is written.
 
-Every worker of the revision watches every record, so a record is written seldom: refused pairs at the next look, figures
+Every worker of the revision watches every record, so a record is written rarely: refused pairs at the next look, figures
 at most every `FIGURES_SECONDS` and only when they say something new, for which they are rounded.  Pure but for what it is
 given; the loop that looks is `node`'s.
 """

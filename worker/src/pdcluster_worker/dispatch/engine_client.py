@@ -1,7 +1,7 @@
 """The server process's end of the wall to the engine process.
 
 Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
-statistics and block events to whoever asked for them.  When the engine dies or
+statistics and block events to its subscribers.  When the engine dies or
 stands still every open mailbox says so; nothing waits for an answer that cannot
 come.  When it stands still is `dispatch.stall_watch`'s rule, and what
 the messages mean for a request is `dispatch.decoding`'s and `dispatch.prefilling`'s business.
@@ -76,7 +76,7 @@ class ShortOfBlocksError(RequestError):
 
 
 class Mailbox:
-    """What the engine says about one request, in order, for one reader at a time.
+    """Outputs of the engine for one request, in order, for one reader at a time.
 
     num_tokens, num_preemptions: so far.
     on_preempted: asked at each preemption for the error, if any, that is to end the request.
@@ -175,7 +175,7 @@ class EngineClient:
 
     @property
     def is_loading(self) -> bool:
-        """Whether it has neither said that it serves nor that it cannot."""
+        """True until the engine reports that it serves or has failed."""
         return not self._ready.done()
 
     def ping(self) -> None:
@@ -184,17 +184,17 @@ class EngineClient:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing new may go to it; None while it serves."""
+        """Reason why no new request may go to it; None while it serves."""
         return self.died or ("its process has ended" if self.has_ended else self.stalled)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is gone for good, and does not only stand still."""
+        """True if the engine process is gone and does not only stall."""
         return self.has_ended or self.died is not None
 
     @property
     def is_reported(self) -> bool:
-        """Whether `stats` knows of every message that was sent."""
+        """True if `stats` accounts for every message that was sent."""
         return self.stats is not None and self.stats.num_inputs >= self._num_sent
 
     @property
@@ -203,7 +203,7 @@ class EngineClient:
         return len(self._unknown)
 
     def knows(self, request_id: str) -> bool:
-        """Whether somebody listens for that request."""
+        """Return whether a reader waits for the outputs of that request."""
         return request_id in self._mailboxes
 
     def open(self, request_id: str) -> Mailbox:
@@ -302,7 +302,7 @@ class EngineClient:
             self._unknown.discard(self._begun.popleft()[1])
 
     def _put(self, request_id: str, item: RequestOutput | messages.Preempted | RequestError) -> None:
-        # An output for a closed mailbox crossed its Abort on the way: nobody waits for it.
+        # An output for a closed mailbox crossed its Abort on the way and has no reader.
         if (mailbox := self._mailboxes.get(request_id)) is not None:
             mailbox.put(item)
 

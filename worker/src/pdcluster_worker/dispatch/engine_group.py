@@ -43,7 +43,7 @@ class Child(Protocol):
     killed: asyncio.Future[None]
 
     async def start(self) -> None:
-        """Start the process, which loads once it is told to begin; `client.ready()` says when it serves."""
+        """Start the process, which loads after a message to begin; `client.ready()` says when it serves."""
         ...
 
     async def gone(self) -> None:
@@ -66,8 +66,8 @@ class EngineGroup:
     address:   host and port of its KV, as peers reach it.
     ended:     the child that took the worker with it: any while they load, later the last.
     invariant: requests give the same bits on each (`engine.batchInvariant`).
-    on_start:  told of an engine that begins to serve, and whether it was started again here; must not block.
-    on_end:    told of an engine that has died while others serve.
+    on_start:  called with an engine that begins to serve, and whether it was restarted here; must not block.
+    on_end:    called with an engine that has died while others serve.
     on_forget: called with an engine on another host that has not come back.
     """
 

@@ -50,7 +50,7 @@ class Engine:
 
     @property
     def serves(self) -> bool:
-        """Whether it lives and gets on."""
+        """True if it lives and makes progress."""
         return self.client.problem is None
 
     @property
@@ -85,8 +85,8 @@ class Place:
 class Engines:
     """Those that have loaded, by rank.
 
-    on_stats, on_blocks: told of what any of them says.
-    on_open:             told of the engine of each request that begins.
+    on_stats, on_blocks: called with each message of any engine.
+    on_open:             called with the engine of each request that begins.
     lost:                by rank, those that died and are to come again, and why.
     """
 
@@ -114,7 +114,7 @@ class Engines:
 
     @property
     def problem(self) -> str | None:
-        """Why none of them serves; None while one does."""
+        """Reason why no engine serves; None while one does."""
         if any(engine.serves for engine in self):
             return None
         reasons = [engine.client.problem or "" for engine in self]
@@ -122,12 +122,12 @@ class Engines:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether none serves, and one at least stands still and may get on again."""
+        """True if no engine serves, and at least one stalls and may recover."""
         return self.problem is not None and not all(engine.client.is_lost for engine in self)
 
     @property
     def shortfall(self) -> str | None:
-        """Which engines do not serve while others do, in words; None when all or none serve."""
+        """Engines that do not serve while others do, in words; None when all or none serve."""
         if self.problem is not None:
             return None
         down = {rank: f"is lost: {reason}" for rank, (_, reason) in self.lost.items()}
@@ -159,7 +159,7 @@ class Engines:
         return True
 
     def records(self) -> list[EngineRecord]:
-        """What our record in etcd says of several; nothing of a lone one, which the record itself is of."""
+        """Records of several engines in etcd; empty for a single engine, which the worker's record describes."""
         states: dict[Engine, EngineState] = {engine: "ready" if engine.serves else "stalled" for engine in self}
         states |= {engine: "lost" for engine, _ in self.lost.values()}
         if len(states) == 1:
@@ -190,7 +190,7 @@ class Engines:
         return max(self._blocks.match_all(hashes).values(), default=0)
 
     def hashes(self) -> set[bytes]:
-        """Of all blocks in any of their prefix caches."""
+        """Hashes of all blocks in any of their prefix caches."""
         return set().union(*(self._blocks.hashes(_key(engine)) for engine in self))
 
     def _choose(self, hashes: Callable[[], Sequence[bytes]]) -> Engine:

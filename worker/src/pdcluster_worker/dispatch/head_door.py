@@ -1,8 +1,8 @@
 """Where headless engines join a worker: engines on other hosts, behind this worker's address.
 
 They come by themselves, are checked, and run requests like the engines here.
-One that is gone ends its requests alone; whoever supervises it starts it again,
-and it joins anew.  Who may connect is decided by mutual TLS of the cluster.
+One that is gone ends its requests alone; its supervisor restarts it,
+and it joins again.  Mutual TLS of the cluster decides which processes may connect.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class HeadlessChild:
         self._talking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen to it; what it computes in was told in the answer."""
+        """Listen to it; the answer has given its dtype."""
         self._talking = asyncio.create_task(self._talk(), name=f"engine {self.rank} of {self._node}")
 
     async def gone(self) -> None:

@@ -76,7 +76,7 @@ class Journeys:
 
 
 def _key(request_id: str) -> str:
-    """What all ids of one client's request share.
+    """Common part of all ids of one client's request.
 
     >>> _key("cmpl-" + 32 * "a" + "-0") == _key(32 * "a"), _key("r1")
     (True, 'r1')
@@ -109,7 +109,7 @@ def _safe(value: object) -> str:
 
 
 def as_json(journey: Journey) -> dict[str, Any]:
-    """What `pdctl why --request` shows.  seconds: since the beginning."""
+    """Journey as `pdctl why --request` shows it.  seconds: since the beginning."""
     events = [
         {"name": event.name, "seconds": round(event.seconds - journey.began_seconds, 6), "worker": event.worker, "facts": event.facts}
         for event in journey.in_order()

@@ -213,7 +213,7 @@ class Legs:
         return left.key not in course.failed and (left.is_draining or left in self._decodes())
 
     def _is_up(self, course: Course) -> bool:
-        """Whether this worker, draining or not, is better than none."""
+        """Return whether this worker can run the choice, draining or not, where no other can."""
         is_up = self._worker.engines.problem is None and not self._worker.has_ended
         return is_up and HERE not in course.failed
 

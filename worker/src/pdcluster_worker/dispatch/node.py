@@ -46,7 +46,7 @@ GRPC_GRACE_SECONDS = 1.0
 
 
 def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
-    """What this worker tells in a handshake; its operations where it promises equal bits."""
+    """Handshake of this worker; with its operations where it promises equal bits."""
     return Hello(
         *(worker_id, config.role, facts.geometry, facts.weights, config.revision),
         tensor_parallel_size=facts.device.tensor_parallel_size,
@@ -59,7 +59,7 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
 
 
 def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
-    """What a router tells: it has neither KV nor weights."""
+    """Handshake of a router, which has neither KV nor weights."""
     return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
@@ -127,7 +127,7 @@ class Node:
         return self._directory.num_ingresses()
 
     def absence(self) -> str:
-        """Why no decode peer takes new work."""
+        """Reason why no decode peer takes new work."""
         return self._directory.absence()
 
     def _on_peer(self, peer: Peer) -> None:
@@ -188,7 +188,7 @@ class Node:
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
-        """Why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
+        """Reason why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
         if self.worker.state != "ready":
             return f"this worker is {self.worker.state}"
         return None if self._discovery.registered_once else self._discovery.problem
@@ -223,7 +223,7 @@ class Node:
         self._service.desk.push(self._ledger.set_policy(policy, self._batch_tokens()))
 
     def _batch_tokens(self) -> int:
-        """Of one step of all engines."""
+        """Token budget of one step, of all engines together."""
         return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
 
     def _credit_limit(self) -> int:
@@ -243,7 +243,7 @@ class Node:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it is told to leave and nothing holds it."""
+        """True if the worker drains and has nothing left to finish."""
         return self._drain.state == "drained"
 
     def _announce(self, state: WorkerState) -> None:

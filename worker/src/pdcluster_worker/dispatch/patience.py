@@ -1,6 +1,6 @@
-"""How long a decode worker waits for what others do for one of its requests: while they get on.
+"""Patience of a decode worker with the peer that works for one of its requests: it waits while the peer makes progress.
 
-A prefill worker gets on while its engine makes steps or peers acknowledge its
+A prefill worker makes progress while its engine runs steps or peers acknowledge its
 KV, for this request or for others: so a long prompt in a long queue is waited
 for.  The numbers are the engine's own, so a server process whose engine has
 stopped cannot make them grow.

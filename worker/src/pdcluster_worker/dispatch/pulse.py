@@ -1,9 +1,9 @@
-"""Feels an engine's pulse: pings it, and acts on what `stall_watch` makes of its answers.
+"""Watch one engine for stalls: send pings, and act on the verdicts of `stall_watch`.
 
 An engine that stalls leaves every choice at once: its requests fail, `/health`
 and `/ready` say why, and peers hear of it.  One that gets on again serves as
-before.  One that is lost is killed, which ends its worker: whoever supervises
-the worker (the kubelet, `pdctl`) starts it anew.
+before.  One that is lost is killed, which ends its worker: the supervisor of
+the worker (the kubelet, `pdctl`) restarts it.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Pulse:
-    """Of one engine of a worker, from its being ready.
+    """Watch over one engine of a worker, from the moment it is ready.
 
-    on_change:  told of the engine and whether it stalls, before its requests fail, and when it gets on again.
-    is_leaving: whether the worker is to end, which an engine that stands still does not hold up.
+    on_change:  called with the engine and True before the requests of a stall fail, and False when it recovers.
+    is_leaving: True if the worker is to end; a stalled engine does not delay that.
     """
 
     def __init__(self, worker: Worker, engine: Engine, on_change: Callable[[Engine, bool], None], is_leaving: Callable[[], bool]) -> None:

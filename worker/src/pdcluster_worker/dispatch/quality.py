@@ -69,7 +69,7 @@ class _Wait:
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """How a request runs, and what it has lost, as in the answer's `degraded`."""
+    """Terms on which a request runs, and what it has lost, as in the answer's `degraded`."""
 
     spec: RequestSpec
     prefill: PrefillMode
@@ -77,7 +77,7 @@ class _Terms:
 
     @property
     def tier(self) -> Tier:
-        """Of its priority now."""
+        """Tier of its priority now."""
         return tier_of(self.spec.priority)
 
 
@@ -100,7 +100,7 @@ class Quality:
 
     @property
     def waiting_tokens(self) -> int:
-        """Of their prompts."""
+        """Prompt tokens of the requests that wait."""
         return sum(wait.num_tokens for wait in self._waits)
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
@@ -214,7 +214,7 @@ class Quality:
         raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=verdict.retry_after(wait))
 
     def _terms(self, spec: RequestSpec, prefill: PrefillMode) -> _Terms:
-        """What a request gets now.  Raises RequestError for a forced remote prefill that its priority bars."""
+        """Choose the terms of a request now.  Raises RequestError for a forced remote prefill that its priority bars."""
         policy, tier = self._worker.policy, tier_of(spec.priority)
         if tier != "low" or spec.output:
             return _Terms(spec, prefill)

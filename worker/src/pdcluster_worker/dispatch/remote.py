@@ -1,6 +1,6 @@
 """The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then its KV.
 
-Whatever happens, the engine is told once how the transfer ended, and the
+Whatever happens, the engine gets one message about the end of the transfer, and the
 credit and the blocks go back.  On failure, and when the prefill worker does not
 get on, the engine prefills here, keeping the first token if the client has it.
 Which requests come here is `dispatch.decoding`'s choice.
@@ -220,5 +220,5 @@ class RemotePrefill:
 
 
 def _is_stall(error: PeerError | RequestError) -> bool:
-    """Whether the peer has failed for standing still, by its own word or by our patience."""
+    """Return whether a peer failed because it stalls, by its own report or by our patience."""
     return isinstance(error, NoProgressError) or (isinstance(error, RequestError) and error.code == ENGINE_STALLED)

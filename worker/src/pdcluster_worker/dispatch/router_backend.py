@@ -1,4 +1,4 @@
-"""What the HTTP side sees of a router: a worker without an engine, which gives every request to a decode worker.
+"""A router as its HTTP side sees it: a worker without an engine, which sends every request to a decode worker.
 
 It serves from its registration on, whether decode workers are there or not:
 models stay listed, and a request that finds no decode worker waits for one as
@@ -55,13 +55,13 @@ class RouterBackend:
         return None
 
     def shortfall(self) -> str | None:
-        """Why no decode worker takes requests; None while one does."""
+        """Reason why no decode worker takes requests; None while one does."""
         if self._node is None or self._arrived.is_set():
             return None
         return f"no decode worker takes requests: {self._node.absence()}"
 
     def draining(self) -> bool:
-        """Whether the next request of a client should go to another router."""
+        """True if a client should send its next request to another router."""
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
     def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:

@@ -92,16 +92,16 @@ class StallWatch:
 
     @property
     def longest_step_seconds(self) -> float:
-        """Of its steps of late, at first that of its warm-up."""
+        """Longest of its recent steps, at first of its warm-up."""
         return self._longest.seconds
 
     @property
     def still_seconds(self) -> float:
-        """How long it has stood still, as of the last look."""
+        """Seconds without progress, as of the last look."""
         return self._still.seconds
 
     def asks(self) -> bool:
-        """Whether to send a ping now: one is under way at a time."""
+        """Return whether to send a ping now: at most one is under way."""
         asks, self._is_asked = not self._is_asked, True
         return asks
 

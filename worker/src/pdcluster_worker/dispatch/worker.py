@@ -1,4 +1,4 @@
-"""What dispatch knows of this worker, and what every request on it needs: engine, peers, policy, metrics.
+"""State of this worker that every request on it needs: engine, peers, policy, metrics.
 
 Kept up to date by `server_process`; read by `decoding` and `prefilling`.
 """
@@ -43,7 +43,7 @@ NO_DECODE_WORKER_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Engineless:
-    """What a router has in place of an engine's facts.
+    """Facts of a router, in place of an engine's.
 
     worker_id:  its name for peers.
     block_size: of the KV blocks of its revision's workers.
@@ -69,8 +69,8 @@ class Worker:
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
     has_ended:     nothing is taken any more, for the process is about to end.
-    on_request:    told of each request that begins.
-    on_engines:    told when an engine begins to serve or no longer does.
+    on_request:    called when a request begins.
+    on_engines:    called when an engine begins to serve or stops.
     share:         where long prompts of this decode worker were prefilled.
     occupancy:     how busy it is, as its load says.
     pair_rates:    how fast KV moves to this decode worker.
@@ -154,7 +154,7 @@ class Worker:
             gauge.labels(self.engine_ready.transport).set(self.sent_bytes_per_second)
 
     def transfer_seconds(self, key: str, num_tokens: int) -> float:
-        """What their KV is expected to take from that prefill worker to here; 0 = not measured."""
+        """Expected seconds of moving their KV from that prefill worker to here; 0 = not measured."""
         num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
         return self.pair_rates.seconds(key, num_bytes)
 
@@ -174,7 +174,7 @@ class Worker:
             self.active -= 1
 
     def refusal(self) -> RequestError:
-        """What a client is told that should go to another worker."""
+        """Error for a client that should use another worker."""
         if self.state == "ready" and self.engineless is not None:
             reason = f"no decode worker takes requests now ({self.engineless.absence()}): retry later"
             return RequestError(reason, status=503, code="no_decode_worker", retry_after_seconds=NO_DECODE_WORKER_SECONDS)
@@ -185,7 +185,7 @@ class Worker:
 
     @property
     def takes_new(self) -> bool:
-        """Whether it runs what comes now: it does not drain, and an engine of it serves."""
+        """True if new requests run here: the worker does not drain, and an engine of it serves."""
         return self.state == "ready" and self.engines.problem is None
 
     def engines_changed(self) -> None:
@@ -272,7 +272,7 @@ class Worker:
     def _waiting_for_blocks(self) -> tuple[int, int]:
         """The part of the credit queue that waits for this worker and not for prefill, in requests and tokens.
 
-        Those that had a credit and found no blocks; and all behind them once nobody is left at the head who may ask for a credit.
+        Counts requests that had a credit and found no blocks, and all behind them when no request at the head may ask for a credit.
         """
         queue = self.credit_queue
         if self._room and all(head in self._room for head in queue.heads(ASKING_HEADS)):

@@ -22,7 +22,7 @@ from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_b
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a request would take.
+    """Blocks that a request would take.
 
     first_block: index in its table of the first block that it holds; the window has left others.
     hits:        prefix blocks that it would share, in order, from `first_block` on.
@@ -121,7 +121,7 @@ class BlockTables:
         return max(own, self.pool.num_available - others - self.pool.num_shares)
 
     def has_room_for_next(self, requests: Iterable[Request]) -> bool:
-        """Whether each of these finds a block for its next token, so that none is taken from another."""
+        """Return whether each of these finds a block for its next token, so that none is preempted."""
         size = self._block_size
         num_short = sum(request.num_scheduled_tokens >= len(request.block_table) * size for request in requests)
         reserved = self.num_promised + self.pool.num_shares if self._growing else 0

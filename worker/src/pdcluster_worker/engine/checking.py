@@ -2,7 +2,7 @@
 
 A walk counts who holds what, then looks at every block once after something has
 happened, then rests.  What happens in the middle of a walk is no fault: it
-counts anew, goes on with the next blocks and looks at all of them once more.
+counts again, goes on with the next blocks and looks at all of them once more.
 No turn grows with the pool: one of a million blocks takes no longer.
 """
 
@@ -38,7 +38,7 @@ class PoolWalk:
 
     @property
     def is_due(self) -> bool:
-        """Whether anything has happened that was not looked at whole."""
+        """True if anything has changed since the last whole check."""
         return self._num_left > 0 or self._pool.num_moves != self._num_moves
 
     def turn(self) -> None:

@@ -1,4 +1,4 @@
-"""What constrains the text of an answer, as it travels with a request.
+"""Constraint on the text of an answer, as it travels with a request.
 
 The text is checked by the server that takes the request, and compiled by each
 engine that samples under it.

@@ -23,7 +23,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class KVGeometry(msgspec.Struct, frozen=True):
-    """What two workers must share, field for field, before KV blocks may move between them.
+    """Layout of KV that two workers must share, field for field, before blocks may move between them.
 
     The cache is `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
     """
@@ -37,7 +37,7 @@ class KVGeometry(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an engine computes on.
+    """Device that an engine computes on.
 
     kind: cpu or cuda
     name: of the processor or the accelerator, as it names itself
@@ -57,7 +57,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are chosen and when a request ends; the whole sampling state, so any worker can go on with it.
+    """Sampling parameters and ends of a request; the whole sampling state, so any worker can continue it.
 
     Randomness is counter-based: the token at `position` (prompt and output
     together) is drawn from (seed, position) alone.  The ingress draws `seed`
@@ -255,7 +255,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """What one step made; of a request whose drafts were right several tokens, in order."""
+    """Tokens of one request from one step; several, in order, when its drafts were right."""
 
     tokens: list[Token]
 
@@ -316,7 +316,7 @@ class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are [V19].
 
     sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
-    is_cleared: whatever was told before is void; `stored` is the whole cache.
+    is_cleared: all earlier events are void; `stored` is the whole cache.
     """
 
     stored: list[bytes]

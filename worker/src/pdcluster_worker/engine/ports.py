@@ -1,4 +1,4 @@
-"""What the pure engine needs of the world: a model to run and a transport for KV blocks.
+"""Ports of the pure engine: a model to run and a transport for KV blocks.
 
 `model` and `transfer` implement these protocols; `engine` never imports them.
 Every call is made from the engine's one thread and returns without waiting for
@@ -31,7 +31,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Of an item with drafts: the drafts that were sampled, then the token after them; at least one."""
+    """Tokens of an item with drafts: the drafts that were sampled, then the token after them; at least one."""
 
     samples: tuple[Sample, ...]
 
@@ -94,7 +94,7 @@ class StepSeconds:
 
 @dataclass(slots=True)
 class GrammarCounts:
-    """What was done for constraints.
+    """Counts of work on constraints.
 
     requests: that have one, by its kind.  hits: those of them whose grammar was compiled, or being compiled, before.
     compiles: (outcome, seconds) of each, outcome: compiled or failed.
@@ -113,14 +113,14 @@ class Grammars(Protocol):
         ...
 
     def open(self, request: Request) -> bool | RequestError:
-        """Whether tokens may be sampled for this request from now on, until `ModelRunner.forget`.
+        """Return whether tokens may be sampled for this request from now on, until `ModelRunner.forget`.
 
-        False: not yet; it never waits.  An error: the constraint cannot be compiled, and why.
+        False: not yet; it never waits.  An error: the constraint cannot be compiled, with the reason.
         """
         ...
 
     def take_counts(self) -> GrammarCounts:
-        """What was done since the last call."""
+        """Counts since the last call."""
         ...
 
 
@@ -129,7 +129,7 @@ class ModelRunner(Protocol):
 
     @property
     def grammars(self) -> Grammars:
-        """Of the requests that have a constraint; a batch holds none of them that is not open."""
+        """Grammars of the requests that have a constraint; a batch holds only open ones."""
         ...
 
     @property
@@ -139,7 +139,7 @@ class ModelRunner(Protocol):
 
     @property
     def seconds(self) -> StepSeconds:
-        """Of the last `wait` that returned."""
+        """Times of the last `wait` that returned."""
         ...
 
     def submit(self, batch: Batch) -> None:
@@ -173,7 +173,7 @@ class Drafter(Protocol):
     """Guesses the next tokens of requests, from all of their known ones."""
 
     def may_follow(self, request: Request) -> bool:
-        """Whether there may be drafts once the step under way has given one token more."""
+        """Return whether there may be drafts once the step under way has given one more token."""
         ...
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
@@ -283,7 +283,7 @@ class Transport(Protocol):
         ...
 
     def checksum(self, epoch: bytes) -> int | None:
-        """Of all blocks written so far under this epoch, in write order (see `transfer.layout`); None when verification is off."""
+        """Checksum of all blocks written so far under this epoch, in write order (see `transfer.layout`); None when verification is off."""
         ...
 
     def forget(self, epoch: bytes) -> None:
@@ -295,7 +295,7 @@ class Transport(Protocol):
         ...
 
     def poll(self) -> list[TransferEvent]:
-        """What happened since the last call, in order; never waits."""
+        """Events since the last call, in order; never waits."""
         ...
 
     def close(self) -> None:

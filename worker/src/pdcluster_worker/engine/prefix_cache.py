@@ -1,4 +1,4 @@
-"""Which block holds which hash [V14], and what changed since anyone last asked [V19].
+"""Map of block hashes to blocks [V14], and its changes since they were last read [V19].
 
 Guarantees a one-to-one map: a second block with the same content stays
 unhashed, so a hash names one block and a block one hash.  Who holds a block,

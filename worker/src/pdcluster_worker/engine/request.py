@@ -105,5 +105,5 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log probabilities of its prompt are still to be said, so that all of it must be computed here."""
+        """True while log probabilities of its prompt are missing, so that all of it must be computed here."""
         return self.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt_tokens

@@ -118,7 +118,7 @@ class Sender:
         return PrefillDone(send.request.request_id, send.num_bytes, seconds, checksum, send.busy_seconds)
 
     def ended(self, event: SendEnded) -> Request | None:
-        """No block of the epoch is read any more: release them.  The request, when the end was not our own wish."""
+        """No block of the epoch is read any more: release them.  The request, when the end came from the peer."""
         send = self._by_epoch.get(event.epoch)
         if send is None:
             return None

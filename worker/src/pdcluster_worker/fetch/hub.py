@@ -30,7 +30,7 @@ _TRY_AGAIN = frozenset({408, 425, 429})
 
 @dataclass(frozen=True)
 class Listing:
-    """What a revision holds now.  commit: the one that the revision's name stands for."""
+    """Files of a revision now.  commit: the one that the revision's name stands for."""
 
     commit: str
     files: tuple[RemoteFile, ...]

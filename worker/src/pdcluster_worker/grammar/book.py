@@ -102,7 +102,7 @@ class GrammarBook:
         return True
 
     def follower(self, request: Request) -> Follower:
-        """Of a request that is open."""
+        """Follower of a request that is open."""
         return self._followers[request.request_id]
 
     def forget(self, request_id: str) -> None:
@@ -113,7 +113,7 @@ class GrammarBook:
             del self._entries[key]
 
     def take_counts(self) -> GrammarCounts:
-        """What was done since the last call."""
+        """Counts since the last call."""
         counts, self._counts = self._counts, GrammarCounts()
         counts.compiles, self._compiles = self._compiles, []
         return counts

@@ -47,7 +47,7 @@ class Follower:
         return len(self._fed)
 
     def new_tokens(self, request: Request) -> list[int]:
-        """The tokens of its output that it has not been fed; all of them where it was fed others, and it begins anew."""
+        """The tokens of its output that it has not been fed; all of them where it was fed others, and it begins again."""
         num_fed, first = len(self._fed), request.num_prompt_tokens
         if num_fed > request.num_output_tokens or (num_fed and request.tokens[first + num_fed - 1] != self._fed[-1]):
             self._matcher.reset()
@@ -63,7 +63,7 @@ class Follower:
                 raise OutsideError(f"token {token_id} at place {len(self._fed) - 1} of the output is not in the grammar")
 
     def fill(self, words: NDArray[np.int32], guessed: Sequence[int] = ()) -> bool:
-        """Which tokens may come after what was fed and these guessed ones; whether any are barred.
+        """Fill in the tokens that may follow what was fed and these guessed ones; return whether any are barred.
 
         words: a bit for each token, the first in the lowest; filled where this returns True.
         Guessed tokens that the grammar does not have, or that come after its end, bar nothing: what
@@ -95,7 +95,7 @@ class Follower:
             )
 
     def count_fitting(self, guessed: Sequence[int]) -> int:
-        """How many of these guessed tokens the grammar takes, one after another; nothing changes."""
+        """Count how many of these guessed tokens the grammar takes, one after another; changes nothing."""
         num_taken = 0
         for token_id in guessed:
             if self._matcher.is_terminated() or not self._matcher.accept_token(token_id, False):

@@ -85,7 +85,7 @@ class Forms:
             raise FormError(f"in a schema of the structural tag: {e}") from e
 
     def _place(self, prepared: Prepared, error: RuntimeError) -> str:
-        """What is wrong, with the innermost schema that is refused by itself."""
+        """Describe the fault, with the innermost schema that is refused by itself."""
         for place, part in sorted(prepared.nodes, key=lambda node: -len(node[0])):
             if "$ref" in part:
                 continue

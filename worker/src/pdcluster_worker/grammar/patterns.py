@@ -19,7 +19,7 @@ _MEANT = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\f": "\f", r"\v": "\v", r"\""
 
 
 def of_length(least: int, most: int | None) -> str:
-    """Of strings with so many characters; None = any number.  Each bound is at most MOST_REPEATED.
+    """Pattern of strings with so many characters; None = any number.  Each bound is at most MOST_REPEATED.
 
     xgrammar's own bounds let control characters pass.
 

@@ -41,7 +41,7 @@ _LIBRARIES = ("torch", "transformers", "safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.  threads: of the process that answers; 0 = from the machine."""
+    """Question to a process.  threads: of the process that answers; 0 = from the machine."""
 
     path: Path
     dtype: DType

@@ -28,7 +28,7 @@ _OLD_DRIVER = "too old"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the machine and its torch have.
+    """Facts of the machine and its torch.
 
     cpu:   name of the processor
     built: version of CUDA that torch was built for; None = it was built without
@@ -95,7 +95,7 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
 
 
 def _refusal(facts: Facts) -> str | None:
-    """Why there is no CUDA, and the fix; None = there is."""
+    """Reason why there is no CUDA, and the fix; None = there is."""
     if facts.built is None:
         return "torch of this image is built without CUDA: use the worker image's cuda variant"
     if facts.fault is not None and _OLD_DRIVER in facts.fault:

@@ -28,7 +28,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What log probabilities are made of.
+    """Values that log probabilities are computed from.
 
     ids:   [R, count] the first tokens of each row, in `model.token_order`.
     best:  [R] the greatest logit.

@@ -30,7 +30,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a dry run found.
+    """Result of a dry run.
 
     shape: of all layers.  windows: of each layer, the tokens that a row sees; None = the whole context.
     """

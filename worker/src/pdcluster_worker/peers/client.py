@@ -108,14 +108,14 @@ class Peer:
 
     @property
     def max_batched_tokens(self) -> int:
-        """Of one step of all its engines; 0 = unknown."""
+        """Token budget of one step of all its engines; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
     async def leave(self) -> None:
         """Let go of a worker that is no member any more: end the streams and every call, but not those to one that has drained.
 
         That one has sent every answer before etcd says that it is gone, but we may not have read them yet.  Any other may hang,
-        with a connection that answers pings for ever.
+        with a connection that goes on answering pings.
         """
         has_drained = "drained" in (self.record.state, self.load.state)
         await self._end_streams()
@@ -143,7 +143,7 @@ class Peer:
     # --- what dispatch asks of it -----------------------------------------------------------------
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks of `hashes` its prefix cache holds, as far as is known here."""
+        """Leading blocks of `hashes` that its prefix cache holds, as far as is known here."""
         return self._here.index.match(self.key, hashes)
 
     def want(self, request_id: str, tokens: int, priority: int) -> None:
@@ -199,7 +199,7 @@ class Peer:
         return Line(self.record.grpc_address, self._here.credentials.channel)
 
     async def _show_newest_certificate(self) -> None:
-        """A channel shows what it was opened with, for ever: after a change of certificates a new connection needs a new one."""
+        """Open a channel; it shows the certificate that it was opened with, so a new certificate needs a new channel."""
         if self._line.credentials is not self._here.credentials.channel:
             old, self._line = self._line, self._open()
             await old.close()
@@ -219,7 +219,7 @@ class Peer:
                 if self.state == "ready" and clock() - began > LAST_BACKOFF_SECONDS:
                     delay = FIRST_BACKOFF_SECONDS  # a connection that served is no reason to wait long
                 self._on_broken(e)
-            except Exception as e:  # a fault of ours must not lose this peer for ever: say it, and start over
+            except Exception as e:  # a fault of ours must not lose this peer: log it, and start over
                 logger.exception("peer failed pod=%s", self.key)
                 self._on_broken(e)
             await asyncio.sleep(delay)

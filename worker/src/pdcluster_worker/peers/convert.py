@@ -257,7 +257,7 @@ def token_from_proto(request_id: str, message: pb.Token) -> Token:
 
 
 def degraded_from_proto(said: Iterable[str]) -> tuple[str, ...]:
-    """What a request lost, as far as a header can say it."""
+    """Losses of a request, as far as a header can carry them."""
     return tuple(what for what in said if _LOSS.fullmatch(what))[:_MAX_LOSSES]
 
 

@@ -3,7 +3,7 @@
 One session at a time: lease, record, listing, watches from the listing's
 revision.  Whatever breaks (a call, a watch, the lease, an etcd that came back
 empty or as another cluster) ends the session, and the next one registers and
-lists anew, at the next endpoint, after a back-off.  Between sessions nothing
+lists again, at the next endpoint, after a back-off.  Between sessions nothing
 changes: last known members stay, for an outage of any length.  When a member
 leaves is `membership`'s rule.
 """
@@ -120,7 +120,7 @@ class Discovery:
         except EtcdError as e:
             return str(e)
         except Exception as e:
-            # A fault of ours must not leave this worker out of etcd for ever: say it, and start over.
+            # A fault of ours must not keep this worker out of etcd: log it, and start over.
             logger.exception("discovery failed")
             return f"{type(e).__name__}: {e}"
         return "the session ended"
@@ -196,7 +196,7 @@ class Discovery:
 
     async def _watch_workers(self, etcd: Etcd, from_revision: int) -> None:
         async for events in etcd.watch(self._keys.workers_prefix, from_revision):
-            for event in events:  # one by one: a last word is told before the end that may come with it
+            for event in events:  # one by one: the last change of a record is reported before its deletion
                 self._apply(self._on_worker(event))
 
     async def _watch_command(self, etcd: Etcd, from_revision: int) -> None:
@@ -225,7 +225,7 @@ class Discovery:
         try:
             await etcd.put(self._own_key(), encode_record(self._record), lease_id)
         except BaseException:
-            self._record_changed.set()  # nobody knows whether it was written
+            self._record_changed.set()  # unknown whether it was written
             raise
 
     def _own_key(self) -> str:

@@ -1,4 +1,4 @@
-"""PEM files of one end of a TLS connection, read anew while the worker runs.
+"""PEM files of one end of a TLS connection, read again while the worker runs.
 
 The files are checked when they are read, key against certificate included:
 gRPC itself would find out only when the first peer connects, and say little.

@@ -30,7 +30,7 @@ _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
 
 
 class WorkerHandler(Protocol):
-    """What `dispatch` does for peers.  Its iterators may raise RequestError, and are closed when their call ends."""
+    """Calls that `dispatch` serves for peers.  Its iterators may raise RequestError, and are closed when their call ends."""
 
     @property
     def engine_id(self) -> str:
@@ -44,7 +44,7 @@ class WorkerHandler(Protocol):
 
     @property
     def asks_for_credit(self) -> bool:
-        """Whether a prefill needs a credit of the ledger."""
+        """True if a prefill needs a credit of the ledger."""
         ...
 
     def hello(self) -> Hello:

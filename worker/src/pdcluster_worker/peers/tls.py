@@ -2,7 +2,7 @@
 
 Both ends show a certificate and accept only those of the authorities in their
 CA file, so a stranger gets no further than the handshake.  All files are read
-anew while the worker runs: new handshakes, of either side, go by the newest
+again while the worker runs: new handshakes, of either side, go by the newest
 good files, and connections that stand are left alone.  A cluster changes its
 authority by accepting two for a while.
 """
@@ -20,7 +20,7 @@ CHECK_SECONDS = 5.0
 
 
 class Credentials:
-    """Who we are to the workers that connect to us (`server`), and to those that we connect to (`channel`).
+    """Certificates that we show to the workers that connect to us (`server`), and to those that we connect to (`channel`).
 
     Raises ConfigError naming the setting, the file and the reason when the files cannot be used at the start.
     """
@@ -59,7 +59,7 @@ class Credentials:
 
 
 class EtcdCredentials:
-    """What etcd is shown; raises ConfigError like `Credentials`."""
+    """Certificates that etcd is shown; raises ConfigError like `Credentials`."""
 
     def __init__(self, config: EtcdTLSConfig) -> None:
         self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))

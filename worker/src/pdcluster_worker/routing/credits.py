@@ -24,7 +24,7 @@ class CreditLedger:
     """Grants credits in tokens; `limit_tokens` is about one batch ahead of the engine.
 
     clock:    in seconds; only a batch window reads it.
-    on_group: told how many wants were granted together.
+    on_group: called with the number of wants that were granted together.
     """
 
     def __init__(self, limit_tokens: int, clock: Callable[[], float] = lambda: 0.0) -> None:
@@ -44,7 +44,7 @@ class CreditLedger:
         """Ask for a credit.  Returns who is granted now; the request is among them, or queued.
 
         Others are where it makes their group complete.  A repeated want changes nothing, and one
-        that has its grant is told so again.
+        that has its grant gets it again.
         Raises ValueError when `tokens` is not positive: the peer is at fault.
         """
         if tokens < 1:

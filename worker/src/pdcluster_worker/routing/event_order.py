@@ -1,6 +1,6 @@
 """The order of one sender's numbered events [V19], [Y11]: which to take, and when some are missing.
 
-Pure.  After a gap nothing is taken until the sender has told everything anew:
+Pure.  After a gap nothing is taken until the sender has sent a snapshot:
 an index that missed a removal would promise a block that is gone.
 """
 
@@ -8,10 +8,10 @@ from enum import Enum
 
 
 class Arrival(Enum):
-    """What to do with an event.
+    """Treatment of an event.
 
-    TAKE:     it is the next one, or tells everything.
-    PASS:     it was taken before, or comes while everything is awaited.
+    TAKE:     it is the next one, or a snapshot.
+    PASS:     it was taken before, or comes while a snapshot is awaited.
     ASK_ANEW: events before it are missing: ask the sender to tell everything.
     """
 

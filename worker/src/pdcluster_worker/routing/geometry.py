@@ -17,7 +17,7 @@ from pdcluster_worker.engine.messages import KVGeometry
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What one worker tells of itself in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
+    """Facts of one worker in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
 
     operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
                 equal bits; empty where nothing is promised.
@@ -35,7 +35,7 @@ class PeerFacts:
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
-    """Why the pair is refused, naming each field with both values and the fix; None when the two match."""
+    """Reason why the pair is refused, naming each field with both values and the fix; None when the two match."""
     label = reason_label(mine, theirs)
     if label is None:
         return None

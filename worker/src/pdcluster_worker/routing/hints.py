@@ -1,4 +1,4 @@
-"""What a request says of its own route, as far as the policy allows: parsed by `server.route_fields`, used by `dispatch.choosing`."""
+"""Routing hints of a request, as far as the policy allows: parsed by `server.route_fields`, used by `dispatch.choosing`."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from pdcluster_worker.routing_config import DecodeScorePolicy
 
 @dataclass(frozen=True, slots=True)
 class RouteHints:
-    """What one request asks for.
+    """Hints of one request.
 
     session:      what belongs together; "" = nothing.
     worker:       the one that must run it; "" = any.

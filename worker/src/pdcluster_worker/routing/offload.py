@@ -16,7 +16,7 @@ MARGIN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadFacts:
-    """What a decision is made by.
+    """Inputs of a decision.
 
     prompt_tokens:    to prefill, those made so far of a moved request included.
     cached_tokens:    of them, what this worker's prefix cache holds.

@@ -1,4 +1,4 @@
-"""What a prompt's first token is expected to take here, and at the prefill workers: the guard of the policy `measured`.
+"""Expected cost of a prompt's first token here, and at the prefill workers: the guard of the policy `measured`.
 
 For each side: the prompt tokens that wait there over the rate at which prompts were
 computed of late, the prompt's own, and what first tokens took beside that (the way to
@@ -145,7 +145,7 @@ class SideCosts:
             at.waiting.pop(request_id, None)
 
     def wants_probe(self, side: Side, now: float) -> bool:
-        """Whether that side has not been seen for so long that a prompt goes there to measure it; True seldom."""
+        """Return whether that side was last measured so long ago that a prompt goes there to measure it; rarely True."""
         self._num_since += 1
         at = self._sides[side]
         other = self._sides["remote" if side == "local" else "local"]

@@ -121,7 +121,7 @@ class SloFeedback:
         return now - since >= (PROBE_SECONDS if line.is_known else PROBE_SECONDS / MIN_SAMPLES)
 
     def _direction(self, policy: SloFeedbackPolicy, current: float, now: float) -> float:
-        """What the threshold is multiplied by."""
+        """Factor of the threshold."""
         if not all(line.is_known for line in self._lines.values()):
             return 1.0
         local, remote = self._at(current)

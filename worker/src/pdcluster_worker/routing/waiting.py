@@ -49,7 +49,7 @@ class CreditQueue:
         return [request_id for _, request_id in self._line[:n]]
 
     def tokens(self, request_id: str) -> int:
-        """What a waiting request waits for; KeyError for one that does not wait."""
+        """Tokens that a waiting request waits for; KeyError for one that does not wait."""
         return self._places[request_id].tokens
 
     def __contains__(self, request_id: object) -> bool:

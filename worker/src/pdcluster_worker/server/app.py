@@ -134,7 +134,7 @@ def create_prefill_app(
 
 @dataclass(frozen=True, slots=True)
 class _Doors:
-    """What a request passes before a route sees it."""
+    """Layers that a request passes before it reaches a route."""
 
     tenant_of: TenantOfKey
     limits: LimitsNow | None

@@ -116,7 +116,7 @@ class BodyLimit:
 
 
 class _Body:
-    """What has come of one body."""
+    """Received part of one body."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

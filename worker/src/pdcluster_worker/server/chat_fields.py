@@ -156,7 +156,7 @@ def _bounded(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class Conversation(Body):
-    """What a chat request has beside the fields of every generation.
+    """Fields of a chat request beside those of every generation.
 
     thinking_token_budget:  most tokens of reasoning; the closing tag is then forced.  null = any number.
     include_reasoning:      false = reasoning is left out of the answer, and still counted.

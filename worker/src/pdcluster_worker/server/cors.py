@@ -18,7 +18,7 @@ from pdcluster_worker.server import openai_errors, unread
 from pdcluster_worker.server.limits import LimitsNow
 
 EXPOSED = "x-request-id, retry-after, x-pdcluster-prefill, x-pdcluster-degraded, x-pdcluster-route"
-"""Headers of answers that a page may read, besides those that it always may."""
+"""Headers of answers that a page may read, in addition to the CORS-safelisted ones."""
 
 _VARIES = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
 

@@ -1,4 +1,4 @@
-"""How many connections the HTTP server has at once.
+"""Bound of the connections that the HTTP server has at once.
 
 Where there is no room, a newcomer takes the place of the connection that has
 waited longest for a request, half a header included: closing an idle one is

@@ -22,7 +22,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What becomes of one field.  note: reason or fix, empty where there is none."""
+    """Treatment of one field.  note: reason or fix, empty where there is none."""
 
     kind: Literal["served", "refused", "ignored"]
     note: str = ""

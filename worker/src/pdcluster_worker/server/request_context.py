@@ -41,7 +41,7 @@ _LABEL, _ROUTE, _PARENT, _STATE = _HEADERS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What the middleware knows of a request.
+    """Facts of a request that the middleware collects.
 
     request_id:      32 hex digits.
     arrival_seconds: monotonic.
@@ -58,7 +58,7 @@ class RequestContext:
 
 
 def context_of(request: Request) -> RequestContext:
-    """What the middleware noted of this request."""
+    """Context that the middleware made for this request."""
     context: RequestContext = request.scope[_KEY]
     return context
 
@@ -69,7 +69,7 @@ def _read(scope: Scope) -> dict[bytes, str]:
 
 
 def may_generate(path: str) -> bool:
-    """Whether a POST to it may make tokens."""
+    """Return whether a POST to it may make tokens."""
     return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
 
 

@@ -70,7 +70,7 @@ class _Unsupported(Body, KnownFields):
 
 
 class Generate(Structured, _Unsupported):
-    """What the two APIs share."""
+    """Fields that the two APIs share."""
 
     model: Text
     max_tokens: PositiveInt | None = None

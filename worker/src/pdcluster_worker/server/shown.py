@@ -1,4 +1,4 @@
-"""What an answer says of its prompts and of single tokens, beside its text and OpenAI's log probabilities.
+"""Fields of an answer about its prompts and single tokens, beside its text and OpenAI's log probabilities.
 
 vLLM's fields: ids of prompts and tokens, log probabilities of prompts; and
 OpenAI's `echo`.  An object of one request, for what is said of a prompt comes

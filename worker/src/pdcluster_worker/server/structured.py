@@ -37,7 +37,7 @@ def constraint_param(request: Structured) -> str | None:
 
 
 def with_field(error: RequestError, param: str | None) -> RequestError:
-    """What an engine says of a constraint, as the fault of the field that asked for it; any other error as it is."""
+    """Turn an engine's error about a constraint into the fault of the field that asked for it; return others as they are."""
     if error.param != CONSTRAINT_PARAM or param is None:
         return error
     return RequestError(f"{param}: {error.message}", status=error.status, code=error.code, param=param)

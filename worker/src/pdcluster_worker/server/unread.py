@@ -1,4 +1,4 @@
-"""Answers a request whose body nobody wants, without waiting for it.
+"""Answers a request whose body is not needed, without waiting for it.
 
 The client has its whole answer at once, and that the connection ends with it.
 Then what the client still sends is dropped for a while (`limits.HttpLimits`),

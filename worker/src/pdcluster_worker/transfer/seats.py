@@ -16,7 +16,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """What a KV port bears.
+    """Limits of a KV port.
 
     hello_seconds:   to introduce oneself, from the first byte to the last.
     idle_seconds:    without a whole header, or within a frame without a byte; a sender that has

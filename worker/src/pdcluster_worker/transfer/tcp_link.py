@@ -33,7 +33,7 @@ Message = TypeVar("Message", wire.Reply, wire.Ack)
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What all links of an engine share.
+    """Settings that all links of an engine share.
 
     frame_blocks:    most blocks of one frame.
     connect_seconds: to be connected and accepted.
@@ -282,7 +282,7 @@ class Link:
 
 
 def _skip(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What remains of `views` after their first `num_bytes`."""
+    """Rest of `views` after their first `num_bytes`."""
     index = 0
     while index < len(views) and num_bytes >= len(views[index]):
         num_bytes -= len(views[index])

@@ -148,6 +148,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _shut(sock: socket.socket) -> None:
-    """Wake whoever waits on this socket; its own thread closes it."""
+    """Wake the thread that waits on this socket; the thread closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

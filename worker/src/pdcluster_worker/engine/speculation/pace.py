@@ -1,4 +1,4 @@
-"""Whether drafts pay: by the share of them that was right, and by what a further row of a step takes.
+"""Decide if drafts pay: by the share of them that was right, and by the cost of a further row in a step.
 
 With n rows a step takes a + b * n seconds.  d drafts of which a share s is right
 give n + s * d tokens in a + b * (n + d) seconds and the seconds of drafting them:

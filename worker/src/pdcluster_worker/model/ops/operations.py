@@ -116,7 +116,7 @@ class Operations(Protocol):
         ...
 
     def prepare(self, forward: Forward) -> Forward:
-        """What runs a step: `forward`, which gets its plan where this device reads it, or a faster form of the same.
+        """Return the function that runs a step: `forward`, with its plan on devices that read one, or a faster form of it.
 
         Called once, when the model is loaded.  The logits of a call hold until the next one.
         """

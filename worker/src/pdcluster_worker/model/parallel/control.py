@@ -1,4 +1,4 @@
-"""What rank 0 and another rank of its engine say to each other, over a socket pair.
+"""Messages between rank 0 and another rank of its engine, over a socket pair.
 
 Each message is one packet.  To a rank: its setup, then the KV cache with the
 descriptors of the shared memory, then steps and warm-ups.  From it: one answer to

@@ -60,7 +60,7 @@ def open_part(geometry: KVGeometry, num_blocks: int, place: Place, device: torch
 
 
 def handle_of(part: Tensor) -> bytes:
-    """What another process needs to map a part; the part must outlive that."""
+    """Handle with which another process maps a part; the part must outlive that."""
     storage: Any = part.untyped_storage()
     return _encode(storage._share_cuda_())
 

@@ -1,4 +1,4 @@
-"""What ranks compute together: sums and columns in a stage, rows from stage to stage.
+"""Collective operations of ranks: sums and columns in a stage, rows from stage to stage.
 
 gloo over loopback on CPUs, nccl on GPUs, by the same calls.  A rank that is gone
 makes every call of the others raise EngineBrokenError, at once: its sockets close.

@@ -26,7 +26,7 @@ LEAST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class PlanSizes:
-    """What a rank must know to read a slot.
+    """Sizes with which a rank reads a slot.
 
     num_rows: padding included.  width: blocks of each table.
     """

@@ -112,7 +112,7 @@ class Ranks:
                     self._fail(index, answer)
 
     def explain(self, error: Exception) -> EngineBrokenError:
-        """Why a step broke off: what a rank said before it ended, else the error here."""
+        """Reason why a step broke off: the last message of a rank that ended, else the error here."""
         by_descriptor = {rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)}
         for descriptor, _ in _readable(by_descriptor, LAST_WORDS_SECONDS):
             index, rank = by_descriptor[descriptor]

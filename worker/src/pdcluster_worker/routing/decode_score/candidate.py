@@ -1,4 +1,4 @@
-"""What a policy knows when it chooses: the request, and each worker that may run it.
+"""Inputs of a policy's choice: the request, and each worker that may run it.
 
 Counts are those of the worker's last report and of what was sent there since
 (`routing.active_load`).  Shares are 0 to 1; a share that a worker does not

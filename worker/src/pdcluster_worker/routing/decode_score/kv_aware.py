@@ -35,7 +35,9 @@ def credit(policy: KvAwarePolicy, overlap: Overlap, decay: float = 1.0) -> float
 
 
 def decay(policy: KvAwarePolicy, asked: Asked, prefill_tokens: int, least_prefill_tokens: int) -> float:
-    """How far a queue of prompts before the request lessens its credit [Y9].  1 at the worker with the shortest, and everywhere for k = 0.
+    """Factor by which a queue of prompts before the request lessens its credit [Y9].
+
+    1 at the worker with the shortest queue, and everywhere for k = 0.
 
     >>> decay(KvAwarePolicy(prefill_decay=1.0), Asked(160, 16), prefill_tokens=320, least_prefill_tokens=160)
     0.5

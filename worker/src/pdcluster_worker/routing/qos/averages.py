@@ -59,7 +59,7 @@ class Averages:
 
     @property
     def prompt_token_seconds(self) -> float | None:
-        """Of waiting for each prompt token ahead; None before anything was measured."""
+        """Seconds of waiting for each prompt token ahead; None before anything was measured."""
         return self._waiting / self._prompt_tokens if self._prompt_tokens else None
 
     def estimated_tpot_seconds(self, num_streams: int) -> float | None:

@@ -1,6 +1,6 @@
-"""What one worker measures of its own requests, of any engine: how long prompts waited, and how fast tokens came.
+"""Measure the requests of one worker, of any engine: waits of prompts, and the pace of tokens.
 
-Told of each change as it happens; `take` gives the sums of about a second at a
+Called at each change; `take` gives the sums of about a second at a
 time.  `clock` gives monotonic seconds.
 """
 
@@ -71,7 +71,7 @@ class Meter:
             self.num_waiting -= 1
 
     def take(self) -> Measured | None:
-        """What was measured since the last time; None while that is less than REFRESH_SECONDS ago."""
+        """Sums since the last time; None while that is less than REFRESH_SECONDS ago."""
         self._settle()
         if self._sums.elapsed_seconds < REFRESH_SECONDS:
             return None

@@ -1,4 +1,4 @@
-"""How much the answers of all groups say of one group: the weight that they get in its distribution.
+"""Weight of the answers of all groups in the distribution of one group.
 
 Where the groups' means differ by no more than chance, all answers may as well be of one group; where they
 differ by more, another group's answers say little.  So the weight, in completions of the group's own, is the

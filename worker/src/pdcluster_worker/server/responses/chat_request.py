@@ -25,7 +25,7 @@ _SAME = ("temperature", "top_p", "top_k", "seed", "stop", "stream", "parallel_to
 
 
 def items_of(request: ResponsesRequest) -> list[Item]:
-    """What the request adds to a conversation."""
+    """Items that the request adds to a conversation."""
     if isinstance(request.input, str):
         return [MessageItem(role="user", content=request.input)]
     return list(request.input)

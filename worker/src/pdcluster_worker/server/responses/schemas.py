@@ -1,7 +1,7 @@
 """The requests of OpenAI's Responses API.
 
 Every field is typed and bounded, null means the default; what is known and not
-served is refused by name, a hint is passed over, and so is a field that nobody
+served is refused by name, a hint is passed over, and so is a field that no API
 defined.
 """
 
@@ -34,7 +34,7 @@ class TextPart(Body):
 
 
 class RefusalPart(Body):
-    """What an assistant said in place of an answer."""
+    """Refusal that an assistant gave in place of an answer."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -101,7 +101,7 @@ class FunctionCallItem(Body):
 
 
 class FunctionCallOutputItem(Body):
-    """What a call gave."""
+    """Result of a call."""
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -110,7 +110,7 @@ class FunctionCallOutputItem(Body):
 
 
 class ReasoningItem(Body):
-    """What the model thought before an answer."""
+    """Thoughts of the model before an answer."""
 
     type: Literal["reasoning"]
     summary: Parts | None = None

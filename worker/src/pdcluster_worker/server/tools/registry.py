@@ -29,7 +29,7 @@ class CallParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a family of models writes calls.
+    """Form in which a family of models writes calls.
 
     marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins with one of `leads`.
     markers: control tokens among these.
