@@ -89,7 +89,7 @@ def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(impatient: Pair, pr
         reply = impatient.decode.client.post(body(prompts(300), "remote"))
 
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "prefill_failed")
-    assert "stands still" in reply.json()["error"]["message"]
+    assert "has stalled" in reply.json()["error"]["message"]
 
 
 def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
@@ -179,7 +179,7 @@ def _check_told(worker: WorkerProcess) -> None:
     worker.wait_for(lambda: _status(worker, "/health") == httpx.codes.SERVICE_UNAVAILABLE, "it is not live")
     reply = worker.client.http.get("/ready")
     assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert "stands still" in reply.json()["reason"]
+    assert "has stalled" in reply.json()["reason"]
     assert worker.metrics().value("engine_stalled") == 1
 
 

@@ -147,7 +147,7 @@ async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(client:
     wire.say(stats(free_blocks=1))
     while not told:
         await asyncio.sleep(0)
-    client.fail("it stands still")
+    client.fail("it has stalled")
     wire.say(stats(free_blocks=2), BlockEvents([b"a"], [], 1))
     while not wire.arriving.empty():
         await asyncio.sleep(0)

@@ -187,7 +187,7 @@ async def test_move_without_anyone_left_is_a_clean_error(worker: Worker, engine:
     tokens = ingress.generate([spec()], "auto")
     async with aclosing(tokens):
         await anext(tokens)
-        worker.engines.first.client.stall("it stands still")
+        worker.engines.first.client.stall("it has stalled")
         with pytest.raises(RequestError, match="was lost: reset"):
             await anext(tokens)
 

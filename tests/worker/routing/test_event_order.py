@@ -19,12 +19,12 @@ def test_gap_is_asked_for_once_and_ends_with_everything() -> None:
     order = EventOrder()
     first = [order.arrival(number) for number in (1, 3, 4, 2)]
 
-    assert first == [Arrival.TAKE, Arrival.ASK_ANEW, Arrival.PASS, Arrival.PASS]
+    assert first == [Arrival.TAKE, Arrival.ASK_SNAPSHOT, Arrival.PASS, Arrival.PASS]
     assert [order.arrival(6, is_whole=True), order.arrival(5), order.arrival(7)] == [Arrival.TAKE, Arrival.PASS, Arrival.TAKE]
 
 
 def test_reader_that_comes_late_asks_for_everything() -> None:
-    assert EventOrder().arrival(4) is Arrival.ASK_ANEW
+    assert EventOrder().arrival(4) is Arrival.ASK_SNAPSHOT
     assert EventOrder().arrival(4, is_whole=True) is Arrival.TAKE
 
 
@@ -46,4 +46,4 @@ def test_index_that_follows_is_right_whenever_nothing_is_missing(changes: list[t
             if arrival is Arrival.TAKE:
                 assert index.hashes("w") == truth
                 asked = False
-            asked = asked or arrival is Arrival.ASK_ANEW
+            asked = asked or arrival is Arrival.ASK_SNAPSHOT

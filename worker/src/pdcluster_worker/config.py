@@ -3,7 +3,7 @@
 The engine file is immutable for a revision; the policy file is hot-reloaded
 (`load_policy` raises ConfigError and the caller keeps the last good one).
 Unknown fields of the engine file are refused by path.  Those of the policy
-file are named in a warning and passed over: an operator that is newer than a
+file are named in a warning and ignored: an operator that is newer than a
 revision's image renders more of them.  Keys are camelCase in YAML.  The
 operator writes both files from the PDCluster object; `tests/contract` holds
 the two sides to the same names.
@@ -264,7 +264,7 @@ class PolicyConfig(PolicySection, frozen=True):
     """The policy file.
 
     shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
-    stall_seconds: time beyond its longest step for which an engine may stand still.
+    stall_seconds: time beyond its longest step for which an engine may make no progress.
     allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
     tenants: limits by the name of the file that holds the API key; tenant_defaults: of all others.
     """
@@ -326,7 +326,7 @@ def load_policy(path: Path) -> PolicyConfig:
     policy = _convert(path, document, PolicyConfig)
     unknown = list(_unknown_fields(document, PolicyConfig))
     if unknown:
-        logger.warning("passed over unknown fields of the policy, the others are taken path=%s fields=%s", path, ",".join(unknown))
+        logger.warning("ignored unknown fields of the policy, the others are taken path=%s fields=%s", path, ",".join(unknown))
     return policy
 
 

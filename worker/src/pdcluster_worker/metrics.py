@@ -110,7 +110,7 @@ class Metrics:
         self.engine_device_info = self._gauge("engine_device_info", "1 for what the engine computes on", "device", "name")
         self.engine_scheduler_info = self._gauge("engine_scheduler_info", "1 for what schedules the engine", "scheduler", "policy")
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
-        self.engine_stalled = self._gauge("engine_stalled", "1 while the engine stands still, else 0")
+        self.engine_stalled = self._gauge("engine_stalled", "1 while the engine makes no progress, else 0")
         self.draining = self._gauge(
             "draining",
             "requests, transfers and then clients that a draining worker still waits for; 0 when it does not drain",

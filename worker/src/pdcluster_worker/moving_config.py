@@ -12,7 +12,7 @@ Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
 class MovingPolicy(PolicySection, frozen=True):
     """When a request that has begun goes on at another decode worker.
 
-    enabled:   it moves when its worker is lost, stands still or drains; otherwise it ends in an
+    enabled:   it moves when its worker is lost, stalls or drains; otherwise it ends in an
                error, or holds the drain.
     after_preemptions: a request that its worker preempted so often moves to one with room for it;
                0 = none does.

@@ -2,11 +2,11 @@
 
 Order: HTTP first (so that a taken port is said at once and probes answer while
 weights load), then for `dtype: auto` a question to etcd, then the engines are
-sent the message to load, then gRPC, then etcd.  It ends when told by
+sent the message to load, then gRPC, then etcd.  It ends on
 SIGTERM or SIGINT and the last request is done, whatever the drain command says
 meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
 were wrong, or 3 if it could not have the device that it was asked for).  One that
-stands still for good is killed; the answers that peers give through here are
+does not recover from a stall is killed; the answers that peers give through here are
 then waited for (1).  A SIGINT after the first signal does not wait; a
 SIGTERM changes nothing, as a container runtime that is restarted sends it once more
 to a worker that is on the way.  The lease is revoked either way.

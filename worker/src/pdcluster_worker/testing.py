@@ -39,7 +39,7 @@ SLOT_BYTES = 8
 
 
 class FakeClock:
-    """A clock that stands still until moved; seconds."""
+    """A clock that moves only when it is moved; seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0

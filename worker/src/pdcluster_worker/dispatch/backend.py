@@ -42,7 +42,7 @@ class WorkerBackend:
         return self.alive() or (self.waits_for if self._node is None else self._node.problem())
 
     def alive(self) -> str | None:
-        """None while engines load or one gets on, else why none does."""
+        """None while engines load or one makes progress, else the reason why none does."""
         problem = self._engines.problem if len(self._engines) else None
         return problem if problem is None or self._engines.is_stalled else f"the engine stopped: {problem}"
 

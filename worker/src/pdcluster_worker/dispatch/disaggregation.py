@@ -12,7 +12,7 @@ from pdcluster_worker.peers.records import Disaggregation, RefusedPeer
 from pdcluster_worker.routing.prefill_share import PrefillShare
 
 LOOK_SECONDS = 5.0
-"""Between two looks, so the most seldom write of refused pairs: many that come at once are one write."""
+"""Seconds between two looks, and so between two writes of refused pairs: many that come at once are one write."""
 
 FIGURES_SECONDS = 30.0
 
@@ -26,7 +26,7 @@ _STEP = 0.05
 """Of the share of remote prefills."""
 
 _SAME = 0.25
-"""A number that differs by no more than this part of the one stated is no news."""
+"""A number that differs by no more than this part of the one stated is not written again."""
 
 
 class Disaggregating:

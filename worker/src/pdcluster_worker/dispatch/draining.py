@@ -7,7 +7,7 @@ follow each other, and a drained worker is draining again while something that
 slipped in runs.  What a state means for requests and peers is the caller's.
 
 When the last request has ended its answer may still be on the way: the worker
-has drained when its clients have taken all.  Who these are is seen once, when the
+has drained when its clients have taken all.  The set of these is read once, when the
 last request has ended: what is sent later, such as refusals and scrapes, holds
 nothing, however much of it there is.
 """

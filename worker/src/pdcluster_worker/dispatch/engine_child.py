@@ -62,7 +62,7 @@ class EngineChild:
 
     def kill(self, reason: str) -> None:
         """End a process that answers nothing, stopped ones too; its requests fail with `reason`."""
-        assert self._process is not None, "only what was started can stand still"
+        assert self._process is not None, "only a started process can be killed"
         self.client.fail(reason)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()

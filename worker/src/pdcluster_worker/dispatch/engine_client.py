@@ -2,8 +2,8 @@
 
 Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
 statistics and block events to its subscribers.  When the engine dies or
-stands still every open mailbox says so; nothing waits for an answer that cannot
-come.  When it stands still is `dispatch.stall_watch`'s rule, and what
+stalls, every open mailbox reports it; nothing waits for an answer that cannot
+come.  When an engine counts as stalled is `dispatch.stall_watch`'s rule, and what
 the messages mean for a request is `dispatch.decoding`'s and `dispatch.prefilling`'s business.
 """
 
@@ -45,7 +45,7 @@ class FrameSocket(Protocol):
 
 
 ENGINE_STALLED = "engine_stalled"
-"""Code of the error of a request whose engine stands still; it goes to peers too."""
+"""Code of the error of a request whose engine has stalled; it goes to peers too."""
 
 OUT_OF_BLOCKS = "out_of_blocks"
 """Code of the error of a request that its engine preempted again and again; it goes to peers."""
@@ -61,14 +61,14 @@ class EngineDiedError(RequestError):
 
 
 class EngineStalledError(RequestError):
-    """The engine process stands still; its requests fail, and may be tried elsewhere."""
+    """The engine process has stalled; its requests fail, and may be tried elsewhere."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, status=503, code=ENGINE_STALLED, retry_after_seconds=1)
 
 
 class ShortOfBlocksError(RequestError):
-    """The engine preempted a request so often that another worker had better run it."""
+    """The engine preempted a request so often that another worker should run it."""
 
     def __init__(self, num_preemptions: int) -> None:
         message = f"the request was preempted {num_preemptions} times, and another worker has room"
@@ -100,7 +100,7 @@ class Mailbox:
             self.num_tokens += 1
             self.ended = item.finish_reason is not None
         elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
-            # An engine that stands still, or is short of blocks, holds the request, and would go on with it.
+            # An engine that has stalled, or is short of blocks, holds the request, and would continue it.
             self.ended = not isinstance(item, EngineStalledError | ShortOfBlocksError)
         self._items.append(item)
         if self._arrival is not None and not self._arrival.done():
@@ -219,7 +219,7 @@ class EngineClient:
         return mailbox
 
     def check(self) -> None:
-        """Raise EngineDiedError when the engine is gone, EngineStalledError while it stands still."""
+        """Raise EngineDiedError when the engine is gone, EngineStalledError while it stalls."""
         if self.died is not None:
             raise EngineDiedError(self.died)
         if self.stalled is not None:
@@ -244,13 +244,13 @@ class EngineClient:
             mailbox.put(EngineDiedError(reason))
 
     def stall(self, reason: str) -> None:
-        """Note that the engine stands still: open requests fail now and later ones at once, until `recover`."""
+        """Note that the engine has stalled: open requests fail now and later ones at once, until `recover`."""
         self.stalled = reason
         for mailbox in self._mailboxes.values():
             mailbox.put(EngineStalledError(reason))
 
     def recover(self) -> None:
-        """Note that the engine gets on again."""
+        """Note that the engine makes progress again."""
         self.stalled = None
 
     async def run(self) -> None:

@@ -32,7 +32,7 @@ class Engine:
 
     rank:        among the engines of its worker, from 0; one that is started again keeps it.
     kv_address:  host:port where peers write its KV.
-    stall_watch: how long its steps take, and whether it stands still.
+    stall_watch: how long its steps take, and whether it has stalled.
     order:       of its block events.
     """
 
@@ -70,7 +70,7 @@ class Place:
     mailbox: Mailbox
 
     def send(self, message: EngineInput) -> None:
-        """Tell the engine.  Raises EngineDiedError."""
+        """Send a message to the engine.  Raises EngineDiedError."""
         self.engine.client.send(message)
 
     def check(self) -> None:
@@ -215,7 +215,7 @@ class Engines:
     def _take_blocks(self, engine: Engine, events: BlockEvents) -> None:
         """Follow the changes of one cache in their order; after a gap it is asked for everything."""
         arrival = engine.order.arrival(events.sequence, is_whole=events.is_cleared)
-        if arrival is Arrival.ASK_ANEW:
+        if arrival is Arrival.ASK_SNAPSHOT:
             logger.warning("engine %d: missed block events before sequence=%d: asked for all", engine.rank, events.sequence)
             engine.client.send(TellBlocks())
         if arrival is not Arrival.TAKE:

@@ -99,7 +99,7 @@ class HeadlessChild:
             calling.cancel()
 
     async def _call_while_it_loads(self) -> None:
-        """Let it hear of the head: one that says nothing is taken for gone, and the pulse begins when it has loaded."""
+        """Ping it while it loads: it takes a silent head for gone, and the regular pings begin only once it has loaded."""
         while self.client.is_loading:
             self.client.ping()
             with contextlib.suppress(TimeoutError, EngineDiedError):

@@ -254,7 +254,7 @@ class Node:
         self._promise(self.worker.takes_new)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
-        """Promise nothing while no engine gets on: who waits for a credit asks another worker."""
+        """Promise nothing while no engine makes progress, so that requests that wait for a credit ask another worker."""
         if is_stalled:
             if not any(other.serves for other in self.worker.engines if other is not engine):
                 self._promise(False)

@@ -176,6 +176,6 @@ class Pace:
 
 
 def _batches(peer: Peer) -> float:
-    """Its work in hand in batches of its engine; 0 of one that does not tell."""
+    """Its work in hand in batches of its engine; 0 of one that does not report it."""
     size = peer.max_batched_tokens
     return max(peer.load.credit_tokens, peer.load.waiting_tokens) / size if size else 0.0

@@ -19,7 +19,7 @@ MARGINS = 1.5
 
 
 class NoProgressError(PeerError):
-    """A prefill worker has not got on for too long."""
+    """A prefill worker has made no progress for too long."""
 
 
 class PrefillPatience:
@@ -42,7 +42,7 @@ class PrefillPatience:
         still = self._still.look(period_seconds(stall_seconds))
         if still > load.longest_step_seconds + MARGINS * stall_seconds:
             limit = f"qos.stallSeconds is {stall_seconds:g}"
-            raise NoProgressError(f"its engine has not got on for {still:.1f} s ({limit})")
+            raise NoProgressError(f"its engine has made no progress for {still:.1f} s ({limit})")
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Watch one engine for stalls: send pings, and act on the verdicts of `stall_watch`.
 
 An engine that stalls leaves every choice at once: its requests fail, `/health`
-and `/ready` say why, and peers hear of it.  One that gets on again serves as
+and `/ready` say why, and its load report says so to peers.  One that recovers serves as
 before.  One that is lost is killed, which ends its worker: the supervisor of
 the worker (the kubelet, `pdctl`) restarts it.
 """
@@ -45,13 +45,13 @@ class Pulse:
         condition = watch.look(worker.policy.stall_seconds)
         if condition == "stalled" and client.stalled is None:
             self._on_change(self._engine, True)
-            client.stall(f"the engine of this worker stands still: {self._reason()}")
+            client.stall(f"the engine of this worker has stalled: {self._reason()}")
             longest = watch.longest_step_seconds
             self._tell("engine stalled reason=%s longest_step_seconds=%.1f", self._reason(), longest)
         if condition == "well" and client.stalled is not None:
             client.recover()
             self._on_change(self._engine, False)
-            self._tell("engine gets on again")
+            self._tell("engine makes progress again")
         return condition == "lost" or (condition == "stalled" and self._is_leaving())
 
     def _tell(self, message: str, *values: object) -> None:

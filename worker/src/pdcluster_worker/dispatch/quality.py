@@ -265,7 +265,7 @@ class Quality:
         )
 
     def _seconds_of(self, prompt_tokens: int) -> float | None:
-        """That so many prompt tokens wait, at the pace of late."""
+        """Seconds that so many prompt tokens wait, at the recent pace."""
         seconds = self._averages.prompt_token_seconds
         return None if seconds is None else prompt_tokens * seconds
 

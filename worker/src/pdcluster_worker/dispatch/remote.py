@@ -2,7 +2,7 @@
 
 Whatever happens, the engine gets one message about the end of the transfer, and the
 credit and the blocks go back.  On failure, and when the prefill worker does not
-get on, the engine prefills here, keeping the first token if the client has it.
+make progress, the engine prefills here, keeping the first token if the client has it.
 Which requests come here is `dispatch.decoding`'s choice.
 """
 
@@ -154,7 +154,7 @@ class RemotePrefill:
     async def _next(self, place: Place, replies: AsyncGenerator[Reply, None], peer: Peer) -> Reply | None:
         """The next reply, None at the end.
 
-        Raises NoProgressError when the peer does not get on, EngineDiedError or EngineStalledError when we do not.
+        Raises NoProgressError when the peer makes no progress, EngineDiedError or EngineStalledError when our engine fails.
         """
         patience = PrefillPatience(asyncio.get_running_loop().time, lambda: peer.load)
 

@@ -1,6 +1,6 @@
-"""Decides when an engine stands still: it has work and makes no step, or answers no ping, for too long.
+"""Decide when an engine has stalled: it has work and makes no step, or answers no ping, for too long.
 
-Too long is its longest step of late and a margin: a step cannot be interrupted
+Too long is its longest recent step and a margin: a step cannot be interrupted
 for a ping, and a slow machine has long steps.  Time counts only while it is
 watched: a machine that slept, or a server process that was stopped, adds the
 time of two looks.  Pure: the clock is passed in.  What follows is `dispatch.pulse`'s business.
@@ -106,7 +106,7 @@ class StallWatch:
         return asks
 
     def on_pong(self, pong: Pong) -> None:
-        """Hear an answer.
+        """Take an answer.
 
         An engine without work is well, and one with work if it has made a step since the last answer.
         """

@@ -26,7 +26,7 @@ from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.routing.waiting import CreditQueue
 
 REPORT_SECONDS = 1.0
-"""How often peers hear of our load (docs/architecture.md, 'Discovery')."""
+"""Seconds between two reports of our load to peers (docs/architecture.md, 'Discovery')."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Worker:
         self.metrics.long_prompts.labels("remote" if is_remote else "local").inc()
 
     def note_transfer(self, num_bytes: int, seconds: float) -> None:
-        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short to tell."""
+        """A KV transfer from here is acknowledged.  seconds: with a write under way; 0 = too short to measure."""
         if seconds > 0:
             self.sent_bytes_per_second = num_bytes / seconds
             gauge = self.metrics.kv_transfer_bytes_per_second
@@ -162,7 +162,7 @@ class Worker:
     def request(self) -> Iterator[None]:
         """Count a request in, and out at the end.
 
-        A draining worker takes it too, for who sent it had not heard yet.  Raises RequestError 503 from one that has ended.
+        A draining worker takes it too: its sender had no report of the drain yet.  Raises RequestError 503 from one that has ended.
         """
         if self.has_ended:
             raise self.refusal()
@@ -200,7 +200,7 @@ class Worker:
             listener.set()
 
     def announce(self, state: WorkerState) -> None:
-        """Take another state; peers that listen hear of it at once."""
+        """Take another state; peers that listen get a report at once."""
         self.state = state
         self.tell()
 

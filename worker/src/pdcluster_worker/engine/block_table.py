@@ -2,8 +2,8 @@
 
 Guarantees that at least one token is always computed (at most (N-1)//block_size
 hit blocks [V15]), that only full, computed blocks get a hash, and that a request
-which was admitted never lacks a block for its prompt [V7].  Who is admitted when
-is `engine.scheduler`'s and `engine.receiving`'s business.
+which was admitted never lacks a block for its prompt [V7].  Admission is decided
+by `engine.scheduler` and `engine.receiving`.
 
 Where every layer of the model has a window, blocks that have left it are given
 back and the null block stands in their place.  Such a request takes the blocks
@@ -233,6 +233,6 @@ class BlockTables:
         if first <= start:
             return
         self.pool.release(request.block_table[start:first])
-        # Another list: who copied the old one copies this one from its beginning.
+        # Another list: a copy of the old one is made again from its beginning.
         request.block_table = [self._settings.null_block] * first + request.block_table[first:]
         request.num_null_blocks = first

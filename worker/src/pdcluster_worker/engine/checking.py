@@ -1,6 +1,6 @@
 """Checks the block pool of an idle engine, a slice a turn, so that a request that comes meanwhile never waits for all of it.
 
-A walk counts who holds what, then looks at every block once after something has
+A walk counts the references of each block, then looks at every block once after something has
 happened, then rests.  What happens in the middle of a walk is no fault: it
 counts again, goes on with the next blocks and looks at all of them once more.
 No turn grows with the pool: one of a million blocks takes no longer.

@@ -151,7 +151,7 @@ class Executor:
         if len(failures) < num_alive:
             self._num_failed_steps = 0
         elif len(failures) >= 2 and _are_alike(failures) and reasons[0] not in _OWN_FAULTS:
-            # A lone item tells nothing: it may be the request's fault, so it neither counts nor
+            # A lone item proves nothing: it may be the request's fault, so it neither counts nor
             # clears the count; nor does a batch of requests that are all at fault.
             self._num_failed_steps += 1
             if self._num_failed_steps >= MAX_FAILED_STEPS:

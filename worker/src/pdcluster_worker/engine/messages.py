@@ -283,7 +283,7 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
     seconds: float  # from the first write to the last acknowledgement
     checksum: int | None = None
-    busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to tell
+    busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to measure
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):

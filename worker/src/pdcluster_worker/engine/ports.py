@@ -211,7 +211,7 @@ class KVMemory(Protocol):
 class BlocksSent:
     """The peer acknowledged these source blocks of this epoch: they are no longer read.
 
-    at: the engine's clock when that happened; the engine may hear of it a whole step later.
+    at: the engine's clock when that happened; the engine may see it a whole step later.
     """
 
     epoch: bytes

@@ -46,7 +46,7 @@ class RankState:
 
     prefillable:     it could compute a prompt now.
     below_watermark: and its KV usage is below the watermark [S5].
-    max_prefill:     prompts in its largest prefill batch of late.
+    max_prefill:     prompts in its largest recent prefill batch.
     timed_out:       it has waited for the longest time.
     """
 
@@ -134,7 +134,7 @@ def status_of(ranks: Sequence[RankState]) -> Status:
 
 
 def negotiate(settings: DelayerSettings, wait: Wait | None, ranks: Sequence[RankState], max_running: int, now: float) -> Verdict:
-    """The verdict of one pass over what all engines say, this one among them.
+    """The verdict of one pass over the states of all engines, this one among them.
 
     wait: of the passes before; its bounds end any delay.
     """

@@ -113,7 +113,7 @@ class Receiver:
         return transfer.request
 
     def finish(self, message: ReceiveDone, now: float) -> None:
-        """The peer says that all is written; `fenced` tells what came of it."""
+        """The peer reports that all is written; `fenced` returns the result."""
         transfer = self._by_request[message.request_id]
         transfer.done = message
         self._fence(transfer, now)

@@ -2,7 +2,7 @@
 
 We run decoder-only models whose every layer is ordinary causal attention over
 the whole context or a window of it.  Everything else is refused with the field that says so.
-What a config does not tell is caught later by `model.probe`.
+What a config does not state is caught later by `model.probe`.
 """
 
 import json

@@ -48,7 +48,7 @@ _PLACES: dict[str, PrefillPlace] = {"local": "local", "remote": "remote"}
 
 @dataclass(frozen=True)
 class PeerEvents:
-    """Whom to tell; plain functions that must not block.
+    """Callbacks of a peer: plain functions that must not block.
 
     on_credit: (peer, request id, granted); not granted = queued there, a grant follows.
     on_lost:   the peer was ready and is no more: all its answers and grants are void.
@@ -266,7 +266,7 @@ class Peer:
             async with aclosing(replies(lambda: self._line.stub.Watch(request))) as reports:
                 async for report in reports:
                     arrival = order.arrival(report.sequence)
-                    if arrival is Arrival.ASK_ANEW:
+                    if arrival is Arrival.ASK_SNAPSHOT:
                         logger.info("watch gap peer=%s sequence=%d", self.key, report.sequence)
                         break
                     if arrival is Arrival.TAKE:

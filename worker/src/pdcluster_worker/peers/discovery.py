@@ -1,4 +1,4 @@
-"""This worker's record in etcd, and the membership that etcd tells.
+"""This worker's record in etcd, and the membership that etcd reports.
 
 One session at a time: lease, record, listing, watches from the listing's
 revision.  Whatever breaks (a call, a watch, the lease, an etcd that came back
@@ -47,7 +47,7 @@ class DiscoveryKeys:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryEvents:
-    """Whom to tell, and whom to ask.  The callbacks are plain functions and must not block.
+    """Callbacks of discovery: plain functions that must not block.
 
     on_members: all members by pod, this worker included, after every change.
     on_drain:   whether the drain command is present, after every change; absent at first.
@@ -60,7 +60,7 @@ class DiscoveryEvents:
 
 
 class Discovery:
-    """One per worker.  Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot are passed over.
+    """One per worker.  Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot be used are ignored.
 
     problem:         why etcd does not serve this worker now; None while a session lives.
     registered_once: latches at the first registration.
@@ -156,7 +156,7 @@ class Discovery:
                 logger.warning("etcd has another value key=%s here=%r there=%r", key, value, found)
 
     async def _take_leave(self, etcd: Etcd, lease_id: int) -> None:
-        """Write the last record, for who was drained needs no probe, and revoke the lease; both best effort."""
+        """Write the last record, since a drained worker needs no probe, and revoke the lease; both best effort."""
         try:
             if self._record_changed.is_set():
                 await self._put_record(etcd, lease_id)

@@ -2,7 +2,7 @@
 
 It refuses what is not meant for this engine, what has no credit and what no
 worker of ours would send, and ends the handler's iterator the moment a call is
-cancelled.  What a request's tokens are is the handler's business; who is
+cancelled.  What a request's tokens are is the handler's business; which want is
 granted a credit is the ledger's.
 """
 
@@ -78,7 +78,7 @@ class WorkerService(WorkerServicer):
         self._refusals = refusals
 
     async def Handshake(self, request: pb.Hello, context: Context) -> pb.Hello:  # noqa: N802
-        """Note a mismatch, and tell our facts in any case: the other side compares too."""
+        """Note a mismatch, and answer with our facts in any case: the other side compares too."""
         mine = self._handler.hello()
         async with answering(context):
             self._refusals.check(mine, _parsed(convert.hello_from_proto, request))

@@ -3,7 +3,7 @@
 An error that carries our metadata is the request's own and comes out as it went
 in; every other end of a call is the peer's and becomes PeerError.  gRPC's
 asyncio API raises CancelledError also when the *other* side cancelled a call:
-`cancelled_here` tells the two apart, or a peer could cancel our tasks.
+`cancelled_here` distinguishes the two, or a peer could cancel our tasks.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """TLS of the connections that a worker has: mutual with the other workers of its cluster, and to an etcd that speaks it.
 
 Both ends show a certificate and accept only those of the authorities in their
-CA file, so a stranger gets no further than the handshake.  All files are read
+CA file, so any other process gets no further than the handshake.  All files are read
 again while the worker runs: new handshakes, of either side, go by the newest
 good files, and connections that stand are left alone.  A cluster changes its
 authority by accepting two for a while.

@@ -50,7 +50,7 @@ class Load:
 
     state:                that of its record, or stalled.
     progress:             grows with each step of its engine and each byte of KV that it has sent.
-    longest_step_seconds: of its engine of late.
+    longest_step_seconds: of its engine, recently.
     credit_tokens:        of a prefill worker: promised, or in hand.
     """
 

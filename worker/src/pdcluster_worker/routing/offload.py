@@ -96,7 +96,7 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
 
 
 def takes_length(max_model_len: int, num_tokens: int) -> bool:
-    """A worker of that limit computes so many tokens and one more; 0 = it does not tell its limit."""
+    """A worker of that limit computes so many tokens and one more; 0 = its limit is unknown."""
     return max_model_len == 0 or num_tokens < max_model_len
 
 

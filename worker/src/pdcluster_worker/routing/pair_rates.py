@@ -39,7 +39,7 @@ class PairRates:
         self._rates: dict[str, float] = {}
 
     def add(self, key: str, num_bytes: int, seconds: float) -> None:
-        """Take a transfer that has ended; seconds: with a write under way, 0 = too short to tell."""
+        """Take a transfer that has ended; seconds: with a write under way, 0 = too short to measure."""
         if seconds <= 0 or num_bytes <= 0:
             return
         rate, old = num_bytes / seconds, self._rates.get(key)

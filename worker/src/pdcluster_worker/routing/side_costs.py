@@ -1,7 +1,7 @@
 """Expected cost of a prompt's first token here, and at the prefill workers: the guard of the policy `measured`.
 
 For each side: the prompt tokens that wait there over the rate at which prompts were
-computed of late, the prompt's own, and what first tokens took beside that (the way to
+computed recently, the prompt's own, and what first tokens took beside that (the way to
 there, other steps), an average.  A side that has not been seen for a while gets one
 prompt as a probe, so that one that has become better is found out.  Pure: time is
 passed in.  It knows this worker's own prompts; what others have sent to the prefill

@@ -1,7 +1,7 @@
 """A length threshold that follows what is measured: the policy `sloFeedback`.
 
 Two lines, seconds to the first token over uncached tokens, are kept of the
-requests that were prefilled here and elsewhere of late.  The threshold goes
+requests that were prefilled here and elsewhere recently.  The threshold goes
 where the lines cross: down while a prompt of just its length is better off
 elsewhere, up while it is better off here, one step at a time, within its
 bounds, and not at all while both are about equal (hysteresis).  Decodes that

@@ -1,7 +1,7 @@
 """The HTTP application: routes, middleware and error shapes, put together for a role.
 
 `create_app` serves generation (decode, mixed); `create_prefill_app` has health
-and metrics only, and tells a client that it came to the wrong worker.
+and metrics only, and answers a client that it came to the wrong worker.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Pure ASGI: tells browsers which web pages of other origins may call the API (CORS, by the Fetch standard).
+"""Pure ASGI: lets browsers call the API from web pages of other origins (CORS, by the Fetch standard).
 
 A preflight is answered here, before a key is asked for, since a browser sends
 none with it.  Errors carry the headers too, so that a page can read them.  An

@@ -1,6 +1,6 @@
 """Bound of the connections that the HTTP server has at once.
 
-Where there is no room, a newcomer takes the place of the connection that has
+Where there is no room, a new connection takes the place of the connection that has
 waited longest for a request, half a header included: closing an idle one is
 what any server may do, and a crowd of silent ones cannot shut the door.  So is
 closing one that has its answer and still sends a body (`unread`).  A few

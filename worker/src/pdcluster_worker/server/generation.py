@@ -132,7 +132,7 @@ class Generation:
                     adopt(generated.notes)
                 choice = self._choices[generated.index]
                 if choice.finish_reason is not None:
-                    continue  # made before the engine heard of the stop string
+                    continue  # made before the engine got the abort
                 if generated.prefill is not None:
                     self.prefill = self.prefill or generated.prefill
                 delta = self._take(choice, generated.token)

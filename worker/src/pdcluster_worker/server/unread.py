@@ -3,7 +3,7 @@
 The client has its whole answer at once, and that the connection ends with it.
 Then what the client still sends is dropped for a while (`limits.HttpLimits`),
 so that it can read the answer before the connection closes; sooner where a
-newcomer needs the place (`crowd`).
+new connection needs the place (`crowd`).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ ANSWERED = "pdcluster.answered"
 
 
 def announced_bytes(scope: Scope) -> int | None:
-    """Length of the body by its header; 0 for none, None when only its end will tell."""
+    """Length of the body by its header; 0 for none, None when only its end shows it."""
     length = 0
     for name, value in scope["headers"]:
         if name == b"transfer-encoding":

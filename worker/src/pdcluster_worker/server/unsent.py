@@ -24,7 +24,7 @@ TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 """Of the network namespace that this process lives in."""
 
 STALLED_SECONDS = 45.0
-"""Less than any who sends SIGTERM waits by default, `pdctl up` 60 s and a pod 300 s."""
+"""Less than the default wait after a SIGTERM: `pdctl up` waits 60 s and a pod 300 s."""
 
 REMEMBER_SECONDS = 10.0
 """Looks that lie further apart cannot tell what has moved between them; a drain looks more often."""

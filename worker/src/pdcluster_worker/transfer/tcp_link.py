@@ -246,7 +246,7 @@ class Link:
         """True once the connection must not be written on any more.
 
         Counted from before the peer counts, and by the clock rather than by a timer: it holds also
-        when this whole process stood still.
+        when this whole process was stopped.
         """
         return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
 

@@ -85,6 +85,6 @@ class ChunkBudget:
         change = (1.0 - SPARE) * self._target_seconds / seconds
         fitting = aligned(int(num_tokens * min(MOST_CHANGE, max(1.0 / MOST_CHANGE, change))))
         is_over = seconds > self._target_seconds
-        is_full = num_tokens >= self.num_tokens  # a smaller step tells nothing of a larger one
+        is_full = num_tokens >= self.num_tokens  # a smaller step predicts nothing of a larger one
         if (is_over and fitting < self.num_tokens) or (is_full and fitting > self.num_tokens):
             self.num_tokens = max(self._least, min(self._most, fitting))

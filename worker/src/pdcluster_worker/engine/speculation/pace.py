@@ -31,7 +31,7 @@ DOUBT = 4.0
 
 @dataclass(slots=True)
 class Share:
-    """The share of a request's drafts that is right, of late."""
+    """Share of a request's recent drafts that is right."""
 
     value: float = FIRST_SHARE
 

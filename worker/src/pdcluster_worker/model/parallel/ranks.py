@@ -3,7 +3,7 @@
 An engine cannot go on without one of its ranks: every call then raises
 EngineBrokenError with the reason, and `on_death` is called from a thread that
 waits for nothing else, so that an engine that is idle or waits for the dead rank
-hears of it at once.
+sees it at once.
 """
 
 import logging

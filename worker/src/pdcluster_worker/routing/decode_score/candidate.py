@@ -30,7 +30,7 @@ class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     is_self:        it is the one that chooses: no hop.
     num_requests:   on it, waiting or running.
     matched_blocks: leading blocks of the prompt in its prefix cache.
-    is_recent:      the first block of the prompt was sent there of late.
+    is_recent:      the first block of the prompt was sent there recently.
     prefill_tokens: that wait there to be computed.
     decode_blocks:  KV blocks that requests hold there.
     total_blocks:   KV blocks in all; 0 = not known.

@@ -55,7 +55,7 @@ class Averages:
             self._step.observe(measured.stream_seconds, measured.tokens + 1, batch)
 
     def observe(self, completion: Completion) -> None:
-        """See `Estimator`; these averages come from `refresh`, which also hears of requests that have not ended."""
+        """See `Estimator`; these averages come from `refresh`, which also counts requests that have not ended."""
 
     @property
     def prompt_token_seconds(self) -> float | None:
@@ -85,10 +85,10 @@ class Averages:
 
     @property
     def firsts_per_second(self) -> float:
-        """First tokens of late, while any request waited; 0 = none."""
+        """Recent first tokens, while any request waited; 0 = none."""
         return self._firsts / self._waiting if self._waiting else 0.0
 
     @property
     def ends_per_second(self) -> float:
-        """Requests that ended of late, while there were any; 0 = none."""
+        """Recently ended requests, while there were any; 0 = none."""
         return self._ended / self._busy if self._busy else 0.0

@@ -1,4 +1,4 @@
-"""The prefill term of an estimate: prompt tokens that are computed in a second, as measured of late."""
+"""The prefill term of an estimate: prompt tokens that are computed in a second, as measured recently."""
 
 KEPT = 0.9
 """Share of its weight that a completion keeps at each later one."""

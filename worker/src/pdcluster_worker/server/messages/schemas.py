@@ -32,7 +32,7 @@ _TEXT_ONLY = "this server takes text"
 
 
 class TextBlock(Body):
-    """A text; citations and cache_control are passed over."""
+    """A text; citations and cache_control are ignored."""
 
     type: Literal["text"]
     text: Text
@@ -152,7 +152,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """effort is passed over: the model answers as its prompt asks."""
+    """effort is ignored: the model answers as its prompt asks."""
 
     format: OutputFormat | None = None
     effort: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None

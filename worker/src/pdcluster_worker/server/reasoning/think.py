@@ -1,4 +1,4 @@
-"""Tells what stands between think tags from the answer after them, in pieces of any size.
+"""Separates the text between think tags from the answer after them, in pieces of any size.
 
 The parsers differ in how they begin.  Where the prompt ends inside an open tag,
 the text is reasoning from its first character; where it ends after a closed
