@@ -18,7 +18,7 @@ from pdcluster_worker.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
-"""How often the folder is looked at; little beside the minute or two in which a kubelet changes a mounted Secret."""
+"""Period of looks at the folder; little beside the minute or two in which a kubelet changes a mounted Secret."""
 
 
 class ApiKeys:

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 Role = Literal["prefill", "decode", "mixed", "router"]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 MAX_RANKS = 8
-"""Of one engine: the accelerators of one machine."""
+"""Most ranks of one engine: the accelerators of one machine."""
 
 MAX_ENGINES = 8
 """Engine processes of one worker at most: each has a KV port of its own, from `listen.kv` on."""
@@ -181,7 +181,7 @@ class EngineConfig(Section, frozen=True):
 
 
 class ListenConfig(Section, frozen=True):
-    """Where to listen; port 0 = any free port, announced in etcd.
+    """Addresses to listen on; port 0 = any free port, announced in etcd.
 
     head:     where headless engines on other hosts join (docs/parallel.md); None = none may
     api_keys: folder of files that each hold one key which clients may present; None = no key is asked for

@@ -51,7 +51,7 @@ from pdcluster_worker.transfer.tcp import TcpTransport
 logger = logging.getLogger(__name__)
 
 RANK_GRACE_SECONDS = 0.7
-"""For the engine's last words when one of its ranks is gone; then the process ends, whatever it waits for."""
+"""Time for the engine's last message when one of its ranks is gone; then the process ends, whatever it waits for."""
 
 
 class EngineMailbox(Protocol):

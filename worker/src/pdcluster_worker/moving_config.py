@@ -10,7 +10,7 @@ Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
 class MovingPolicy(PolicySection, frozen=True):
-    """When a request that has begun goes on at another decode worker.
+    """Policy of moving a request that has begun to another decode worker.
 
     enabled:   it moves when its worker is lost, stalls or drains; otherwise it ends in an
                error, or holds the drain.
@@ -25,7 +25,7 @@ class MovingPolicy(PolicySection, frozen=True):
 
 
 class RacingPolicy(PolicySection, frozen=True):
-    """When a request runs on two decode workers until one has made its first token.
+    """Policy of racing a request on two decode workers until one has made its first token.
 
     max_requests: most requests on either, waiting or running.
     max_ratio:    of all requests, that race at most.

@@ -11,7 +11,7 @@ from pdcluster_worker.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""How often the file is looked at; by content, since a mounted ConfigMap swaps links without touching times that we could trust."""
+"""Period of looks at the file; by content, since a mounted ConfigMap swaps links without touching times that we could trust."""
 
 
 class PolicyFile:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 HTTP_DRAIN_SECONDS = 5.0
-"""For what is open beside requests, such as a body that is still on its way here."""
+"""Time for what is open beside requests, such as a body that is still on its way here."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pdcluster_worker.config_section import PolicySection, Positive, Share
 Milliseconds = Annotated[float, msgspec.Meta(gt=0.0)]
 Rate = Annotated[float, msgspec.Meta(gt=0.0)]
 Tier = Literal["high", "normal", "low"]
-"""What a priority means: high below 0, normal at 0, low above."""
+"""Tier of a priority: high below 0, normal at 0, low above."""
 
 
 class SloPolicy(PolicySection, frozen=True):

@@ -51,10 +51,10 @@ from pdcluster_worker.tracing import close_tracing, start_tracing
 logger = logging.getLogger(__name__)
 
 SERVER_NICENESS = 10
-"""Of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
+"""Niceness of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
 
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
-"""What an engine process means that ends with one of these statuses."""
+"""Error of an engine process that ends with one of these statuses."""
 
 RELAYED_SECONDS = 60.0
 """At most, after an engine was killed, for the answers that peers give through this worker."""

@@ -8,7 +8,7 @@ from pdcluster_worker.config_section import Positive, Section
 from pdcluster_worker.engine.settings import SpeculationSettings
 
 MOST_DRAFTS = 16
-"""Of one request in a step; each is a row of the step, right or wrong."""
+"""Most drafts of one request in a step; each is a row of the step, right or wrong."""
 
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
 

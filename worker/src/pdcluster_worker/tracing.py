@@ -83,7 +83,7 @@ def phases_of(journey: Journey) -> Iterator[Phase]:
 
 
 def endpoint_in(environment: Mapping[str, str]) -> str | None:
-    """Where traces go by the environment; None = nowhere."""
+    """Endpoint of traces by the environment; None = none."""
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
     found = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     return None if is_off or not found else found

@@ -22,7 +22,7 @@ ASKING_HEADS = 8
 """Requests at the head of the queue that ask for credit at the same time; more would only lengthen the queues of the prefill workers."""
 
 ANSWER_SECONDS = 0.05
-"""How long a choice waits for the slowest answer; a round trip takes about a millisecond, so this bounds a stuck peer."""
+"""Longest wait of a choice for the slowest answer; a round trip takes about a millisecond, so this bounds a stuck peer."""
 
 
 @dataclass(slots=True)

@@ -47,10 +47,10 @@ def name_of(where: Peer | None) -> str:
 
 
 TAINT_SECONDS = 10.0
-"""How long a failure counts against a worker [Y10]."""
+"""Time for which a failure counts against a worker [Y10]."""
 
 _NOT_TOLD_SECONDS = 2 * REPORT_SECONDS
-"""What was sent so lately may not be in the events yet, and counts as cached."""
+"""A prompt sent within this time may be missing in the events and counts as cached."""
 
 _NOTED_COSTS = 8
 

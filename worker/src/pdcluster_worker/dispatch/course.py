@@ -34,7 +34,7 @@ Stream = AsyncGenerator[Generated, None]
 
 
 _DEMOTED = "priority=low"
-"""Of what a request has lost: see `dispatch.quality`."""
+"""Entry in the losses of a request: see `dispatch.quality`."""
 
 
 class CalledOffError(PeerError):

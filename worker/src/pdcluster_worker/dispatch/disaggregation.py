@@ -23,7 +23,7 @@ MAX_REASON = 400
 """Characters of one reason: a record is read by every worker."""
 
 _STEP = 0.05
-"""Of the share of remote prefills."""
+"""Step to which the share of remote prefills is rounded."""
 
 _SAME = 0.25
 """A number that differs by no more than this part of the one stated is not written again."""

@@ -22,7 +22,7 @@ from pdcluster_worker.peers.records import WorkerState
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.1
-"""How often a draining worker looks whether it is done: what holds it lies in several rooms, and none of them knows of a drain."""
+"""Period of checks while a worker drains: what holds it lies in several rooms, and none of them reports to the drain."""
 
 UNSENT_CHECK_SECONDS = 0.5
 """The same while only clients hold it that read slowly, for to ask the kernel costs more."""

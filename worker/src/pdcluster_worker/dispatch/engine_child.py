@@ -19,10 +19,10 @@ from pdcluster_worker.engine.messages import Stop
 logger = logging.getLogger(__name__)
 
 END_SECONDS = 5.0
-"""How long a stopping engine may take before it is killed; it only has to close sockets."""
+"""Time for an engine to stop before it is killed; it only has to close sockets."""
 
 LAST_WORDS_SECONDS = 0.5
-"""How long the death of the process waits for its EngineFailed message, which says why."""
+"""Time to wait, after the process has died, for its EngineFailed message, which has the reason."""
 
 
 class EngineChild:

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LAST_PAUSE_SECONDS = 60.0
-"""Between the death of an engine and its next start; doubled each time that it lived shorter than the last pause."""
+"""Longest pause before an engine that died is started again; doubled each time that it lived shorter than the last pause."""
 
 FORGET_SECONDS = 300.0
-"""How long an engine on another host that is gone counts as lost: its supervisor may bring it back meanwhile."""
+"""Time for which a lost engine on another host is remembered: its supervisor may bring it back meanwhile."""
 
 
 class Child(Protocol):

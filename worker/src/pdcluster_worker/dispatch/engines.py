@@ -64,7 +64,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request runs: an engine, and what that says about the request."""
+    """An engine chosen for a request, and the outputs of the request there."""
 
     engine: Engine
     mailbox: Mailbox

@@ -1,4 +1,4 @@
-"""Where headless engines join a worker: engines on other hosts, behind this worker's address.
+"""Listener of a head, at which headless engines join: engines on other hosts, behind this worker's address.
 
 They come by themselves, are checked, and run requests like the engines here.
 One that is gone ends its requests alone; its supervisor restarts it,
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 CALL_SECONDS = 1.0
-"""Between two pings of an engine that loads."""
+"""Period of pings of an engine that loads."""
 
 
 class LineSocket:

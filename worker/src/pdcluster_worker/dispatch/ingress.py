@@ -1,4 +1,4 @@
-"""Where a request enters: the decode worker that `dispatch.choosing` picks runs all its choices, one hop away at most.
+"""Entry of requests: the decode worker that `dispatch.choosing` picks runs all choices of a request, one hop away at most.
 
 A worker that drains, or whose engine has stalled, runs nothing that arrives
 now: it relays to a peer that stays.  What follows when the chosen worker fails

@@ -25,7 +25,7 @@ LIFETIME = (
 """Events of every request in their order [D1]; a local prefill has no migration."""
 
 MAX_EVENTS = 128
-"""Of one journey: a choice has some ten or twenty, and a client may ask for a thousand choices."""
+"""Most events of one journey: a choice has some ten or twenty, and a client may ask for a thousand choices."""
 
 _current: ContextVar["Journey | None"] = ContextVar("journey", default=None)
 

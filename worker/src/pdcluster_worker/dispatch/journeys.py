@@ -17,7 +17,7 @@ KEPT = 2048
 """Journeys: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many choices."""
 
 MAX_ROUTE_CHARACTERS = 2000
-"""Of the response header: proxies take 4 KiB of one at least."""
+"""Longest response header: proxies take 4 KiB of one at least."""
 
 UNKEPT_STATUSES = frozenset({401, 404, 405})
 """Statuses of answers to requests that no route took: anyone on the network can send them, and would push out other journeys."""

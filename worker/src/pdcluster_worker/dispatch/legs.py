@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Route:
-    """Where the choices of one prompt begin.
+    """Start of the choices of one prompt.
 
     where:        the worker of the last leg that began, where the prompt is cached; None = this one.
     may_run_here: a drain that begins later lets the request go on.

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _NO_GEOMETRY = KVGeometry(num_kv_heads=0, head_dim=0, num_layers=0, block_size=0, dtype="")
 
 GRPC_GRACE_SECONDS = 1.0
-"""After a drain no call of ours is open; this bounds a peer that keeps its streams."""
+"""Grace of the gRPC server: after a drain no call of ours is open; this bounds a peer that keeps its streams."""
 
 
 def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:

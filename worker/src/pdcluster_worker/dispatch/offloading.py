@@ -155,7 +155,7 @@ class Pace:
         self._costs.sent(side, self._request_id, self.uncached_tokens, self._clock(), others=others, num_workers=num_workers)
 
     def ended(self) -> None:
-        """It is over, with or without a first token."""
+        """End the timing, with or without a first token."""
         self._costs.ended(self._request_id)
 
     def token(self, generated: Generated) -> None:

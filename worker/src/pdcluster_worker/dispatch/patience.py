@@ -15,7 +15,7 @@ from pdcluster_worker.errors import PeerError
 from pdcluster_worker.peers.types import Load
 
 MARGINS = 1.5
-"""Of the peer's margin: its own word, which comes after one, goes to all at once and says more."""
+"""Margins of the peer that we wait: its own report, which comes after one, goes to all at once and has the reason."""
 
 
 class NoProgressError(PeerError):

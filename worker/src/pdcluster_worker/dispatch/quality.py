@@ -55,7 +55,7 @@ class _Wait:
     is_over: bool = False
 
     def cancel(self) -> None:
-        """It is over: nothing looks at it again."""
+        """Forget the request: nothing looks at it again."""
         if self.alarm is not None:
             self.alarm.cancel()
 
@@ -270,7 +270,7 @@ class Quality:
         return None if seconds is None else prompt_tokens * seconds
 
     def _estimated(self, figure: Callable[[Outlook], float | None]) -> float:
-        """For the metrics: of a request of normal priority that came now; NaN while nothing is known."""
+        """Estimate for the metrics: of a request of normal priority that came now; NaN while nothing is known."""
         value = figure(self._outlook(_NORMAL))
         return math.nan if value is None else value
 

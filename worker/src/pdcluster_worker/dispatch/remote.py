@@ -43,7 +43,7 @@ from pdcluster_worker.routing.qos.slo import aged
 logger = logging.getLogger(__name__)
 
 Reply = Token | PrefillDone
-"""What a prefill worker says."""
+"""Reply of a prefill worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ Condition = Literal["well", "stalled", "lost"]
 """stalled: out of every choice, may still come back; lost: to be killed."""
 
 LAST_CHANCE_SECONDS = 20.0
-"""From stalled to lost at most: long enough for one scrape of every 15 s to see it."""
+"""Longest time from stalled to lost: long enough for one scrape of every 15 s to see it."""
 
 REMEMBERED_SECONDS = 3600.0
 """A step longer than those of the warm-up is forgotten after that long."""
@@ -47,7 +47,7 @@ class Stillness:
         return self.seconds
 
     def moved(self) -> None:
-        """There was progress: count from now."""
+        """Note progress: count from now."""
         self.seconds = 0.0
         self._looked = self._clock()
 

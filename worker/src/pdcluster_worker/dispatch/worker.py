@@ -38,7 +38,7 @@ class Occupancy:
 
 
 NO_DECODE_WORKER_SECONDS = 2
-"""Until a client of a router may try again: about as long as discovery and handshake of a worker that comes back take."""
+"""Delay before a client of a router may try again: about as long as discovery and handshake of a returning worker take."""
 
 
 @dataclass(frozen=True, slots=True)

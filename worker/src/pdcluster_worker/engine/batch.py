@@ -76,7 +76,7 @@ class AfterDrafts:
 
 
 SamplePlace = Request | AfterDrafts
-"""After which tokens one is sampled."""
+"""Tokens after which one is sampled."""
 
 
 def sample_places(item: Scheduled) -> list[SamplePlace]:

@@ -18,7 +18,7 @@ from pdcluster_worker.engine.prefix_cache import PrefixCache
 
 
 class BlockState(IntEnum):
-    """Where a block stands."""
+    """State of a block."""
 
     FREE = 0
     CACHED = 1

@@ -81,7 +81,7 @@ class PoolWalk:
 
 
 class IdleCheck:
-    """When an idle engine takes the next turn of the walk: at most a hundredth of the time is spent on it."""
+    """Schedule of the walk's turns in an idle engine: at most a hundredth of the time is spent on it."""
 
     def __init__(self, walk: PoolWalk, clock: Callable[[], float]) -> None:
         self._walk = walk

@@ -26,7 +26,7 @@ class EngineBrokenError(RuntimeError):
 
 
 Outcome = Sample | Run | Exception | None
-"""Of one item: its token or tokens, None when it does not reach the end of its known tokens, or why it failed."""
+"""Outcome of one item: its tokens, None when it does not reach the end of its known tokens, or the error."""
 
 
 RAISED = "raised"

@@ -108,7 +108,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a prefill worker writes KV: the decode engine's private blocks, under one epoch.
+    """Target of a prefill worker's KV writes: the decode engine's private blocks, under one epoch.
 
     block_ids: the decode side's blocks for the tokens from `cached_tokens` on, in order;
                `cached_tokens` is a multiple of the block size.

@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"]
-"""Why one row of a batch has no token.
+"""Reason why one row of a batch has no token.
 
 not_finite:        its logits are NaN or infinite.
 no_token_left:     its sampling excludes every token.
@@ -55,7 +55,7 @@ def failed_row(reason: RowFailure, message: str, param: str | None = None) -> Re
 
 
 RowOutcome = Sample | Run | RequestError | None
-"""Of one item: its token or tokens, why it failed, or None where its known tokens are not all computed."""
+"""Outcome of one item: its tokens, the error, or None where its known tokens are not all computed."""
 
 
 def verified(drafts: Sequence[int], rows: Sequence[Sample | RequestError]) -> Sample | Run | RequestError:
@@ -78,7 +78,7 @@ def verified(drafts: Sequence[int], rows: Sequence[Sample | RequestError]) -> Sa
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Where the time of one step went: making inputs, the forward pass, sampling."""
+    """Seconds of one step by part: making inputs, the forward pass, sampling."""
 
     inputs: float = 0.0
     forward: float = 0.0
@@ -177,7 +177,7 @@ class Drafter(Protocol):
         ...
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """For each request at most so many tokens, to follow its known ones; none where there is no guess."""
+        """Draft for each request at most so many tokens, to follow its known ones; none where there is no guess."""
         ...
 
     def forget(self, request_id: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 Status = Literal["none", "mixed", "all"]
-"""Which engines could prefill now."""
+"""Number of engines that could prefill now."""
 
 Reason = Literal["", "delay", "token_watermark", "wait_timeout", "wait_success", "no_wait"]
 
@@ -22,7 +22,7 @@ REMEMBERED_BATCHES = 16
 """Prefill batches whose largest is what a batch of prompts is expected to be [S6]."""
 
 PAUSE_SECONDS = 0.02
-"""Of a delayed engine with nothing to run, until its next pass; about a short step."""
+"""Pause of a delayed engine with nothing to run, until its next pass; about a short step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Pressure:
 
 
 class Board(Protocol):
-    """Where engines of one worker read what the others said; nothing here waits."""
+    """Board on which the engines of one worker share their states; nothing here waits."""
 
     def publish(self, state: RankState) -> None:
         """Say what is so now."""
@@ -118,7 +118,7 @@ class OwnBoard:
         """Do nothing: no other engine reads it."""
 
     def others(self) -> list[RankState]:
-        """There are none."""
+        """Empty: a lone engine has no others."""
         return []
 
 

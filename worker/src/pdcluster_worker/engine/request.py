@@ -11,7 +11,7 @@ UNDATED_SECONDS = 60.0
 
 
 class Status(Enum):
-    """Where a request stands.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
+    """Status of a request.  PREEMPTED is WAITING that has run before; SENDING has its first token and waits for acknowledgements."""
 
     WAITING = "waiting"
     RECEIVING = "receiving"

@@ -205,7 +205,7 @@ def with_constraints(stats: EngineStats, counts: GrammarCounts) -> EngineStats:
 
 
 class FirstTokens:
-    """When each live request was first scheduled here, until it has its first token from here."""
+    """Time when each live request was first scheduled here, until it has its first token from here."""
 
     def __init__(self) -> None:
         self._scheduled_seconds: dict[str, float | None] = {}

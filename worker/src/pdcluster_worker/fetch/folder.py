@@ -34,7 +34,7 @@ class Wanted:
 
     @property
     def work(self) -> Path:
-        """Where it is made."""
+        """Folder in which the result is made."""
         return self.target.parent / f".{self.target.name}.partial"
 
     def is_there(self) -> bool:

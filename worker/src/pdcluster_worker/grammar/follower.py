@@ -1,4 +1,4 @@
-"""Where one answer stands in its grammar: fed the tokens that it has, and asked which may come next.
+"""Position of one answer in its grammar: fed its tokens, it returns those that may come next.
 
 A follower goes by the output alone: it catches up with whatever tokens a request
 has, made here or elsewhere, once or again after a preemption or a move, and it
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pdcluster_worker.engine.request import Request
 
 MOST_SECONDS = 2.0
-"""Of a core, beside those of each token."""
+"""Most core seconds of an answer, beside those of each token."""
 
 SECONDS_PER_TOKEN = 0.1
-"""Of a core; most grammars take less than a thousandth of a second, long repetitions of characters up to 0.07."""
+"""Core seconds per token; most grammars take less than a thousandth of a second, long repetitions of characters up to 0.07."""
 
 MOST_AT_ONCE = 0.2
 """Seconds of a core for one token; a grammar that can be read in many ways takes more with each."""
@@ -86,7 +86,7 @@ class Follower:
                 self._matcher.rollback(num_taken)
 
     def spend(self, seconds: float, at_once: float) -> None:
-        """It took so long to follow just now, and for one token.  Raises SlowError once that is too long."""
+        """Add the time that following took just now, in all and for one token.  Raises SlowError once it is too long."""
         self._seconds += seconds
         if at_once > MOST_AT_ONCE or self._seconds > MOST_SECONDS + SECONDS_PER_TOKEN * len(self._fed):
             raise SlowError(

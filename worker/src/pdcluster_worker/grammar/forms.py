@@ -15,7 +15,7 @@ from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prep
 from pdcluster_worker.grammar.tags import prepared_tag
 
 MOST_WHITE_SPACE = 20
-"""Between two parts of a JSON text: a model that has nothing to say must not fill its answer with blanks."""
+"""Most white space between two parts of a JSON text: a model without an answer must not fill it with blanks."""
 
 _LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
 _ANY_OBJECT = '{"type":"object"}'
@@ -97,7 +97,7 @@ class Forms:
 
 
 _JSON = (True, None, None, False, MOST_WHITE_SPACE, False)
-"""Of xgrammar's functions on schemas: any white space, so no indent and no separators; not its strict mode; properties in order."""
+"""Arguments of xgrammar's functions on schemas: any white space, so no indent and no separators; not its strict mode; properties in order."""
 
 
 def literal(text: str) -> str:

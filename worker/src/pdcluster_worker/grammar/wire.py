@@ -10,7 +10,7 @@ import msgspec
 from pdcluster_worker.engine.constraint import Constraint
 
 LENGTH_BYTES = 8
-"""Of the number before each frame: its bytes, the least significant first."""
+"""Length of the number before each frame: its bytes, the least significant first."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):

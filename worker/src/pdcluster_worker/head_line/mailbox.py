@@ -35,11 +35,11 @@ from pdcluster_worker.head_line.wire import (
 )
 
 CONNECT_SECONDS = 60.0
-"""For how long a head that does not answer is tried: it may be starting itself."""
+"""Time for which a head that does not answer is tried: it may be starting itself."""
 
 CLOSE_SECONDS = 2.0
 UNSENT_BYTES = 64 << 20
-"""More than that which the head has not taken, and it is as good as gone."""
+"""Bytes that the head has not taken, above which it counts as gone."""
 
 _RETRY_SECONDS = 1.0
 

@@ -13,7 +13,7 @@ from pdcluster_worker.config import TLSConfig
 from pdcluster_worker.errors import WorkerError
 
 FRAME_BYTES = 64 << 20
-"""More than any list of messages: a request of a million tokens takes 5 MB."""
+"""Longest frame, above any list of messages: a request of a million tokens takes 5 MB."""
 
 HELLO_BYTES = 64 << 10
 HELLO_SECONDS = 5.0
@@ -22,7 +22,7 @@ SILENCE_SECONDS = 60.0
 """Without a frame of the head for that long it is gone: it pings every second."""
 
 SERVER_NAME = "worker.pdcluster"
-"""What the certificate of every worker of a cluster says."""
+"""Name in the certificate of every worker of a cluster."""
 
 VERSION = 1
 _LENGTH_BYTES = 4

@@ -24,7 +24,7 @@ from pdcluster_worker.model.picking import NOT_FINITE, PICKED, Picks, pick_token
 from pdcluster_worker.model.sampling_rows import Rows, plan_rows
 
 Pick = Callable[[Tensor, Rows], Picks]
-"""Of contiguous logits [R, V]; see `model.picking.pick_tokens`."""
+"""Function of contiguous logits [R, V]; see `model.picking.pick_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)

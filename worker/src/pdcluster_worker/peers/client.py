@@ -35,7 +35,7 @@ ReplyT = TypeVar("ReplyT")
 OutputT = TypeVar("OutputT")
 
 Wants = asyncio.Queue[pb.CreditRequest | None]
-"""What goes out on a Credits stream; None ends it."""
+"""Messages out on a Credits stream; None ends it."""
 
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 

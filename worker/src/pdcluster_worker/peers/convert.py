@@ -190,7 +190,7 @@ def _time(name: str, seconds: float) -> float:
 
 
 def target_to_proto(target: Target) -> pb.Target:
-    """Where KV is to be written."""
+    """Encode the target of KV writes."""
     return pb.Target(
         epoch=target.epoch,
         engine_id=target.engine_id,
@@ -201,7 +201,7 @@ def target_to_proto(target: Target) -> pb.Target:
 
 
 def target_from_proto(message: pb.Target) -> Target:
-    """Where KV is to be written.  Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids."""
+    """Decode the target of KV writes.  Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids."""
     _require(len(message.epoch) == EPOCH_BYTES, f"epoch has {len(message.epoch)} bytes instead of {EPOCH_BYTES}")
     _require(bool(message.engine_id), "engine_id of the target is empty")
     _require(bool(message.address), "address of the target is empty")

@@ -27,7 +27,7 @@ FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
 
 RECHECK_SECONDS = 2.0
-"""How often members whose keys are gone are probed: about as long as a probe may take, and short against a lease."""
+"""Period of probes of members whose keys are gone: about as long as a probe may take, and short against a lease."""
 
 CALL_SECONDS = 5.0
 """Bound of one call to etcd; never longer than the lease."""
@@ -35,7 +35,7 @@ CALL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryKeys:
-    """Where to look: `records.workers_prefix` and `records.command_key` of this worker.
+    """Keys to watch: `records.workers_prefix` and `records.command_key` of this worker.
 
     pinned: values that a revision agrees on, by key: written where an etcd that came back empty lacks them.
     """

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PemPaths:
-    """Where the files are.  setting: the section of the engine file that names them; certificate and key come together or not at all."""
+    """Paths of the files.  setting: the section of the engine file that names them; certificate and key come together or not at all."""
 
     setting: str
     ca: str

@@ -16,7 +16,7 @@ from pdcluster_worker.config import EtcdTLSConfig, TLSConfig
 from pdcluster_worker.peers.pem import Pem, PemFiles, PemPaths
 
 CHECK_SECONDS = 5.0
-"""How often the files are looked at; little beside the minute or two in which a kubelet changes a mounted Secret."""
+"""Period of looks at the files; little beside the minute or two in which a kubelet changes a mounted Secret."""
 
 
 class Credentials:
@@ -30,7 +30,7 @@ class Credentials:
         self.channel = _channel(self._files.current)
 
     def server(self) -> grpc.ServerCredentials:
-        """For one server: gRPC keeps in them what it was last given."""
+        """Credentials of one server: gRPC keeps in them what it was last given."""
         shown = self._files.current
 
         def newer() -> Any:
@@ -65,7 +65,7 @@ class EtcdCredentials:
         self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))
 
     def channel(self) -> grpc.ChannelCredentials:
-        """For one connection, from the files as they are now or were when they were last good."""
+        """Credentials of one connection, from the files as they are now or were when they were last good."""
         self._files.reload()
         return _channel(self._files.current)
 

@@ -9,10 +9,10 @@ from pdcluster_worker.engine.messages import KVGeometry, Token
 from pdcluster_worker.routing.geometry import PeerFacts
 
 PrefillMode = Literal["auto", "local", "remote"]
-"""Where a client wants the prefill: its extension field `pdcluster.prefill`."""
+"""Place where a client wants the prefill: its extension field `pdcluster.prefill`."""
 
 PrefillPlace = Literal["local", "remote"]
-"""Where the first token was made."""
+"""Place where the first token was made."""
 
 
 Fact = str | int | float | bool

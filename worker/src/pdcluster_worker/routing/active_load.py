@@ -80,7 +80,7 @@ class ActiveLoad:
         return True
 
     def free(self, request_id: str) -> None:
-        """It ended, whatever way; unknown ids are a no-op."""
+        """Remove the charges of an ended request; unknown ids are a no-op."""
         if (request := self._requests.pop(request_id, None)) is not None:
             self._take_away(request, request.charges)
             if not self._sent[request.worker].all.num_requests:

@@ -73,7 +73,7 @@ class Batching:
         self._last_arrival = now
 
     def ripe_at(self, key: LineKey, line: FairLine, busy_ratio: float) -> float:
-        """When the group of a line is granted; -inf = at once.
+        """Time when the group of a line is granted; -inf = at once.
 
         busy_ratio: what is promised and in hand, as a share of the credit limit.
         """

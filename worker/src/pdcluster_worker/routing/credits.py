@@ -128,7 +128,7 @@ class CreditLedger:
 
     @property
     def due(self) -> float | None:
-        """When a group that waits for company is granted; None = none does."""
+        """Time when a group that waits for company is granted; None = none waits."""
         if self._is_stopped or self._batching.is_immediate:
             return None
         now, busy = self._clock(), self._busy_ratio()

@@ -10,7 +10,7 @@ from typing import Literal
 from pdcluster_worker.moving_config import MovingPolicy
 
 MoveReason = Literal["lost", "stalled", "draining", "preempted"]
-"""What is the matter with the worker that a request runs on."""
+"""State of the worker that makes a request leave it."""
 
 MoveOutcome = Literal["moved", "nowhere", "refused"]
 """Another worker made the next token; none takes it; the policy does not allow it."""

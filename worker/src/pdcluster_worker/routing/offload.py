@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pdcluster_worker.routing_config import OffloadPolicy
 
 MARGIN = 0.1
-"""By which the other side is to be faster before the rule of `measured` gives way: expectations are no better than that."""
+"""Margin by which the other side must be faster before the rule of `measured` gives way: expectations are no better than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class OffloadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Where the prompt is computed, and what decided it."""
+    """Place where the prompt is computed, and the rule that decided it."""
 
     is_remote: bool
     reason: str

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pdcluster_worker.moving_config import RacingPolicy
 
 _WHOLE = 1 - 1e-9
-"""Of a race: ten times a tenth is a little less than one."""
+"""Threshold of one race: ten times a tenth is a little less than one."""
 
 
 class RaceBudget:

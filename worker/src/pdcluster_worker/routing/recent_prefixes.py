@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 
 RECENT_SECONDS = 120.0
-"""How long a prefix counts as recent [Y11]."""
+"""Time for which a prefix counts as recent [Y11]."""
 
 MAX_RECENT_BLOCKS = 500_000
 """Blocks noted at most, one for each block and worker; beyond it the oldest are forgotten."""

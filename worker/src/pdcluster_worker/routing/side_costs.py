@@ -17,10 +17,10 @@ from pdcluster_worker.routing.offload import OffloadFacts, Verdict
 Side = Literal["local", "remote"]
 
 MIN_SAMPLES = 4
-"""Of a side, before it says anything."""
+"""Fewest samples of a side before its costs are known."""
 
 MANY_SAMPLES = 16
-"""Of one side, after which another that was never seen gets a probe."""
+"""Samples of one side, after which another that was never seen gets a probe."""
 
 PROBE_SECONDS = 30.0
 """Without a sample for so long a side gets a probe,"""
@@ -35,7 +35,7 @@ _KEPT = 0.9
 """Weight of all older samples at each new one."""
 
 _LEAST_SECONDS = 1e-6
-"""Of what is expected, for 0 is what was not measured."""
+"""Smallest expectation, as 0 means not measured."""
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class SideCosts:
         at.waiting[request_id] = _Sent(tokens, now, expected)
 
     def first_token(self, side: Side, request_id: str, computed_tokens: int, prefill_seconds: float | None, now: float) -> None:
-        """It has its first token.
+        """Take its first token.
 
         computed_tokens: of its prompt, those that no prefix cache had.  prefill_seconds: that it was computed for; None = not known.
         """
@@ -140,7 +140,7 @@ class SideCosts:
             at.take(computed_tokens, prefill_seconds, now)
 
     def ended(self, request_id: str) -> None:
-        """It waits no more, whatever became of it."""
+        """Drop it from those that wait."""
         for at in self._sides.values():
             at.waiting.pop(request_id, None)
 

@@ -22,10 +22,10 @@ STEP = 1.25
 """The threshold is multiplied or divided by this."""
 
 ADJUST_SECONDS = 1.0
-"""Between two steps at least: what the last one did must show first."""
+"""Shortest time between two steps: the effect of the last one must show first."""
 
 MIN_SAMPLES = 4
-"""Of a side, before its line says anything."""
+"""Fewest samples of a side before its line is used."""
 
 PROBE_SECONDS = 30.0
 """Without a sample for so long a side gets a probe; sooner while it has too few samples."""
@@ -37,7 +37,7 @@ _KEPT_OF_OLD = 0.25
 """And of those before a gap of PROBE_SECONDS, beside that."""
 
 _FLAT = 1e-4
-"""Of the squared mean length: with less variance than that no slope is read from it."""
+"""Share of the squared mean length: with less variance than that no slope is read from it."""
 
 
 class _Line:

@@ -12,7 +12,7 @@ from itertools import count
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a request stands (`order` is unique) and how many tokens it waits for."""
+    """Place of a request in the queue (`order` is unique) and the tokens that it waits for."""
 
     order: tuple[int, int]
     tokens: int

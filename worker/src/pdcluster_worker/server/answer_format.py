@@ -21,7 +21,7 @@ from pdcluster_worker.server.tools.registry import ParserName
 Format = dict[str, Any]
 
 _GAP: Format = {"type": "regex", "pattern": r"\n{0,2}"}
-"""Between reasoning and answer, as models are used to it."""
+"""Text between reasoning and answer, as models are used to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _free(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> 
 
 
 _MARKED: tuple[ParserName, ...] = ("hermes", "qwen3_coder")
-"""Whose calls begin with <tool_call>, as text."""
+"""Parsers of calls that begin with <tool_call>, as text."""
 
 
 def _calls(use: ToolUse, parser: ParserName | None) -> Format | None:

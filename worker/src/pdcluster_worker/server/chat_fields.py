@@ -41,7 +41,7 @@ RESERVED_KWARGS = frozenset(
         "mask_token",
     }
 )
-"""What a template is given by other ways than `chat_template_kwargs`."""
+"""Arguments of a template that come in other ways than `chat_template_kwargs`."""
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[A-Za-z0-9_.:/-]+$")]
 CallId = Annotated[Text, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]

@@ -23,7 +23,7 @@ from pdcluster_worker.server.authorization import is_api
 from pdcluster_worker.server.limits import LimitsNow
 
 CROWDED = "pdcluster.crowded"
-"""In the scope's state of a request that came while as many others were open as may be."""
+"""Mark in the scope's state of a request that came while as many others were open as may be."""
 
 ConnectionT = TypeVar("ConnectionT")
 
@@ -66,7 +66,7 @@ class OpenConnections(Generic[ConnectionT]):
             self._idle[connection] = None
 
     def leave(self, connection: ConnectionT) -> None:
-        """It is closed, or about to."""
+        """Forget a connection that is closed, or about to be."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 

@@ -16,7 +16,7 @@ import msgspec
 from pdcluster_worker.engine.messages import Token
 
 AnswerReason = Literal["stop", "length", "tool_calls"]
-"""Why a choice ended; tool_calls where the model ended it by itself after calls of its own choice."""
+"""Reason why a choice ended; tool_calls where the model ended it by itself after calls of its own choice."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ MAX_SESSION_CHARACTERS = 256
 MAX_PRIORITY = 1000
 """Either way of 0, the default; lower goes first."""
 MAX_DEADLINE_MILLISECONDS = 86_400_000.0
-"""Of a request's completion: a day, as a batch may take."""
+"""Longest deadline of a request's completion: a day, as a batch may take."""
 MAX_SLO_MILLISECONDS = 3_600_000
 
 Prompt = str | list[int]
@@ -76,7 +76,7 @@ def is_sendable(value: Any) -> bool:
 
 
 def check_sendable(value: ValueT) -> ValueT:
-    """For a validator: refuse what no answer and no prompt can carry."""
+    """Refuse, in a validator, what no answer and no prompt can carry."""
     if not is_sendable(value):
         raise no_value("is nested too deeply, or has half of a surrogate pair in it, which is not text")
     return value

@@ -95,7 +95,7 @@ class PromptTokenLogprob(BaseModel):
 
 
 PromptLogprobs = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=_is_none)]
-"""By token id; null at the first position; left out where they were not asked for."""
+"""Log probabilities by token id; null at the first position; left out where they were not asked for."""
 
 ShownTokenIds = Annotated[list[int] | None, Field(exclude_if=_is_none)]
 """Left out where they were not asked for."""

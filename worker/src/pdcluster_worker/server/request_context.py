@@ -29,7 +29,7 @@ from pdcluster_worker.server.messages.errors import is_messages
 logger = logging.getLogger(__name__)
 
 ROUTE_HEADER = "x-pdcluster-route"
-"""Of a request: asks for that of the answer, with any value but these."""
+"""Header of a request that asks for the same one in the answer, with any value but these."""
 
 _NO = ("", "0", "false")
 _KEY = "pdcluster.context"

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.05
 
 
 _LAST_SECONDS = 0.1
-"""From the word to end to the last accept: what closes while connections wait for one resets them."""
+"""Time from the order to end to the last accept: what closes while connections wait for one resets them."""
 
 
 class _Server(uvicorn.Server):

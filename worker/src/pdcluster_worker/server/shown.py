@@ -80,7 +80,7 @@ class Shown:
 
 
 def text_offsets(token_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
-    """Where each token begins in the text of its prompt; a control token that the text does not have takes no room."""
+    """Offset at which each token begins in the text of its prompt; a control token that the text does not have takes no room."""
     offsets: list[int] = []
     detokenizer = Detokenizer()
     place = 0

@@ -16,7 +16,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.structured_fields import ResponseFormat, Schema, Structured, StructuredOutputs
 
 MAX_DEPTH = 64
-"""Of objects and lists in a schema, one in another."""
+"""Deepest nesting of objects and lists in a schema."""
 
 Found = tuple[str, Constraint]
 """A field's path, and what it asks for."""

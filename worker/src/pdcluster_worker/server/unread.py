@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdcluster_worker.server.limits import HttpLimits
 
 ANSWERED = "pdcluster.answered"
-"""In the scope's state: what to call once the client has its whole answer; absent = nothing."""
+"""Key in the scope's state of the function to call once the client has its whole answer; absent = none."""
 
 
 def announced_bytes(scope: Scope) -> int | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-"""Of the network namespace that this process lives in."""
+"""Tables of the network namespace that this process lives in."""
 
 STALLED_SECONDS = 45.0
 """Less than the default wait after a SIGTERM: `pdctl up` waits 60 s and a pod 300 s."""
@@ -30,7 +30,7 @@ REMEMBER_SECONDS = 10.0
 """Looks that lie further apart cannot tell what has moved between them; a drain looks more often."""
 
 _FIN_BYTES = {"01": 0, "08": 0, "04": 1, "09": 1, "0B": 1}
-"""In which states something may wait, and how much of it is the end of the stream, for which no client waits.
+"""States in which something may wait, and how much of it is the end of the stream, for which no client waits.
 
 ESTABLISHED and CLOSE_WAIT; FIN_WAIT1, LAST_ACK and CLOSING.  A listener's queue is one of connections; elsewhere all is acknowledged.
 """

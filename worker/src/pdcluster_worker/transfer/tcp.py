@@ -23,7 +23,7 @@ from pdcluster_worker.transfer.tcp_sender import TcpSender
 
 DEFAULT_LIMITS = PortLimits()
 PACED_FRAMES_PER_SECOND = 20
-"""Under a bandwidth cap frames shrink to this share of a second, so that the flow is even."""
+"""Frames per second under a bandwidth cap: frames shrink to this share of a second, so that the flow is even."""
 
 
 class TcpTransport:

@@ -79,7 +79,7 @@ class Link:
         self._sent_at = 0.0
 
     def wake(self) -> None:
-        """There is new work."""
+        """Look for new work."""
         with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
             self._waker.send(b"\0")
 
@@ -227,7 +227,7 @@ class Link:
         return message
 
     def _deadline(self, pause: float) -> float:
-        """When to look again without being woken."""
+        """Time of the next look without being woken."""
         deadlines = []
         if pause:
             deadlines.append(self._clock() + pause)

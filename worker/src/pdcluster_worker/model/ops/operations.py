@@ -103,13 +103,13 @@ class Operations(Protocol):
     """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
 
     name: str
-    """For the log and /version, such as "cpu avx512_bf16"."""
+    """Name for the log and /version, such as "cpu avx512_bf16"."""
 
     pads_rows: bool
-    """Whether steps are padded to a few numbers of rows, each of which is warmed at start: where code is made for each number."""
+    """True if steps are padded to a few numbers of rows, each warmed at start: where code is made for each number."""
 
     choosing: Choosing
-    """How tokens are chosen from logits in host memory; every implementation gives the same bits."""
+    """Sampling from logits in host memory; every implementation gives the same bits."""
 
     def place(self, tensor: Tensor) -> Tensor:
         """The tensor where these operations read it."""

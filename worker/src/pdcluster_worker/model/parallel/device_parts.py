@@ -20,7 +20,7 @@ from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that
 from pdcluster_worker.model.parallel.place import Place
 
 _Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
-"""As `UntypedStorage._share_cuda_` gives it."""
+"""Handle as `UntypedStorage._share_cuda_` gives it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Handle).decode

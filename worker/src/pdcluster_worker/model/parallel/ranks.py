@@ -36,7 +36,7 @@ from pdcluster_worker.model_config import ModelConfig
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 0.2
-"""How long the reason of a broken step is waited for: a rank says it before it ends."""
+"""Time to wait for the reason of a broken step: a rank sends it before it ends."""
 
 OnDeath = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandida
 from pdcluster_worker.routing_config import KvAwarePolicy
 
 HOST_CREDIT, DISK_CREDIT, SHARED_CREDIT = 0.75, 0.25, 0.25
-"""Of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device [Y9]."""
+"""Credit of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device [Y9]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ KEPT = 0.8
 """Share of its weight that a second keeps with each that passes: half of it after three."""
 
 LEAST_KEPT = 1e-6
-"""After however long a pause: what is measured next counts nearly alone, and until then the last figures do."""
+"""Smallest weight of old figures after a pause: the next measurement counts nearly alone, and until then the last figures do."""
 
 MIN_TOKENS = 2
-"""Of the streams in a second, below which it says nothing of their pace."""
+"""Fewest tokens of the streams in a second that say something of their pace."""
 
 
 def queue_seconds(prefill_q: float, avg_prefill: float, decode_q: float, avg_decode: float) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 REFRESH_SECONDS = 1.0
-"""How often averages are brought up to date [O6]."""
+"""Period of updates of the averages [O6]."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from pdcluster_worker.server.schemas import Extension, PositiveInt
 
 MAX_BLOCKS = 10_000
 LEAST_THINKING_TOKENS = 1024
-"""Of a budget; Anthropic's."""
+"""Smallest budget of thinking; Anthropic's."""
 
 _TEXT_ONLY = "this server takes text"
 

@@ -17,7 +17,7 @@ from pdcluster_worker.server.held_text import TrailingSpace, held_back
 OPEN, CLOSE = "<think>", "</think>"
 
 Start = Literal["inside", "before", "answer"]
-"""Where an answer begins: in reasoning, where an opening tag may come, or after all reasoning."""
+"""Place at which an answer begins: in reasoning, where an opening tag may come, or after all reasoning."""
 
 
 def start_of(prompt: str, *, assumes_open: bool) -> Start:

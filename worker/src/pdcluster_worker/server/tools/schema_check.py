@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_DEPTH = 64
-"""Of schemas within schemas."""
+"""Deepest nesting of schemas."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
