@@ -167,7 +167,7 @@ class Tracing:
         if self._num_pending >= MAX_PENDING:
             self._num_left_out += 1
             if self._num_left_out == 1:
-                logger.warning("traces are left out, for they cannot be made as fast as requests end")
+                logger.warning("traces are left out: they cannot be made as fast as requests end")
             return
         self._num_pending += 1
         self._thread.submit(self._complete, span, journey, _now_of(journey))

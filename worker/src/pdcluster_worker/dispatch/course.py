@@ -38,7 +38,7 @@ _DEMOTED = "priority=low"
 
 
 class CalledOffError(PeerError):
-    """A leg was ended here, for its worker drains and another takes the choice."""
+    """A leg was ended here, because its worker drains and another takes the choice."""
 
     def __init__(self) -> None:
         super().__init__("the decode worker drains")

@@ -25,7 +25,7 @@ CHECK_SECONDS = 0.1
 """Period of checks while a worker drains: what holds it lies in several rooms, and none of them reports to the drain."""
 
 UNSENT_CHECK_SECONDS = 0.5
-"""The same while only clients hold it that read slowly, for to ask the kernel costs more."""
+"""The same while only clients hold it that read slowly, since asking the kernel costs more."""
 
 FOLLOW_SECONDS = 5.0
 """Period of checks of clients while requests run.

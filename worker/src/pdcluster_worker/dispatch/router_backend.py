@@ -47,7 +47,7 @@ class RouterBackend:
         self._look()
 
     def ready(self) -> str | None:
-        """None when requests may come, else why not; without decode workers too, for they may come back."""
+        """None when requests may come, else why not; without decode workers too, since they may come back."""
         return "not registered in etcd yet" if self._node is None else self._node.problem()
 
     def alive(self) -> str | None:

@@ -68,7 +68,7 @@ class Worker:
     estimation:    of waiting times, see `dispatch.estimation`.
     credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
     active:        requests that run here, are relayed, or are prefilled for a peer.
-    has_ended:     nothing is taken any more, for the process is about to end.
+    has_ended:     nothing is taken any more, because the process is about to end.
     on_request:    called when a request begins.
     on_engines:    called when an engine begins to serve or stops.
     share:         where long prompts of this decode worker were prefilled.

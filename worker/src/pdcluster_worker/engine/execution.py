@@ -40,7 +40,7 @@ _OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar", "slow_gr
 class _Submitted:
     """A batch.
 
-    given:   what the runner has of it; None = nothing yet, for an earlier one failed.
+    given:   what the runner has of it; None = nothing yet, because an earlier one failed.
     failure: of its submission.
     """
 

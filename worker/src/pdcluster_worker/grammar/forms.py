@@ -97,7 +97,10 @@ class Forms:
 
 
 _JSON = (True, None, None, False, MOST_WHITE_SPACE, False)
-"""Arguments of xgrammar's functions on schemas: any white space, so no indent and no separators; not its strict mode; properties in order."""
+"""Arguments of xgrammar's functions on schemas.
+
+Any white space, so no indent and no separators; not its strict mode; properties in order.
+"""
 
 
 def literal(text: str) -> str:

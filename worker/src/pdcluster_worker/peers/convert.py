@@ -65,7 +65,7 @@ def geometry_to_proto(geometry: KVGeometry) -> pb.KVGeometry:
 
 
 def geometry_from_proto(message: pb.KVGeometry) -> KVGeometry:
-    """KV geometry; any values, for the pair check compares them."""
+    """KV geometry; any values, since the pair check compares them."""
     return KVGeometry(message.num_kv_heads, message.head_dim, message.num_layers, message.block_size, message.dtype, message.kind)
 
 

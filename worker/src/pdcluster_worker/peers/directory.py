@@ -56,7 +56,7 @@ class Directory:
     def num_ingresses(self) -> int:
         """Workers that clients' requests come to, this one included: routers where there are any, else decode and mixed ones.
 
-        Those that drain are left out, for they get no new connections.
+        Those that drain are left out: they get no new connections.
         """
         ready = [record.role for pod, record in self._members.items() if record.state == "ready" and pod != self._pod]
         here = self._here.hello.role

@@ -131,7 +131,7 @@ def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
 def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Verdict:
     """The rule's verdict, unless the other side is expected to be faster by MARGIN; without measurements the rule's.
 
-    The transfer counts as remote time, for the second token waits for it.
+    The transfer counts as remote time, since the second token waits for it.
 
     >>> def guarded(is_remote, local, remote, prompt_tokens=300):
     ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, local_seconds=local, remote_seconds=remote)

@@ -94,7 +94,7 @@ class PrefixIndex:
         for start in range(0, len(hashes), _LOOKED_UP_AT_ONCE):
             masks = list(map(get, hashes[start : start + _LOOKED_UP_AT_ONCE], repeat(0)))
             if masks.count(masks[0]) == len(masks):
-                del masks[1:]  # all alike, as most are: the walk is in C, for this is on the way of every request
+                del masks[1:]  # all alike, as most are: the walk is in C, since every request takes it
             for offset, mask in enumerate(masks):
                 if mask & matching != matching:
                     ended.append((matching & ~mask, start + offset))

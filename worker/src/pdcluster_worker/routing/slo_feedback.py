@@ -5,7 +5,7 @@ requests that were prefilled here and elsewhere recently.  The threshold goes
 where the lines cross: down while a prompt of just its length is better off
 elsewhere, up while it is better off here, one step at a time, within its
 bounds, and not at all while both are about equal (hysteresis).  Decodes that
-miss their pace lower it too, for it is the prefills here that hold them up.
+miss their pace lower it too, since the prefills here delay them.
 A side that has not been seen for a while gets one prompt as a probe, whatever
 its length: so a side that has become better is found out, at little cost.
 Pure: time is passed in.

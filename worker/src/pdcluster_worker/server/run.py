@@ -73,7 +73,7 @@ class HttpServer:
     async def untaken(self) -> frozenset[str]:
         """Names of the connections whose clients have yet to take something of their answers; also after `close`.
 
-        The kernel is asked last, for what this process gives it meanwhile is seen there.
+        The kernel is asked last, since bytes that this process writes meanwhile are seen there.
         """
         answering = {name for connection in self._answering() if (name := connection.name) is not None}
         return frozenset(answering) | await self._unsent.connections()

@@ -1,7 +1,7 @@
 """Fields of an answer about its prompts and single tokens, beside its text and OpenAI's log probabilities.
 
 vLLM's fields: ids of prompts and tokens, log probabilities of prompts; and
-OpenAI's `echo`.  An object of one request, for what is said of a prompt comes
+OpenAI's `echo`.  An object of one request: what is said of a prompt comes
 with the first token of its first choice.
 """
 

@@ -1,7 +1,7 @@
 """Find answers that clients have yet to take: connections of our port with bytes in the kernel, unsent or not acknowledged.
 
 When a pod ends its network goes with it, and these bytes too.  The kernel's own
-tables are read, for they know those connections as well that this process has
+tables are read, since they also list connections that this process has
 closed.  Where there are none (macOS) nothing counts.
 
 A client of which nothing moves for STALLED_SECONDS, gone or stopped, counts no

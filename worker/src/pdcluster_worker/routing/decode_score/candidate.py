@@ -24,7 +24,7 @@ class Asked:
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
-    """A decode worker.  A struct, for each request makes one of every worker.
+    """A decode worker.  A struct, because each request makes one of every worker.
 
     key:            its pod.
     is_self:        it is the one that chooses: no hop.

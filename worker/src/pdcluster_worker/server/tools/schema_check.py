@@ -23,7 +23,7 @@ def check_parameters(schema: dict[str, Any]) -> str | None:
     """
     kind = schema.get("type", "object")
     if kind != "object":
-        return f"type: must be object, for arguments are one, not {_short(kind)}"
+        return f"type: must be object, as arguments are one, not {_short(kind)}"
     return _check(schema, "", 0)
 
 
