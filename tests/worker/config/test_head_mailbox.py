@@ -118,7 +118,7 @@ def test_mailbox_says_that_the_head_is_gone(head: PlayedHead, mailbox: HeadMailb
 def test_mailbox_takes_silence_for_the_end_of_the_head(head: PlayedHead, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox_module, "SILENCE_SECONDS", 0.05)
     mailbox = HeadMailbox(("127.0.0.1", head.port), tls, HELLO)
-    with pytest.raises(LineError, match="it has said nothing for 0 s"):
+    with pytest.raises(LineError, match="it has sent nothing for 0 s"):
         mailbox.receive(5.0)
     mailbox.close()
 

@@ -340,5 +340,5 @@ async def test_a_client_that_stopped_reading_is_waited_for_once(node, rig, serve
 
     assert node.num_looks > num_looks
     assert len(since) == 1
-    assert "waited for no more" in caplog.text
+    assert "no longer waiting for" in caplog.text
     assert node.finished

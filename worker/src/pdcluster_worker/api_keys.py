@@ -71,7 +71,7 @@ class ApiKeys:
             return False
         before = self._digests
         for reason in self._take(content):
-            logger.error("an API key that cannot be used is left out reason=%s", reason)
+            logger.error("ignored an unusable API key reason=%s", reason)
         if self._digests:
             logger.info("API keys reloaded folder=%s keys=%d", self._folder, len(self._digests))
         else:
@@ -93,7 +93,7 @@ class ApiKeys:
     def _unreadable(self, reason: str) -> None:
         """Say it once, not at every look."""
         if reason != self._refused:
-            logger.error("API keys cannot be read, the last ones stay reason=%s", reason)
+            logger.error("cannot read the API keys, keeping the last ones reason=%s", reason)
         self._refused = reason
 
 

@@ -49,7 +49,7 @@ def check_gpu(asked: Asked, count: Callable[[], int] | None = None) -> None:
     """Raise DeviceError where cuda is asked for and the driver shows no GPU."""
     if asked.kind == "cuda" and (count or count_gpus)() == 0:
         fix = (
-            "see to the node's driver and device plugin, and that the pod is given an accelerator, "
+            "check the node's driver and device plugin, and that the pod requests an accelerator, "
             "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
         )
         raise DeviceError(f"{asked}, but no CUDA device is visible: {fix}")

@@ -326,7 +326,7 @@ def load_policy(path: Path) -> PolicyConfig:
     policy = _convert(path, document, PolicyConfig)
     unknown = list(_unknown_fields(document, PolicyConfig))
     if unknown:
-        logger.warning("ignored unknown fields of the policy, the others are taken path=%s fields=%s", path, ",".join(unknown))
+        logger.warning("ignored unknown fields of the policy, applied the others path=%s fields=%s", path, ",".join(unknown))
     return policy
 
 

@@ -30,7 +30,7 @@ class PolicyFile:
                 try:
                     on_change(self.current)
                 except Exception:
-                    logger.exception("a policy change was not applied whole path=%s", self._path)
+                    logger.exception("a policy change was applied only in part path=%s", self._path)
 
     def reload(self) -> bool:
         """Look once; True if another policy is in force now."""

@@ -131,7 +131,7 @@ class Drain:
         untaken = await self._ask()
         if not self._is_answer_void and untaken is not None:  # else something slipped in, or the command was withdrawn: `look` saw it
             if self._untaken is None and untaken:
-                logger.info("clients have yet to take the end of their answers clients=%d", len(untaken))
+                logger.info("waiting for clients to receive the end of their answers clients=%d", len(untaken))
             self._untaken = untaken if self._untaken is None else self._untaken & untaken
             self.look()
 
@@ -146,10 +146,10 @@ class Drain:
         except Exception:  # such as no thread to be had
             self._num_failures += 1
             if self._num_failures == 1:
-                logger.exception("cannot see what clients have yet to take, tried again up to %d times", MOST_FAILURES)
+                logger.exception("cannot read the unsent bytes of connections, retrying up to %d times", MOST_FAILURES)
             if self._num_failures < MOST_FAILURES:
                 return None
-            logger.warning("cannot see what clients have yet to take, they are waited for no more")
+            logger.warning("cannot read the unsent bytes of connections, no longer waiting for clients")
             untaken = frozenset()
         self._num_failures = 0
         return untaken

@@ -207,7 +207,7 @@ class EngineGroup:
         if not others:
             return False
         reason = child.client.died or "it ended"
-        logger.error("engine died rank=%d reason=%s: the others serve on", child.rank, reason)
+        logger.error("engine died rank=%d reason=%s: the others go on serving", child.rank, reason)
         mine = next((engine for engine in self.engines if engine.client is child.client), None)
         if mine is None:
             engine, _ = self.engines.lost[child.rank]

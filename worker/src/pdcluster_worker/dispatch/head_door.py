@@ -125,7 +125,7 @@ class HeadDoor:
         except OSError as e:
             raise ConfigError(f"listen.head: cannot listen on {host}:{port}: {e.strerror or e}") from e
         self.port = self._server.sockets[0].getsockname()[1]
-        logger.info("takes headless engines port=%d", self.port)
+        logger.info("accepting headless engines port=%d", self.port)
 
     async def close(self) -> None:
         """Take none any more, and end those that are here."""

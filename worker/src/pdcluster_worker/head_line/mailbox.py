@@ -145,7 +145,7 @@ class HeadMailbox:
                 self._frames.append(await asyncio.wait_for(read_frame(self._reader), SILENCE_SECONDS))
                 self.wake()
         except TimeoutError:
-            self._lose(f"it has said nothing for {SILENCE_SECONDS:.0f} s")
+            self._lose(f"it has sent nothing for {SILENCE_SECONDS:.0f} s")
         except LineError as e:
             self._lose(str(e))
         await self._hang_up()
@@ -155,7 +155,7 @@ class HeadMailbox:
             return
         write_frame(self._writer, data)
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
-            self._lose("it takes nothing any more")
+            self._lose("it reads nothing any more")
 
     def _lose(self, reason: str) -> None:
         self._lost = self._lost or reason

@@ -19,7 +19,7 @@ from pdcluster_worker.config import WorkerConfig
 from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import DeviceError
 
-NEVER_RUN = "never run on a GPU by its makers"
+NEVER_RUN = "not tested on a GPU by the project"
 """Stands wherever a cuda device is named, until `make gpu-check` has passed on one and this line goes."""
 
 _OLD_DRIVER = "too old"
@@ -102,7 +102,7 @@ def _refusal(facts: Facts) -> str | None:
         old = f"the node's driver is too old for CUDA {facts.built} of this image"
         return f"{old}: update the driver"
     if facts.fault is not None or not facts.gpu:
-        fix = "see to the node's driver and device plugin, and that the pod is given an accelerator"
+        fix = "check the node's driver and device plugin, and that the pod requests an accelerator"
         return f"no CUDA device is visible: {fix}"
     if not facts.triton:
         return "Triton, which makes the kernels, is not in this image: use the worker image's cuda variant"

@@ -179,7 +179,7 @@ class Discovery:
 
     def _report_problem(self, problem: str) -> None:
         if problem != self.problem:
-            logger.warning("not served by %s members_kept=%d", problem, len(self._membership.records))
+            logger.warning("etcd does not serve this worker members_kept=%d reason=%s", len(self._membership.records), problem)
         self.problem = problem
 
     # --- parts of a session: each runs until it raises EtcdError -----------------------------------
