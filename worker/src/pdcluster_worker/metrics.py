@@ -107,8 +107,8 @@ class Metrics:
         self.kv_cache_usage_ratio = self._gauge("kv_cache_usage_ratio", "share of KV blocks that hold a live request's tokens")
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
-        self.engine_device_info = self._gauge("engine_device_info", "always 1, with the device that the engine computes on as labels", "device", "name")
-        self.engine_scheduler_info = self._gauge("engine_scheduler_info", "always 1, with the scheduler of the engine as labels", "scheduler", "policy")
+        self.engine_device_info = self._gauge("engine_device_info", "always 1; its labels name the device of the engine", "device", "name")
+        self.engine_scheduler_info = self._gauge("engine_scheduler_info", "always 1; its labels name the scheduler of the engine", "scheduler", "policy")
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
         self.engine_stalled = self._gauge("engine_stalled", "1 while the engine makes no progress, else 0")
         self.draining = self._gauge(
@@ -119,9 +119,9 @@ class Metrics:
             "kv_transfer_bytes_per_second", "rate of the last KV transfer from here", "transport"
         )
         self.engine_dtype_info = self._gauge(
-            "engine_dtype_info", "always 1, with the dtype that the engine computes in, and whether its CPU does so natively, as labels", "dtype", "native"
+            "engine_dtype_info", "always 1; its labels name the dtype of the engine", "dtype", "native"
         )
-        self.kv_transport_info = self._gauge("kv_transport_info", "always 1, with the transport that moves KV blocks as label", "transport")
+        self.kv_transport_info = self._gauge("kv_transport_info", "always 1; its label names the transport of KV blocks", "transport")
         self.peers = self._gauge("peers", "known peers by role and state", "role", "state")
 
     def _make_counters(self) -> None:
@@ -149,7 +149,7 @@ class Metrics:
         self.request_moves = self._counter(
             "request_moves", "started choices that left their worker, by reason and outcome", "reason", "outcome"
         )
-        self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by the place of their prefill, at the decode side", "prefill")
+        self.long_prompts = self._counter("long_prompts", "prompts worth a remote prefill, by where it ran, at the decode side", "prefill")
         self.kv_transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes moved", "direction")
         self.preemptions = self._counter("preemptions", "requests preempted to recompute")
         self.request_rejected = self._counter("request_rejected", "requests refused before any work", "reason")

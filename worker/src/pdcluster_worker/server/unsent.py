@@ -73,7 +73,7 @@ class Unsent:
             return _Held(num_bytes, now)
         if not held.is_stalled and now - held.since_seconds >= STALLED_SECONDS:
             held.is_stalled = True
-            logger.warning("client reads nothing of its answer, no longer waiting for it unsent_bytes=%d seconds=%d", num_bytes, STALLED_SECONDS)
+            logger.warning("client reads nothing, no longer waiting for it unsent_bytes=%d seconds=%d", num_bytes, STALLED_SECONDS)
         return held
 
 
