@@ -83,7 +83,7 @@ DEFINITIONS = """\
 
 @dataclass(frozen=True)
 class Work:
-    """What every source answers.  end: the model's end-of-sequence token, with which an answer ends."""
+    """Prompts that every source answers.  end: the model's end-of-sequence token, with which an answer ends."""
 
     prompts: Sequence[list[int]]
     num_tokens: int

@@ -1,4 +1,4 @@
-"""How far greedy answers agree: pure figures over token lists, and their tables.
+"""Agreement of greedy answers: pure figures over token lists, and their tables.
 
 Answers of two sources are compared token for token up to the first difference;
 what follows it is another answer and is not compared.

@@ -1,4 +1,4 @@
-"""What the kernel says of processes that have nothing to do: processor time and memory."""
+"""Processor time and memory of idle processes, as the kernel reports them."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ class Watched:
 
 
 async def idle_footprints(watched: Sequence[Watched], seconds: float) -> list[Footprint]:
-    """What each uses over so many seconds without a request."""
+    """Footprint of each process over so many seconds without a request."""
     await asyncio.sleep(SETTLE_SECONDS)
     servers = [psutil.Process(one.pid) for one in watched]
     before = [_cpu_seconds(server) for server in servers]

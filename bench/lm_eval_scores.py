@@ -77,7 +77,7 @@ async def compare(num_concurrent: int) -> int:
 
 
 def scores(model: str, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What lm-eval says: the results, the log-likelihoods of each item, and how long it took."""
+    """Run lm-eval: the results, the log-likelihoods of each item, and the seconds it took."""
     out = folder / model
     command = [
         *(str(FOLDER / "bin" / "lm_eval"), "--model", model, "--tasks", TASK, "--include_path", str(folder)),

@@ -38,7 +38,7 @@ def render(results: Results, seed: str) -> str:
 
 
 def _troubles(results: Results) -> str:
-    """What failed as a whole; the other figures stand."""
+    """List what failed as a whole; the other figures stand."""
     return "\n".join(["### Not measured", "", *(f"- {trouble}" for trouble in results.troubles)]) if results.troubles else ""
 
 
@@ -69,7 +69,7 @@ def _workload(results: Results, workload: Workload) -> str:
 
 
 def _health(results: Results, workload: Workload) -> str:
-    """What was sent and what failed, and whether the load generator kept up."""
+    """List what was sent and what failed, and whether the load generator kept up."""
     lines = []
     for name in results.systems:
         measured = results.rounds(workload.name, name)

@@ -183,7 +183,7 @@ def settings_of(engine: "EngineConfig", num_blocks: int, max_model_len: int) -> 
 
 
 class NoMemory:
-    """Of an engine that sends and receives nothing."""
+    """Transport of an engine that sends and receives nothing."""
 
     block_bytes, num_blocks = 0, 0
 

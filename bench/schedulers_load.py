@@ -77,7 +77,7 @@ class Answers:
             self.num_ended += token.finish_reason is not None
 
     def is_complete(self, count: int) -> bool:
-        """Whether so many have ended."""
+        """Return whether so many have ended."""
         return self.num_ended >= count
 
     @property
@@ -105,7 +105,7 @@ class Answers:
         return percentile(self.delays, percent)
 
     def holds(self, slo_seconds: float) -> bool:
-        """Whether this rate is inside the SLO [A7]."""
+        """Return whether this rate is inside the SLO [A7]."""
         return self.tbt(99) <= slo_seconds and self.delay(50) <= MOST_DELAY_SECONDS
 
     def row(self) -> str:

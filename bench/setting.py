@@ -1,4 +1,4 @@
-"""What a report says of the run itself: command, commit, machine and versions."""
+"""Conditions of a run in a report: command, commit, machine and versions."""
 
 import importlib.metadata
 import os

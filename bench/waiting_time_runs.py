@@ -3,7 +3,7 @@
 `Forecasting`: groups are served one behind the other; at even times of a
 group's service every estimator says when it will be complete.
 `Deciding`: the queue of groups is ordered by one estimator's forecasts and
-replanned at each completion; groups that are put back are evictions, and an
+replanned at each completion; groups that return to the queue are evictions, and an
 eviction is wrong where the group would have been in time.
 """
 

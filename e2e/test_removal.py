@@ -1,4 +1,4 @@
-"""What is deleted is gone, and what is not deleted stays."""
+"""Deleted objects are gone, and the others stay."""
 
 from e2e.harness import NAME, OPERATOR_NAMESPACE, RELEASE, SELECTOR, Kubernetes
 from tests.system.waiting import wait_for

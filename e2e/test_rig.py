@@ -24,7 +24,7 @@ from e2e.rig.relay import relay
 from e2e.rig.shell import CommandError, install_packages, run
 from tests.system.waiting import wait_for
 
-ON_THE_RIG = pytest.mark.skipif("PDCLUSTER_KUBECONFIG" in os.environ, reason="a cluster of somebody else's")
+ON_THE_RIG = pytest.mark.skipif("PDCLUSTER_KUBECONFIG" in os.environ, reason="a cluster that is not the rig's")
 PLAIN = "e2e-plain"
 
 

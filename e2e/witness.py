@@ -1,4 +1,4 @@
-"""What happened to pods that are gone, and when: their logs and the sizes of StatefulSets, taken down as they come.
+"""Record of pods that are gone: their logs and the sizes of StatefulSets, taken down as they come.
 
 Log lines carry the node's clock, sizes the time at which they came here.  On
 one machine a size that comes before a line was written before it.

@@ -1,7 +1,7 @@
-"""What transformers says of the tiny model, for docs/architecture.md's first promise: float32, each prompt computed once.
+"""Answers of transformers for the tiny model, for docs/architecture.md's first promise: float32, each prompt computed once.
 
 Greedy answers are compared with generate()'s.  Of two sampled answers that
-differ it tells whether the draw was a near tie there, so that noise of the
+differ it shows whether the draw was a near tie there, so that noise of the
 size of float32 rounding decides it.
 """
 

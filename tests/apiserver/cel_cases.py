@@ -52,7 +52,7 @@ def only(role: str) -> Change:
 
 
 def pool_rules(role: str) -> list[Rule]:
-    """What is said of the pools of every role, routers included."""
+    """Rules of the pools of every role, routers included."""
     pools = f"spec.roles.{role}.pools"
     first = f"{pools}.0"
     other = "cpu" if role == "router" else "H200"
@@ -92,7 +92,7 @@ def pool_rules(role: str) -> list[Rule]:
 
 
 def amount_rules(role: str) -> list[Rule]:
-    """What is said of the resources of every role, routers included."""
+    """Rules of the resources of every role, routers included."""
     own = f"spec.roles.{role}"
 
     def amounts(kind: str, value: object) -> Change:
@@ -105,7 +105,7 @@ def amount_rules(role: str) -> list[Rule]:
 
 
 def router_rules() -> list[Rule]:
-    """What is said of routers."""
+    """Rules of routers."""
     own, there = "spec.roles.router", only("router")
     name = "metadata.name and the name of each router pool may have at most 35 characters together: shorten one of them"
     long = at(own, {"pools": [{"name": "r" * 20, "replicas": 1}]})
@@ -449,7 +449,7 @@ SPECULATING = {
 
 
 def speculation_rules(place: str) -> list[Rule]:
-    """What engine.speculation is held to, in one place."""
+    """Rules of engine.speculation, in one place."""
     field, base = f"{place}.speculation", SPECULATING[place]
     is_prefill = place == "spec.roles.prefill.engine"
     drafts = {"method": "Off"} if is_prefill else {"method": "draft", "draftModel": "/small"}

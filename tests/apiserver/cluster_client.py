@@ -63,7 +63,7 @@ class Connection:
         return found
 
     async def actions(self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()) -> list[Action]:
-        """What converge says now."""
+        """Actions that converge decides on now."""
         live = await self.live(owner["metadata"]["namespace"])
         return converge(owner["metadata"]["uid"], list(desired), live, rewrite=tuple(rewrite))
 

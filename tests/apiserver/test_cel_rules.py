@@ -36,7 +36,7 @@ def name_of(rule: Rule) -> str:
 
 
 def says(rule: Rule, field: str, message: str) -> bool:
-    """Whether a cause is this rule's, with any index or key in its place."""
+    """Return whether a cause is this rule's, with any index or key in its place."""
     place = re.escape(rule.field).replace(r"\[\]", r"\[\d+\]").replace(r"\{\}", r"\[\w+\]")
     return re.fullmatch(place, field) is not None and message.endswith(rule.message)
 

@@ -88,7 +88,7 @@ class Stage:
         wait_for(is_said, DEADLINE_SECONDS, lambda: f"{kind} does not say {said!r}; status: {self.scene.status}")
 
     def lose(self, name: str) -> str:
-        """Bind a pod to a node that is not there, so that nobody ends it; returns its path."""
+        """Bind a pod to a node that is not there, so that no kubelet ends it; returns its path."""
         path = f"/api/v1/namespaces/{self.scene.namespace}/pods/{name}"
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "lost"}}
         self.scene.api.create(f"{path}/binding", binding)

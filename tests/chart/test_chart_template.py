@@ -1,4 +1,4 @@
-"""What the chart renders from its values."""
+"""Objects that the chart renders from its values."""
 
 from collections.abc import Iterator, Mapping
 

@@ -17,7 +17,7 @@ TRUST = (ROOT / "docs" / "trust.md").read_text()
 
 
 def ports() -> dict[int, list[str]]:
-    """Of each port: its cells after the first."""
+    """Ports of the page, each with its cells after the first."""
     rows = re.findall(r"^\| (\d+), [^|]*\|(.*)\|$", TRUST, flags=re.MULTILINE)
     return {int(port): [cell.strip() for cell in cells.split("|")] for port, cells in rows}
 

@@ -1,4 +1,4 @@
-"""What operator and worker share without importing each other: files, etcd keys and records, ports, metric names, TLS."""
+"""Contract of operator and worker, which never import each other: files, etcd keys and records, ports, metric names, TLS."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ ENTRY = "alice"
 """The key of the one entry of each map."""
 
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
-"""What a worker is told of its model beside name and path."""
+"""Settings of the model in a worker's file, beside name and path."""
 
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
 

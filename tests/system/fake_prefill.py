@@ -100,7 +100,7 @@ class FakePrefill(WorkerServicer):
                 yield pb.CreditReply(request_id=request.want.request_id, granted=True)
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateReply]:  # noqa: N802
-        """Nobody asks a prefill worker for this."""
+        """Not called: no worker sends this to a prefill worker."""
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "a prefill worker")
         return iter(())
 

@@ -223,7 +223,7 @@ def test_last_decode_worker_finishes_its_streams_and_names_another_way(fleet: Fl
     with last.client.stream(prompt, "auto", max_tokens=1500) as stream:
         stream.read_tokens(1)
         with fleet.cluster.drained_by_command(*DECODES):
-            reply = wait_for(lambda: _refusal(last, prompts), SETTLE_SECONDS, "nobody takes a request")
+            reply = wait_for(lambda: _refusal(last, prompts), SETTLE_SECONDS, "no worker takes a request")
             tokens = stream.read_all()
 
     assert reply is not None
@@ -235,7 +235,7 @@ def test_last_decode_worker_finishes_its_streams_and_names_another_way(fleet: Fl
 
 
 def _refusal(worker: WorkerProcess, prompts: Prompts) -> httpx.Response | None:
-    """The answer to a new request if that is a 503; None while somebody serves it."""
+    """The answer to a new request if that is a 503; None while a worker serves it."""
     reply = worker.client.post(body(prompts(5), max_tokens=1))
     return reply if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE else None
 
@@ -245,7 +245,7 @@ def _tokens_made(workers: list[WorkerProcess], since: list[Metrics]) -> float:
 
 
 def _ready_reason(worker: WorkerProcess) -> str:
-    """Why it is not ready; empty when it is."""
+    """Reason why it is not ready; empty when it is."""
     return worker.client.http.get("/ready").json()["reason"] or ""
 
 

@@ -25,14 +25,14 @@ def commanded(pair: Pair) -> Iterator[Pair]:
 
 
 class Log:
-    """What a worker says from now on."""
+    """Log of a worker from now on."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self._path = worker.log
         self._start = worker.log.stat().st_size
 
     def count(self, text: str) -> int:
-        """How often it has said so."""
+        """Count lines with this text."""
         return self._path.read_bytes()[self._start :].count(text.encode())
 
 
@@ -61,7 +61,7 @@ def test_requests_that_wait_for_a_draining_prefill_worker_are_served(slow: Pair,
     """A promised credit is kept; who has none yet prefills here, and none of them fails."""
     cluster, decode, waiting = slow.cluster, slow.decode, [prompts(300) for _ in range(4)]
     with ThreadPoolExecutor(len(waiting)) as pool:
-        with slow.prefill.engine_stopped():  # whoever has a credit keeps it, and the others wait
+        with slow.prefill.engine_stopped():  # a request with a credit keeps it, and the others wait
             answers = [pool.submit(decode.client.complete, prompt, "auto", max_tokens=4) for prompt in waiting]
             decode.wait_for(lambda: decode.metrics().value("prefill_queue_requests") == len(waiting) - 1, "some wait for a credit")
             cluster.command(slow.prefill.name, drain=True)

@@ -1,4 +1,4 @@
-"""An engine process that stands still (SIGSTOP) while its server process lives: seen, gone round, and started anew."""
+"""A stopped engine process (SIGSTOP) whose server process lives: detected, avoided, and restarted."""
 
 import asyncio
 from collections.abc import Iterator

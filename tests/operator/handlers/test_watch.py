@@ -19,7 +19,7 @@ KEY = Key(bodies.NAMESPACE, bodies.NAME)
 
 
 class Told:
-    """A watch, and what it told."""
+    """A watch, and its calls."""
 
     def __init__(self) -> None:
         self.keys, self.num_listed, self.cache = list[Key](), 0, Cache()
@@ -94,14 +94,14 @@ async def test_kopf_remembers_nothing_of_an_object():
 
 
 class Kopf:
-    """Runs until it is told to stop, as kopf's operator."""
+    """Runs until it is stopped, as kopf's operator."""
 
     def __init__(self) -> None:
         self.registered: set[str] = set()
 
     async def operator(self, *, registry: kopf.OperatorRegistry, stop_flag: asyncio.Event, insights: Any, **_: Any) -> None:
         self.registered = {str(handler.param) for handler in registry._watching.get_all_handlers()}
-        await asyncio.sleep(0)  # whoever waits for news does so now
+        await asyncio.sleep(0)  # a task that waits for events does so now
         async with insights.revised:
             insights.watched_resources.add("something new")
             insights.revised.notify_all()

@@ -42,7 +42,7 @@ def own_labels(family: str) -> set[str]:
 
 
 def operator_series() -> dict[str, set[str]]:
-    """Every series of the operator that speaks of one PDCluster, and its labels besides the cluster's own."""
+    """Every series of the operator that speaks of one PDCluster, and its labels apart from the cluster's own."""
     registry = CollectorRegistry()
     LoopMetrics(registry)
     AutoscaleMetrics(registry)
@@ -238,7 +238,7 @@ def test_monitoring_objects_carry_the_labels_that_prometheus_selects_by() -> Non
 
 
 def test_pod_monitor_bounds_what_a_worker_may_say_to_prometheus() -> None:
-    """Who chooses the image chooses the page.  Every bound is one that Prometheus' operator takes as it is written."""
+    """The owner of the image controls the page.  Every bound is one that Prometheus' operator takes as it is written."""
     spec = shared_of()["PodMonitor", "chat"]["spec"]
 
     limits = {name: value for name, value in spec.items() if name.endswith("Limit")}

@@ -36,7 +36,7 @@ STARTING, READY, ENDING = "starting", "ready", "ending"
 
 @dataclass
 class Kubernetes:
-    """StatefulSets, pods by ordinal, the Service, scalers and the status of one PDCluster.  commands: pods told to drain"""
+    """StatefulSets, pods by ordinal, the Service, scalers and the status of one PDCluster.  commands: pods with a drain command"""
 
     sets: dict[WorkloadId, int] = field(default_factory=dict)
     pods: dict[WorkloadId, dict[int, str]] = field(default_factory=dict)

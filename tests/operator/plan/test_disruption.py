@@ -220,7 +220,7 @@ def test_with_the_switch_the_new_revision_has_them_and_the_old_one_until_the_ser
     before, after = ({identity(each), identity(each, "prefill")} for each in (A, B))
     both = [with_pods(each) for each in (*running(CLUSTER).workloads, *running(NEXT).workloads)]
     status: dict[str, object] = {}
-    for _ in range(3):  # the write is refused, or somebody turns the Service back
+    for _ in range(3):  # the write is refused, or another writer turns the Service back
         plan = plan_cluster(NEXT, running(CLUSTER, workloads=both, status=status), NOW)
         assert (plan.serving, set(plan.budgets)) == (B, before | after)
         assert plan.budgets[identity(A)] == plan.budgets[identity(B)] == 1

@@ -1,4 +1,4 @@
-"""AcceleratorsInUse: told from records and last words, where a pool has an accelerator."""
+"""AcceleratorsInUse: from records and last words, where a pool has an accelerator."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def seen(cluster: PDCluster, worker_records: WorkerRecords | None, problem: Prob
 
 
 def say(**devices: Device) -> WorkerRecords:
-    """What the records of prefill-0 and decode-0 say."""
+    """Records of prefill-0 and decode-0 with these devices."""
     return WorkerRecords({"prefill-0": "ready", "decode-0": "ready"}, devices={f"{role}-0": device for role, device in devices.items()})
 
 
@@ -119,7 +119,7 @@ def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(pool
     plan = plan_cluster(cluster, seen(cluster, worker_records, REFUSED), NOW)
     assert found(plan) == ("False", "AcceleratorUnusable", f"decode pool {pool['name']} ({pool['gpu']}): {REFUSED[1]}")
     assert condition_of(plan.status, "DecodeReady")["reason"] == condition_of(plan.status, "Stalled")["reason"] == "AcceleratorUnusable"
-    assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1  # told with Ready, and not twice
+    assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1  # reported with Ready, and not twice
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How far a StatefulSet may shrink: pods, etcd's word on each of them, the time limit."""
+"""Bounds of shrinking a StatefulSet: pods, their records in etcd, the time limit."""
 
 from dataclasses import replace
 from typing import Any
@@ -220,7 +220,7 @@ def test_nobody_goes_by_what_etcd_said_some_time_ago():
 
 
 def test_a_command_for_nobody_is_to_be_taken_back():
-    found = plan_drain([Workload(OF, 4)], (), [four()], replace(ALL_READY, commands=frozenset({"nobody"})), None)
+    found = plan_drain([Workload(OF, 4)], (), [four()], replace(ALL_READY, commands=frozenset({"no-such-pod"})), None)
     assert (found.commands, found.needs_worker_records, found.requeue_after_seconds) == (frozenset(), True, 1.0)
     at_rest = plan_drain([Workload(OF, 4)], (), [four()], ALL_READY, None)
     assert (at_rest.needs_worker_records, at_rest.requeue_after_seconds, at_rest.messages) == (False, None, {})

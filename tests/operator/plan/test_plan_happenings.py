@@ -1,4 +1,4 @@
-"""What becomes an event: changes, each once, and warnings only where someone should look."""
+"""Events for changes, each once, and warnings only where a user should look."""
 
 from dataclasses import replace
 

@@ -210,7 +210,7 @@ def declared_places(cluster: PDCluster) -> set[tuple[str, str]]:
 
 
 def can_take_over(plan: ClusterPlan, observed: Observed, target: str) -> bool:
-    """Whether all declared workers are ready, by the sizes that the status tells."""
+    """Return whether all declared workers are ready, by the sizes in the status."""
     wanted = {(role["name"], each["name"]): each["desired"] for role in plan.status["roles"] for each in role["pools"]}
     ready = {(state.id.role, state.id.pool): state.ready for state in observed.workloads if state.id.revision == target and not state.gone}
     answers = any(size for (role, _), size in wanted.items() if role != "prefill")

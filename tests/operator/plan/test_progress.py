@@ -139,7 +139,7 @@ def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_worke
         assert (story.look(seconds, workloads=[*broken, *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
     assert f"nothing is scaled down, for no worker of revision {A} answered requests then: mend that" in story.said()
     assert "or let the old workers end first with rollout.strategy Recreate" in story.said()
-    # The old one answers again: nothing is decided anew, and the new one heals by itself.
+    # The old one answers again: nothing is decided again, and the new one heals by itself.
     assert (story.look(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]), story.sizes) == (EXCEEDED, BOTH)
     story.look(4 * DEADLINE, workloads=[*old(1, 2), *green(1, 2)])
     assert story.plan is not None

@@ -53,7 +53,7 @@ def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **
 
 
 class Scene:
-    """An Autoscaling at work, and what it made due."""
+    """An Autoscaling at work, and the keys that it enqueued."""
 
     def __init__(self, port: int) -> None:
         self.cache, self.registry, self.due = Cache(), CollectorRegistry(), list[Key]()

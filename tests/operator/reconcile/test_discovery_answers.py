@@ -1,4 +1,4 @@
-"""Answers about given etcds: asked about each cluster's own keys, remembered, and told on when they change."""
+"""Answers about given etcds: asked about each cluster's own keys, remembered, and passed on when they change."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ QUESTION = Question(("etcd:2379",))
 
 
 class Etcd:
-    """Answers as it is told, and counts."""
+    """Gives set answers, and counts."""
 
     def __init__(self) -> None:
         self.error: str | None = None

@@ -1,4 +1,4 @@
-"""When etcd is asked about workers, what is remembered, and what is told to whom."""
+"""Reads of the worker records in etcd: their times, the remembered answers, and the events that follow."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ def pods(*names: str) -> list[WorkloadState]:
 
 
 class Etcd:
-    """Answers as it is told, and counts."""
+    """Gives set answers, and counts."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Etcd:
 
 
 class World:
-    """etcd, a clock, and the keys that were made due."""
+    """etcd, a clock, and the keys that were enqueued."""
 
     def __init__(self) -> None:
         self.etcd, self.due, self.now, self.seconds = Etcd(), list[Key](), START, 1000.0
@@ -94,7 +94,7 @@ class World:
         self.now += timedelta(seconds=seconds)
 
     async def last(self, *names: str) -> WorkerRecords | None:
-        """What a pass is told, and then whatever it began has ended."""
+        """Records that a reconcile gets; then the read that it began has ended."""
         found = self.worker_records.last(QUESTION, pods(*names))
         await looked(self.worker_records)
         return found
@@ -106,7 +106,7 @@ class World:
         await self.worker_records.command(QUESTION, names)
 
     async def fresh(self, *names: str) -> WorkerRecords:
-        """What a pass is told while a worker drains, and then whatever it began has ended."""
+        """Records that a reconcile gets while a worker drains; then the read that it began has ended."""
         found = await self.worker_records.fresh(QUESTION, pods(*names))
         await looked(self.worker_records)
         assert found is not None
@@ -243,7 +243,7 @@ async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, i
     else:
         found = world.worker_records.last(QUESTION, pods("a"), is_up=False)
         assert found is not None
-        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while nobody knows
+        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while etcd is silent
     world.pass_by(60)
     world.etcd.error = None
     await world.fresh("a")
@@ -407,7 +407,7 @@ async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_t
         world.pass_by(seconds)
         await world.worker_records.command(QUESTION, drain)
         assert world.etcd.commands.keys() == told
-    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
+    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts again
         world.pass_by(seconds)
         await world.worker_records.command(QUESTION, {"b"})
         assert world.etcd.commands.keys() == told

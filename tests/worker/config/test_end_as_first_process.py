@@ -58,7 +58,7 @@ def opened_by_a_reader(pipe: Path) -> int | None:
 
 
 def test_worker_that_reads_its_files_ends_with_143(tmp_path: Path) -> None:
-    """Its engine file is a pipe that nobody writes to: what holds it up could as well be a slow volume."""
+    """Its engine file is a pipe without a writer: a slow volume would hold it up likewise."""
     engine = tmp_path / "engine"
     os.mkfifo(engine)
     with first_process("pdcluster_worker", "--engine-config", str(engine)) as process:

@@ -1,4 +1,4 @@
-"""What a record says about disaggregation: refused pairs soon, figures seldom and only when they say something new."""
+"""Disaggregation in a record: refused pairs soon, figures rarely and only when they have changed."""
 
 import pytest
 

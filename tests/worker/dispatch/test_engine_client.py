@@ -140,7 +140,7 @@ async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client: Engi
 
 
 async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(client: EngineClient, wire: Wire) -> None:
-    """Its counters would be added a second time, for those of its rank begin anew, and its blocks are no choice any more."""
+    """Its counters would be added a second time, since those of its rank begin again, and its blocks are no choice any more."""
     told: list[object] = []
     client.on_stats.append(told.append)
     client.on_blocks.append(told.append)

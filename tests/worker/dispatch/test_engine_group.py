@@ -91,7 +91,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    """Of two; pauses take no time."""
+    """A group of two; pauses take no time."""
     pauses: list[float] = []
     sleep = asyncio.sleep
 

@@ -40,7 +40,7 @@ def spec(request_id: str = "r") -> RequestSpec:
 
 
 def token_at(spec: RequestSpec, position: int) -> Token:
-    """What every worker would draw there: by the position alone."""
+    """Token that every worker would draw there: by the position alone."""
     reason = "length" if position == MAX_TOKENS - 1 else None
     return Token(spec.request_id, 10 + position, -0.5 * position, finish_reason=reason, cached_tokens=position, queue_seconds=0.1)
 
@@ -287,7 +287,7 @@ async def test_request_leaves_a_draining_worker_between_two_tokens(worker: Worke
     assert (made, second.outputs, first.num_open) == (WHOLE, [[10, 11]], 0)
 
 
-@pytest.mark.parametrize("is_off", [True, False], ids=["off", "nobody"])
+@pytest.mark.parametrize("is_off", [True, False], ids=["off", "no peer"])
 async def test_request_stays_at_a_draining_worker(worker: Worker, engine: ScriptedEngine, is_off: bool) -> None:
     first, second = Model("a"), Model("b")
     second.load = Load(num_running=1)

@@ -1,4 +1,4 @@
-"""What follows when an engine stands still: its requests, health, peers and its end."""
+"""Consequences of a stalled engine: for its requests, health, peers and its end."""
 
 import asyncio
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(sce
     assert isinstance(scene.worker.refusal(), EngineStalledError)
     client.close(mailbox)
     await scene.look()
-    assert scene.engine.inputs[-1] == Abort("r")  # an engine that gets on again must not go on with it
+    assert scene.engine.inputs[-1] == Abort("r")  # an engine that recovers must not continue it
 
 
 async def test_pulse_of_an_engine_that_gets_on_again_serves_as_before(scene: Scene) -> None:

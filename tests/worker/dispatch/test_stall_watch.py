@@ -143,7 +143,7 @@ def test_watch_engine_that_gets_on_again_is_well() -> None:
     watched.looks(6)
 
     assert watched.answered([Pong(1, BUSY), Pong(2, BUSY)]) == ["well", "well"]
-    assert watched.looks(4)[-1] == "stalled"  # and counts anew
+    assert watched.looks(4)[-1] == "stalled"  # and counts again
 
 
 @pytest.mark.parametrize("asleep_seconds", [10.0, 3600.0])

@@ -1,4 +1,4 @@
-"""What transformers says about a model: asked once, kept, and no more believed than our decoder's own logits."""
+"""Answers of transformers about a model: asked once, kept, and trusted less than our decoder's own logits."""
 
 import json
 import logging
@@ -154,7 +154,7 @@ def test_nothing_is_asked_for_an_engine_with_ranks(ranks, question, kept):
 
 
 def test_what_is_asked_early_is_what_an_engine_asks_that_shares_its_worker(question):
-    """Each with its share of the threads: another question would be asked anew."""
+    """Each with its share of the threads: another question would be asked again."""
     put(question, answer(question))
     engine = EngineConfig(num_blocks=8, threads=4, data_parallel_size=2)
     model = ModelConfig(name="m", path=str(question.path), dtype="float32")

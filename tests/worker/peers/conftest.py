@@ -159,7 +159,7 @@ def record() -> Callable[..., WorkerRecord]:
 
 
 class Watcher:
-    """A Discovery with what it has told; `dead` holds the pods whose probes fail.  obeys: its record says what it is commanded."""
+    """A Discovery with its calls; `dead` holds the pods whose probes fail.  obeys: its record follows the drain command."""
 
     def __init__(
         self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int, *, obeys: bool, pinned: dict[str, bytes]
@@ -344,7 +344,7 @@ class Handler:
 
 
 class Worker:
-    """One worker: service, directory and what the directory told; left: the prefill workers at each loss."""
+    """One worker: service, directory and the calls of the directory; left: the prefill workers at each loss."""
 
     def __init__(self, record: WorkerRecord, hello: Hello, limit_tokens: int, credentials: Credentials) -> None:
         self.record = record

@@ -231,7 +231,7 @@ async def test_lost_peer_is_found_again_when_it_is_back(worker: Any, eventually:
 
     await p.server.stop(None)
     await eventually(lambda: d.lost == ["p"])
-    assert d.left == [[]]  # when that is told it is out of the choice already
+    assert d.left == [[]]  # at that call it is out of the choice already
     assert d.directory.prefills() == []
     assert not await d.directory.probe(p.record)
 

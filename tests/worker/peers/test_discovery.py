@@ -276,12 +276,12 @@ async def test_members_that_died_during_an_outage_leave_after_it(own_etcd: Any, 
 
 
 def stored_record(etcd: Any, of: Any) -> WorkerRecord:
-    """What etcd holds now."""
+    """Record in etcd now."""
     return msgspec.json.decode(etcd.ctl("get", of.own_key, "--print-value-only"), type=WorkerRecord)
 
 
 def write_leased(etcd: Any, beside: Any, record: Any, *, seconds: int = 1) -> None:
-    """Write a record under a lease that nobody renews, as a worker that has died since."""
+    """Write a record under a lease without renewals, as a worker that has died since."""
     lease = etcd.ctl("lease", "grant", str(seconds)).split()[1]
     key = beside.own_key.removesuffix(beside.own.pod) + record.pod
     etcd.ctl("put", f"--lease={lease}", key, msgspec.json.encode(record).decode())

@@ -33,7 +33,7 @@ class Want:
 
 @dataclass
 class Shares:
-    """What each peer was served of one priority, since its line was last empty."""
+    """Tokens served to each peer of one priority, since its line was last empty."""
 
     served: dict[str, int] = field(default_factory=dict)
     level: int = 0

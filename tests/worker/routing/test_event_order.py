@@ -30,7 +30,7 @@ def test_reader_that_comes_late_asks_for_everything() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from(["once", "lost", "twice"])), max_size=40))
 def test_index_that_follows_is_right_whenever_nothing_is_missing(changes: list[tuple[int, bool, str]]) -> None:
-    """Events are lost and repeated at will; everything is told anew when it was asked for."""
+    """Events are lost and repeated at will; a snapshot follows each request for one."""
     truth: set[bytes] = set()
     index, order, asked = PrefixIndex(), EventOrder(), False
     for number, (block, stored, fate) in enumerate(changes, 1):

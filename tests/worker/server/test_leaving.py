@@ -25,7 +25,7 @@ NUM_UNTAKEN = 8_000
 
 
 class LeavingNode:
-    """A node that is drained while `is_drained`; counts how often it was told to leave."""
+    """A node that is drained while `is_drained`; counts calls of `leave`."""
 
     def __init__(self) -> None:
         self.is_drained = True
@@ -79,7 +79,7 @@ class DrainingNode:
 
 
 class Slow:
-    """A client that has asked for NUM_UNTAKEN tokens and takes nothing of its answer, which is whole, unless it is told to."""
+    """A client that has asked for NUM_UNTAKEN tokens and reads nothing of its whole answer until `read` is called."""
 
     def __init__(self, rig, server, deaf, until) -> None:
         rig.backend.max_model_len = 1 << 30

@@ -1,4 +1,4 @@
-"""What the kernel's tables say of a port: real lines, wrong ones, none; a client that takes nothing; real sockets."""
+"""Connections of a port in the kernel's tables: real lines, wrong ones, none; a client that reads nothing; real sockets."""
 
 import asyncio
 import socket

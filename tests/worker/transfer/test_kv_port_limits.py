@@ -1,4 +1,4 @@
-"""What the KV port bears of strangers, of the silent and of the many: raw sockets, real receiver, short limits."""
+"""Limits of the KV port for connections without a hello, silent ones and many: raw sockets, real receiver, short limits."""
 
 import os
 import resource

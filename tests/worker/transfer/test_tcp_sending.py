@@ -227,7 +227,7 @@ def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, recei
     prefill = tcp_engine("prefill", block_bytes=16 * BIG, num_blocks=3)
     write(prefill, epoch, receiver, [(0, 0), (1, 1), (2, 2)])
     sock = receiver.accept()
-    header = read(sock, wire.decode_header)  # the first frame is on its way and cannot end: nobody reads its payload
+    header = read(sock, wire.decode_header)  # the first frame is on its way and cannot end: its payload is not read
     prefill.transport.cancel(epoch)
     assert prefill.transport.poll() == []
     got = 0

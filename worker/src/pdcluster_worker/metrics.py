@@ -108,7 +108,9 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_blocks", "KV blocks by state", "state")
         self.fences_overdue = self._gauge("fences_overdue", "fences that have not returned in time; their blocks stay quarantined")
         self.engine_device_info = self._gauge("engine_device_info", "always 1; its labels name the device of the engine", "device", "name")
-        self.engine_scheduler_info = self._gauge("engine_scheduler_info", "always 1; its labels name the scheduler of the engine", "scheduler", "policy")
+        self.engine_scheduler_info = self._gauge(
+            "engine_scheduler_info", "always 1; its labels name the scheduler of the engine", "scheduler", "policy"
+        )
         self.engine_busy_ratio = self._gauge("engine_busy_ratio", "share of the last seconds spent in a step")
         self.engine_stalled = self._gauge("engine_stalled", "1 while the engine makes no progress, else 0")
         self.draining = self._gauge(
@@ -118,9 +120,7 @@ class Metrics:
         self.kv_transfer_bytes_per_second = self._gauge(
             "kv_transfer_bytes_per_second", "rate of the last KV transfer from here", "transport"
         )
-        self.engine_dtype_info = self._gauge(
-            "engine_dtype_info", "always 1; its labels name the dtype of the engine", "dtype", "native"
-        )
+        self.engine_dtype_info = self._gauge("engine_dtype_info", "always 1; its labels name the dtype of the engine", "dtype", "native")
         self.kv_transport_info = self._gauge("kv_transport_info", "always 1; its label names the transport of KV blocks", "transport")
         self.peers = self._gauge("peers", "known peers by role and state", "role", "state")
 
