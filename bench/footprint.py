@@ -54,7 +54,7 @@ async def idle_footprints(watched: Sequence[Watched], seconds: float) -> list[Fo
 def others_cpu_seconds() -> float:
     """Processor time of this machine that did not go to this process and its descendants, since it started.
 
-    Stolen time is in it.  A difference of two readings tells whether a measurement had the machine to itself.
+    Stolen time is in it.  A difference of two readings shows whether a measurement had the machine to itself.
     """
     times = psutil.cpu_times()
     busy = times.user + times.nice + times.system + times.softirq + times.irq + times.steal

@@ -99,7 +99,7 @@ class Phase:
 
 
 def read_passes(log: str) -> list[Pass]:
-    """The passes that an operator's log of level `debug` tells of."""
+    """Reconciles in an operator's log of level `debug`."""
     return [Pass(wrote == "True", float(seconds)) for wrote, seconds in _PASS.findall(log)]
 
 

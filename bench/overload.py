@@ -1,4 +1,4 @@
-"""Twice the load that one mixed worker can serve: who meets the latency objectives, by priority, with and without QoS.
+"""Twice the load that one mixed worker can serve: the share of requests within their objectives, by priority, with and without QoS.
 
 A real worker on a real model.  Its capacity is measured first, by a closed loop
 that fills its seats; the objectives are a multiple of the median TTFT and TPOT

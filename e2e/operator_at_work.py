@@ -1,4 +1,4 @@
-"""The operator as the tests watch it: who leads, and whether it has looked at an object since."""
+"""The operator as the tests watch it: the leader, and its reconciles of an object."""
 
 import uuid
 from functools import partial

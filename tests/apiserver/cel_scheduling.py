@@ -1,4 +1,4 @@
-"""Cases of the rules about how an engine schedules, and for whom: (field, message, right, wrong)."""
+"""Cases of the rules about how an engine schedules, and for which requests: (field, message, right, wrong)."""
 
 from typing import Any
 

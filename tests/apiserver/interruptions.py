@@ -42,7 +42,7 @@ class Interruptions:
         self._thread.join()
 
     def silence(self, plural: str) -> None:
-        """From now on the watches of this kind that are open tell nothing more and stay open; later ones tell."""
+        """From now on the open watches of this kind stay open without events; later ones work."""
         for stream in self._streams[plural]:
             stream.is_silent = True
 

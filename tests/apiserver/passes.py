@@ -28,7 +28,7 @@ class Passes:
         self.loop, self.key = loop, key
 
     async def one(self) -> Done:
-        """One pass over what the cache holds."""
+        """One reconcile of all that the cache holds."""
         return await self.loop._reconciler.reconcile(self.key)
 
     async def until_written(self) -> list[Done]:

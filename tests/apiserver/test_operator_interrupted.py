@@ -15,7 +15,7 @@ from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
-SILENT_SECONDS = 120.0  # a watch that tells nothing is given up after 70
+SILENT_SECONDS = 120.0  # a silent watch is given up after 70
 STEPS_SECONDS = 60.0
 LOOK_SECONDS = 0.5  # between two looks at what takes a minute
 
@@ -63,7 +63,7 @@ def test_a_watch_that_goes_silent_is_made_up_for_and_told_of_and_begun_anew(prox
         wait_for(
             lambda: proxy.num_watches["configmaps"] > num_watches,
             SILENT_SECONDS,
-            "the watch does not begin again",
+            "no new watch",
             poll_seconds=LOOK_SECONDS,
         )
         wait_for(lambda: operator.get("/healthz") == (200, "ok\n"), STEPS_SECONDS, lambda: f"{operator.get('/healthz')}")
@@ -81,7 +81,7 @@ def test_a_deletion_that_fell_into_the_gap_of_an_expired_watch_is_seen(proxy: In
         proxy.expire("configmaps")
         wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
         assert proxy.num_watches["configmaps"] > num_watches
-        scene.api.delete(path)  # the new watch tells of it
+        scene.api.delete(path)  # the new watch reports it
         wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
         assert operator.get("/healthz") == (200, "ok\n")
 

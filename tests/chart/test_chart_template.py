@@ -30,7 +30,7 @@ FULL = {
     "podMonitor": {"enabled": True, "interval": "10s", "labels": {"release": "prometheus"}},
     "sampleCluster": {"enabled": True, "name": "first"},
 }
-# By Kubernetes in every pod, and by people outside of one.
+# By Kubernetes in every pod, and by a user outside of one.
 SET_ELSEWHERE = {"KUBERNETES_SERVICE_HOST", "KUBECONFIG"}
 
 

@@ -1,4 +1,4 @@
-"""A prefill worker that does what a test tells it, for what no honest one does: writing late, writing nothing, breaking off.
+"""A prefill worker that a test scripts to misbehave: writing late, writing nothing, breaking off.
 
 It registers in etcd, speaks gRPC over the cluster's mutual TLS and grants
 every credit; it has no engine.  What it writes, `kv_port` writes.

@@ -83,7 +83,7 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
     generated = num_requests * (output_tokens - (place == "remote"))  # the prefill worker makes the first one
     pair.decode.wait_for(
         lambda: reading(pair.decode).page.generation_tokens - before[pair.decode].page.generation_tokens == generated,
-        "every token is counted",
+        "all tokens to be counted",
     )
     decode, prefill = (worker_sample(worker.name, reading(worker), before[worker]) for worker in (pair.decode, pair.prefill))
     after = {worker: reading(worker).page for worker in before}

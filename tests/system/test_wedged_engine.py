@@ -111,7 +111,7 @@ def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
 def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
     impatient: Pair, second: WorkerProcess, pool: ThreadPoolExecutor, prompts: Prompts, reference: Reference
 ) -> None:
-    """Those that came to it, those that were sent there, and those that come while it is known to stand still."""
+    """Those that came to it, those that were sent there, and those that come while its stall is known."""
     first, asked = impatient.decode, [prompts(30) for _ in range(3)]
     with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(1)
@@ -175,7 +175,7 @@ def _status(worker: WorkerProcess, path: str) -> int:
 
 
 def _check_told(worker: WorkerProcess) -> None:
-    """Its probes and its gauge say that its engine stands still, before it ends."""
+    """Its probes and its gauge say that its engine has stalled, before it ends."""
     worker.wait_for(lambda: _status(worker, "/health") == httpx.codes.SERVICE_UNAVAILABLE, "it is not live")
     reply = worker.client.http.get("/ready")
     assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE

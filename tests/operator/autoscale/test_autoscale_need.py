@@ -144,7 +144,7 @@ def test_a_queue_that_falls_slowly_asks_for_one_more():
 
 
 def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
-    """An operator that has just started cannot tell who has had a part of the load."""
+    """An operator that has just started cannot know which workers had a part of the load."""
     spec = make_spec()
     facts = facts_of(spec)
 

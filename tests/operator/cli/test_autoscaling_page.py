@@ -1,4 +1,4 @@
-"""docs/autoscaling.md: it tells every rule in its order, the defaults, and what is there."""
+"""docs/autoscaling.md names every rule in its order, the defaults, and no rule that is not there."""
 
 import re
 import shlex

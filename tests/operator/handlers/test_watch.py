@@ -42,7 +42,7 @@ def registry() -> kopf.OperatorRegistry:
 async def test_events_reach_the_cache_and_make_their_cluster_due_once_each():
     told, service = Told(), bodies.child("Service", "chat", 5)
     await told.event("ADDED", service)
-    await told.event("MODIFIED", service)  # tells nothing new
+    await told.event("MODIFIED", service)  # changes nothing
     await told.event("DELETED", service)
     await told.event("DELETED", service)
     assert (told.keys, told.cache.children(KEY), told.num_listed) == ([KEY, KEY], [], 0)

@@ -107,7 +107,7 @@ class BudgetMachine(RuleBasedStateMachine):
         fields = {"mode": "On", "budget": self.budget, "scaleDown": {"windowSeconds": 0, "maxStep": 0}}
         return found.model_copy(update={"spec": found.spec.model_copy(update={"autoscale": AutoscaleSpec.model_validate(fields)})})
 
-    # People.
+    # Users.
 
     @rule(engine=st.integers(64, 66))
     def roll_out(self, engine: int) -> None:

@@ -1,4 +1,4 @@
-"""A random walk over sizes, requests, workers that hear late, and an etcd that goes away or comes back empty.
+"""A random walk over sizes, requests, workers that read commands late, and an etcd that goes away or comes back empty.
 
 Checked at every step: no pod is removed while it has a request or may get one,
 replicas never fall below what is wanted, and while any worker is wanted not
@@ -52,7 +52,7 @@ class DrainMachine(RuleBasedStateMachine):
         self.commands: set[str] = set()
         self.is_etcd_away = False
 
-    # Who asks, and who answers.
+    # Clients, and workers.
 
     @rule(wanted=st.integers(0, MAX_WORKERS))
     def scale(self, wanted: int) -> None:

@@ -37,7 +37,7 @@ def test_nothing_changed():
 
 def test_it_becomes_ready():
     first = plan_cluster(CLUSTER, Observed(1, {}, running(CLUSTER).discovery), NOW)
-    assert first.events == ()  # being made is no news
+    assert first.events == ()  # its creation is no event
     assert news(CLUSTER, running(CLUSTER, status=first.status)) == [(words.READY, False), (words.ANSWERING, False)]
 
 

@@ -44,7 +44,7 @@ class ClusterMachine(RuleBasedStateMachine):
         mixed = by_role["mixed"] if self.is_mixed else ()
         return make_cluster(prefill=by_role["prefill"], decode=by_role["decode"], mixed=mixed, engine=self.engine, strategy=self.strategy)
 
-    # The person who declares.
+    # The user's changes of the spec.
 
     @rule(engine=REVISIONS)
     def change_the_engine(self, engine: int) -> None:
@@ -73,7 +73,7 @@ class ClusterMachine(RuleBasedStateMachine):
             del self.pools[place]
             self.there.generation += 1
 
-    # Others who write.
+    # Writes of others.
 
     @precondition(lambda self: self.there.scalers)
     @rule(data=st.data(), replicas=SIZES)

@@ -1,4 +1,4 @@
-"""Rounds of scrapes over real HTTP: who is scraped, when, and that each round is decided on once."""
+"""Rounds of scrapes over real HTTP: the workers scraped, the times, and one decision per round."""
 
 import asyncio
 import time

@@ -49,7 +49,7 @@ def at(second: int, message: str, name: str = "chat-decode") -> dict[str, Any]:
 
 
 class RefusedEvents(WrittenEvents):
-    """Events that the API server does not tell."""
+    """Events that the API server does not return."""
 
     def __init__(self, error: ClusterError) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""SIGTERM at process 1 of a container, for whom the kernel has no default action: it ends at once, before it has anything to drain."""
+"""SIGTERM at process 1 of a container: it ends at once, before it has anything to drain.
+
+The kernel has no default action for that process.
+"""
 
 import errno
 import os

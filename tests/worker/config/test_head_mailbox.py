@@ -1,4 +1,4 @@
-"""A headless engine's end of the line: what it hears, and every way in which it loses its head."""
+"""A headless engine's end of the line: the messages that it gets, and every way in which it loses its head."""
 
 import asyncio
 import threading
@@ -58,7 +58,7 @@ class PlayedHead:
     def wait_heard(self, count: int) -> None:
         end = time.monotonic() + 5
         while len(self.heard) < count:
-            assert time.monotonic() < end, f"heard {len(self.heard)} frames, not {count}"
+            assert time.monotonic() < end, f"got {len(self.heard)} frames, not {count}"
             time.sleep(0.005)
 
     def close(self) -> None:

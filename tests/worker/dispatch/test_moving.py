@@ -368,7 +368,7 @@ async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_
     await until(lambda: Abort("r") in engine.inputs)  # it held the request still
 
 
-@pytest.mark.parametrize(("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["seldom", "no room"])
+@pytest.mark.parametrize(("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["rarely", "no room"])
 async def test_preempted_request_waits_for_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, free_blocks: int) -> None:
     peer = with_room(free_blocks)
 

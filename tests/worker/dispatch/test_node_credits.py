@@ -1,4 +1,4 @@
-"""Credits of a prefill worker follow its engines: as many as they take, none while none gets on or the worker drains."""
+"""Credits of a prefill worker follow its engines: as many as they take, none while no engine makes progress or the worker drains."""
 
 from pathlib import Path
 
@@ -102,7 +102,7 @@ async def test_nothing_is_promised_while_no_engine_gets_on(scene: Scene) -> None
     first.client.stall("it has stalled")
     scene.node.on_stall(first, True)
     scene.want("a")
-    assert scene.granted() == ["a"]  # the other one gets on
+    assert scene.granted() == ["a"]  # the other one serves
 
     second.client.stall("it has stalled")
     scene.node.on_stall(second, True)

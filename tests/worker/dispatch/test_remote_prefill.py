@@ -274,7 +274,7 @@ async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatc
 
 
 async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
-    """[V8]: before the engine hears of it, and until those that wait have their first token."""
+    """[V8]: before the engine gets it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
     dispatcher.admit([prompt_of(1000)])  # no prompt waits

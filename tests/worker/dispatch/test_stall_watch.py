@@ -1,4 +1,4 @@
-"""When an engine stands still: sequences of looks, answers and steps, worked out by hand."""
+"""Stalls of an engine: sequences of looks, answers and steps, worked out by hand."""
 
 from collections.abc import Sequence
 
@@ -121,7 +121,7 @@ def test_watch_idle_engine_that_answers_is_well_for_ever() -> None:
 
 def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls() -> None:
     watched = Watched()
-    first = watched.answered([Pong(7, BUSY)] * 3)  # of which the first tells of steps
+    first = watched.answered([Pong(7, BUSY)] * 3)  # of which the first reports steps
     second = watched.answered([Pong(7, BUSY)] * 3)
 
     assert (first, second) == (["well"] * 3, ["well", "stalled", "stalled"])

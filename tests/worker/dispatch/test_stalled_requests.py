@@ -1,4 +1,4 @@
-"""Where requests go when an engine stands still: the prefill worker's, a peer's, or ours."""
+"""Requests of a stalled engine: the prefill worker's, a peer's, or ours."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -172,7 +172,7 @@ async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
     assert worker.credit_queue.num_requests == 0
     assert outcomes(worker) == ({"cancelled": 1.0} if waits_for in ("the first token", "the KV") else {})
     await asyncio.sleep(0)
-    assert engine.inputs[-1:] == [Abort("r")]  # what it holds is given back once it gets on
+    assert engine.inputs[-1:] == [Abort("r")]  # what it holds is given back once it recovers
 
 
 def make_ingress(worker: Worker, *peers: DecodePeer) -> Ingress:

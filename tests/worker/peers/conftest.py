@@ -370,7 +370,7 @@ class Worker:
         self.left.append(self.directory.prefills())
 
     def sees(self, *others: "Worker") -> None:
-        """Tell it the membership: itself and the others."""
+        """Give it the membership: itself and the others."""
         self.directory.set_members({worker.record.pod: worker.record for worker in (self, *others)})
 
 

@@ -1,4 +1,4 @@
-"""Pairs of real gRPC workers over real mutual TLS: who is kept, who is refused, who is lost."""
+"""Pairs of real gRPC workers over real mutual TLS: peers kept, refused and lost."""
 
 import asyncio
 import socket
@@ -298,7 +298,7 @@ async def held_call(worker: Any, spec: Any, eventually: Eventually) -> tuple[Any
 
 
 def says(d: Any, d2: Any, state: str) -> None:
-    """Let d2's record tell d this state."""
+    """Give d this state of d2's record."""
     d2.record = msgspec.structs.replace(d2.record, state=state)
     d.sees(d2)
 

@@ -161,7 +161,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return min(firsts.values(), key=lambda want: (self.lines[best].served[want.grant.peer], want.order))
 
     def drop_empty_lines(self) -> None:
-        """A line that is empty forgets whom it served."""
+        """A line that is empty forgets the peers that it served."""
         left = {want.order[0] for want in self.waiting}
         self.lines = {priority: shares for priority, shares in self.lines.items() if priority in left}
 

@@ -1,4 +1,4 @@
-"""Groups of wants that are granted together, and their times: windows, buckets, the fast lane, shares of the peers.  The clock is the test's."""
+"""Groups of wants that are granted together: windows, buckets, the fast lane, shares of the peers."""
 
 from typing import Any
 

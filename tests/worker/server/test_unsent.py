@@ -107,7 +107,7 @@ class Table:
         return len(await self.unsent.connections())
 
     async def count_until(self, tx_queue: str, end: float, pace: float = REMEMBER_SECONDS) -> int:
-        """Looks like one who waits, the last time at `end`."""
+        """Poll like a drain, the last time at `end`."""
         while self.now + pace < end:
             await self.count(tx_queue, self.now + pace)
         return await self.count(tx_queue, end)

@@ -331,7 +331,7 @@ class Clock:
 
 @pytest.mark.parametrize("closes_first", [False, True])
 def test_nothing_is_written_on_a_connection_that_was_idle_too_long(tcp_engine, receiver, write, closes_first):
-    """As after a time in which the sender's process stood still: no timer has run, the peer may have closed."""
+    """As after a time in which the sender's process was stopped: no timer has run, the peer may have closed."""
     clock = Clock()
     prefill = tcp_engine("prefill", clock=clock)
     for turn in range(1, 4):
