@@ -45,7 +45,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 """By name: fields of the engine.  sarathi's target for TBT follows from `--slo`."""
 
 SARATHI_SHARE = 0.8
-"""Of the SLO: sarathi's target, for a p99 lies above what its steps are held to."""
+"""Share of the SLO as sarathi's target, since a p99 lies above the target of its steps."""
 
 
 class SkippingClock:

@@ -19,7 +19,7 @@ CUDA = "engine.device: cuda needs an accelerator, and gpu of a pool is cpu: give
 INVARIANT = "engine.batchInvariant is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set engine.device: cpu"
 BIG = {"name": "big", "gpu": "B200", "replicas": 1}
 ROOM = (
-    "engine.maxBatchedTokens must be at least engine.maxSequences, for a step computes a token of each sequence:"
+    "engine.maxBatchedTokens must be at least engine.maxSequences, since a step computes a token of each sequence:"
     " raise the one or lower the other"
 )
 EXCHANGED = (

@@ -34,7 +34,7 @@ def scheduling_cases(role: str, only: Change) -> list[Case]:
             {"longPrefillTokenThreshold": 8, "scheduler": "sarathi"},
         ),
         case(
-            "engine.maxBatchedTokens must be at least engine.maxModelLen, for a step computes a whole prompt:"
+            "engine.maxBatchedTokens must be at least engine.maxModelLen, since a step computes a whole prompt:"
             " raise the one or lower the other",
             {"scheduler": "orca", "maxModelLen": 256},
             {"scheduler": "orca", "maxModelLen": 257},

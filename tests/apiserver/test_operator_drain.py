@@ -176,7 +176,7 @@ def test_an_operator_that_is_killed_in_the_middle_goes_on(drained: Drained):
 def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_is_told_again(drained: Drained):
     drained.etcd.kill()
     drained.scale(2)
-    drained.await_words("shrinking is held, for etcd does not say whether pod")
+    drained.await_words("shrinking is held: etcd does not say whether pod")
     drained.await_looks()
     assert drained.scene.replicas("decode") == 3
     drained.workers.busy = {drained.pod(2)}

@@ -1,6 +1,6 @@
 """The life of the operator process: restarts, upgrades, fail-over, an API server that goes away, and an object that is refused.
 
-On a control plane of its own, for its API server is stopped and its CRD relaxed;
+On a control plane of its own, since its API server is stopped and its CRD relaxed;
 the operator serves all namespaces here, as it is installed by default.
 """
 

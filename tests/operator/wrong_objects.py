@@ -447,7 +447,7 @@ BAD = [
     ),
     Wrong(
         at("spec.roles.decode.engine", {"maxSequences": 512}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), since a step computes",
         "spec.roles.decode",
     ),
     Wrong(

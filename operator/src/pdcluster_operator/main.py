@@ -97,7 +97,7 @@ class Process:
     state: Literal["starting", "standing by", "leading"] = "starting"
 
     def unhealthy(self) -> list[str]:
-        """For /healthz: what stands still."""
+        """Parts without progress, for /healthz."""
         return self.loop.problems() if self.state == "leading" and self.loop.is_filled else []
 
     def unready(self) -> list[str]:

@@ -262,7 +262,7 @@ def test_each_monitoring_object_can_be_left_out(field: str, kind: str, name: str
     ids=["not wanted", "no such kind"],
 )
 def test_cluster_that_is_not_scraped_has_no_alerts(change: Change, capabilities: Capabilities) -> None:
-    """They would fire at once, for the absence of metrics."""
+    """They would fire at once, because metrics are absent."""
     kinds = {kind for kind, _ in shared_of(change, capabilities=capabilities)}
 
     assert not kinds & {"PodMonitor", "PrometheusRule"}

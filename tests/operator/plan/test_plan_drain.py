@@ -251,7 +251,7 @@ def test_the_condition_names_who_drains_and_what_holds():
     assert "(and 1 more)" in condition["message"]
     replicas, condition = decode_of(WorkerRecords(error="etcd does not answer at x:1 (UNAVAILABLE)"))
     assert replicas == 4
-    assert "shrinking is held, for etcd does not say whether pod" in condition["message"]
+    assert "shrinking is held: etcd does not say whether pod" in condition["message"]
     assert decode_of(None)[0] == 4
 
 

@@ -17,7 +17,7 @@ SEEN_REPLICAS = f"{GROUP}/seen-replicas"
 GPU = f"{GROUP}/gpu"
 """On a worker pod: the type of accelerator that it was made for; its record may go before the last pod has ended.
 
-An annotation, for a type may have a name that no label takes."""
+An annotation, since a type may have a name that no label takes."""
 
 ROTATE_CA = f"{GROUP}/rotate-ca"
 """On a PDCluster: any new value asks for a new certificate authority."""

@@ -163,7 +163,7 @@ class PDClusterSpec(Section):
             engine = self.engine_of(name)
             if engine.max_batched_tokens < engine.max_sequences:
                 raise rule(
-                    f"must be at least maxSequences ({engine.max_sequences}), for a step computes a token of each sequence",
+                    f"must be at least maxSequences ({engine.max_sequences}), since a step computes a token of each sequence",
                     "raise maxBatchedTokens or lower maxSequences",
                     at=f"roles.{name}.engine.maxBatchedTokens",
                 )

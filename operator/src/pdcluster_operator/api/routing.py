@@ -164,7 +164,7 @@ class CreditsSpec(Section):
 class MovingSpec(Section):
     """When a request that has begun goes on at another decode worker.
 
-    enabled:   it moves when its worker is lost, stands still or drains
+    enabled:   it moves when its worker is lost, stalls or drains
     max_moves: of one choice of a request
     after_preemptions: a request that its worker preempted so often moves too; 0 = none does
     """

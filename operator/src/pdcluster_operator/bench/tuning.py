@@ -171,7 +171,7 @@ class _Climb:
     def compete(self, rival: Sizes) -> Generator[Trial, Seen, None]:
         """Another scheduler: it is taken where it holds a rate that the best does not.
 
-        The best has to hold what the rival holds, for its own rate is a step away from its limit.
+        The best has to hold what the rival holds, since its own rate is a step away from its limit.
         """
         assert self.best is not None
         while not self.is_spent:

@@ -2,7 +2,7 @@
 
 Asked are one address, the workers of a cluster on this machine, or the pods of
 one in Kubernetes, through its API server.  A worker that does not answer is
-passed over, and said where none knows the request.
+skipped, and named where none knows the request.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ READY = "ready"
 DRAINED = "drained"
 STARTING = "starting"
 DRAIN_POLL_SECONDS = 1.0
-"""While workers drain, for etcd's watches end at the workers."""
+"""Seconds between looks while workers drain: etcd's watches end at the workers."""
 
 HELD_POLL_SECONDS = 5.0
 """While etcd does not answer."""
@@ -249,7 +249,7 @@ def _said(shrink: Shrink, error: str | None) -> Iterator[str]:
     if shrink.draining:
         yield f"{_workers(shrink.draining)} before the pool shrinks: {_names(shrink.draining)}"
     if shrink.unknown and error is not None:
-        held = f"shrinking is held, for etcd does not say whether {_names(shrink.unknown)} still serves"
+        held = f"shrinking is held: etcd does not say whether {_names(shrink.unknown)} still serves"
         yield f"{held}; it goes on when etcd answers, or after rollout.drainTimeoutSeconds"
     if shrink.serving:
         number = "1 worker serves" if len(shrink.serving) == 1 else f"{len(shrink.serving)} workers serve"

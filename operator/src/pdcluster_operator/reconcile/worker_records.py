@@ -5,7 +5,7 @@ enqueued when the answer brings a change.  A followed cluster is read between re
 too: a change of a worker record comes with no event.  While workers drain, each reconcile
 reads again, with a time limit; after a failed read no reconcile waits for that etcd until
 it answers.  Kept: since when each drain and each mismatch lasts; the commands
-hold the time too, for an operator that restarts.  All other times are by a monotonic clock.
+hold the time too, as an operator may restart.  All other times are by a monotonic clock.
 When a PDCluster is gone its commands are removed, since nothing else would.
 """
 
