@@ -31,7 +31,7 @@ def yaml_blocks(text: str) -> Iterator[dict[str, object]]:
 
 
 def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
-    by_itself, _, needs_a_person = section("When a cluster is not Ready").partition("These need a person")
+    by_itself, _, needs_a_person = section("When a cluster is not Ready").partition("These need action by a user")
     types = {
         conditions.READY,
         conditions.SERVING,
