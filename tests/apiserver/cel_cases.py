@@ -190,7 +190,7 @@ def name_rule(field: str, *sections: Change) -> Rule:
 
 
 LOCAL_PATH = (
-    "path must begin with /, for ~ and relative paths without pvc are for pdctl alone: write the folder in the image like /models/llm,"
+    "path must begin with /, since ~ and relative paths without pvc are for pdctl alone: write the folder in the image like /models/llm,"
     " or give pvc and the folder's path on it"
 )
 MODEL_RULES = [
@@ -325,7 +325,7 @@ AUTOSCALE_RULES = [
     *(
         Rule(f"{AUTOSCALE}.{field}", message, at(f"{AUTOSCALE}.{field}", {}), both(only("mixed"), at(f"{AUTOSCALE}.{field}", {})))
         for field, message in (
-            ("prefill", "there is no prefill beside mixed workers: remove it, they go by the lines of autoscale.decode"),
+            ("prefill", "there is no prefill beside mixed workers: remove it, they go by the thresholds of autoscale.decode"),
             ("ratio", "mixed workers are one role, which has no ratio to another: remove it"),
         )
     ),

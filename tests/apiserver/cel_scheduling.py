@@ -67,7 +67,7 @@ OBJECT_CASES: list[Case] = [
     ),
     (
         "spec.qos",
-        "no engine goes by priorities, for engine.schedulingPolicy is fcfs: leave qos.allowClientPriority out, "
+        "no engine goes by priorities, since engine.schedulingPolicy is fcfs: leave qos.allowClientPriority out, "
         "or set schedulingPolicy: priority",
         both(at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}), at("spec.qos.allowClientPriority", True)),
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),

@@ -376,7 +376,7 @@ BAD = [
     ),
     Wrong(
         both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.prefill", {"queueUp": 9})),
-        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the lines of autoscale.decode",
+        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the thresholds of autoscale.decode",
         "spec.autoscale.prefill",
     ),
     Wrong(

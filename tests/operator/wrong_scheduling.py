@@ -77,7 +77,7 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
     ),
     (
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
-        "spec.qos.allowClientPriority: no engine goes by priorities, for schedulingPolicy is fcfs; leave it out, or set",
+        "spec.qos.allowClientPriority: no engine goes by priorities, since schedulingPolicy is fcfs; leave it out, or set",
         "spec.qos",
     ),
 ]
