@@ -70,7 +70,7 @@ PATHS: dict[str, tuple[bool, dict[str, int]]] = {
     "remote": (True, {}),
     "preempted": (False, {"num_blocks": PREEMPTED_BLOCKS}),
 }
-"""By name: whether the prefill is remote, and the decode engine's settings.  Prompts run 18 together, as they do under load."""
+"""Paths by name: whether the prefill is remote, and the decode engine's settings.  Prompts run 18 together, as they do under load."""
 
 DEFINITIONS = """\
 - Model: SmolLM2-135M-Instruct as `make model` leaves it. An answer ends with the end-of-sequence token, which counts.

@@ -14,7 +14,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two answers to one prompt part.
+    """First difference of two answers to one prompt.
 
     margin: best minus second best logit of the reference there, after what both have said
     is_top_two: both tokens are the reference's best two there

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 SETTLE_SECONDS = 5.0
-"""After the last answer: threads that spin, collectors and logs come to rest."""
+"""Pause after the last answer: threads that spin, collectors and logs come to rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
 FOLDER = Path.home() / ".cache" / "pdcluster" / "lm-eval"
 PACKAGE = "lm-eval[api]==0.4.13"
 TOLERANCE = 2e-3
-"""Of a choice's log-likelihood, which sums a few tokens', each of float32 logits."""
+"""Tolerance of a choice's log-likelihood, which sums a few tokens', each of float32 logits."""
 
 
 def main() -> None:

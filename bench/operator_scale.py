@@ -47,10 +47,10 @@ CHILDREN = {f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3, f"/api/v1/n
 """Children of each PDCluster that are made last, all others before them."""
 
 MEMORY_LIMIT = "4GiB"
-"""Of the API server: it must not be short of memory when the operator is measured."""
+"""Memory of the API server: it must not be short of memory when the operator is measured."""
 
 ENDING_SECONDS = 1.0
-"""From the moment that its port is closed until it has ended; one that starts has not opened it yet."""
+"""Time from the moment that its port is closed until it has ended; one that starts has not opened it yet."""
 
 WRITING = ("apply", "create", "patch", "delete")
 """Verbs of the operator's writes; it updates nothing but its Lease."""

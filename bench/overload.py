@@ -36,7 +36,7 @@ MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 FILE = Path(__file__).parents[1] / "examples" / "mixed.yaml"
 VOCABULARY = (1000, 40_000)
 PATIENCE_SECONDS = 6.0
-"""After the last arrival, for answers that are still open; they count as missed then."""
+"""Time after the last arrival for answers that are still open; they count as missed then."""
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 BLOCK_SIZE, BUDGET, MAX_SEQUENCES, NUM_BLOCKS = 16, 256, 64, 2048
 FULL = 0.9
-"""Of the budget: a prefill batch of that many prompt tokens is full."""
+"""Share of the budget: a prefill batch of that many prompt tokens is full."""
 
 _rounds = itertools.count()
 

@@ -42,7 +42,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "orca": {"scheduler": "orca", "max_batched_tokens": CONTEXT},
     "request-level": {"scheduler": "request-level", "max_batched_tokens": CONTEXT},
 }
-"""By name: fields of the engine.  sarathi's target for TBT follows from `--slo`."""
+"""Fields of the engine by name.  sarathi's target for TBT follows from `--slo`."""
 
 SARATHI_SHARE = 0.8
 """Share of the SLO as sarathi's target, since a p99 lies above the target of its steps."""

@@ -11,7 +11,7 @@ from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 
 VOCABULARY = 40_000
 MOST_DELAY_SECONDS = 2.0
-"""Of the median request between its arrival and its first token's step: beyond, the queue grows."""
+"""Longest wait of the median request between its arrival and its first token's step: beyond, the queue grows."""
 
 RATES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0]
 """Requests a second that a capacity is looked for among."""
@@ -58,7 +58,7 @@ def arrivals(load: Load, count: int, rate: float, seed: str) -> list[Arrival]:
 
 @dataclass(slots=True)
 class Answers:
-    """When each request came, and its tokens; seconds of one clock.
+    """Arrival of each request, and its tokens; seconds of one clock.
 
     delays: between arrival and the first step of each request
     """

@@ -13,7 +13,7 @@ from pdcluster_operator.bench.load import Target
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a system takes HTTP, and the model's name there."""
+    """Address of a system that takes HTTP, and the model's name there."""
 
     base_url: str
     model: str

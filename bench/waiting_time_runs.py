@@ -92,7 +92,7 @@ class Ours:
         return elapsed + self.rest(members, line)
 
     def rest(self, members: Sequence[Job], line: Sequence[Job]) -> float:
-        """When the last of them ends."""
+        """Time when the last of them ends."""
         return self._seconds([job.flight for job in members if job.ended == inf], [job.flight for job in line])
 
     def fresh(self, members: Sequence[Job]) -> float:

@@ -83,7 +83,7 @@ def duplicates(code: Code) -> Iterator[str]:
 
 
 def _windows(code: Code) -> dict[tuple[str, ...], list[Spot]]:
-    """Where each window of MIN_LINES lines begins."""
+    """Beginnings of each window of MIN_LINES lines."""
     windows: dict[tuple[str, ...], list[Spot]] = defaultdict(list)
     for path, lines in code.items():
         texts = [line.text for line in lines]

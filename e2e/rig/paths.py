@@ -1,4 +1,4 @@
-"""Where the test cluster keeps its things, and the names of the images it holds.
+"""Paths of the test cluster, and the names of the images it holds.
 
 Two places: `.cluster/` in the repository is one running cluster and goes with
 `make cluster-down`; the cache directory holds what takes minutes to make

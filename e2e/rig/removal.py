@@ -22,7 +22,7 @@ from e2e.rig.shell import CommandError, environment, run
 
 END_SECONDS = 30.0
 _ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
-"""What the files of a process say that is gone, going, or not collected by its parent."""
+"""Errors from the files of a process that is gone, going, or not collected by its parent."""
 
 _STORE = re.compile(r"/of-(pdcluster-\d+) ")
 

@@ -24,7 +24,7 @@ def run(command: Sequence[object], *, environment: Mapping[str, str] | None = No
 
 
 def environment() -> dict[str, str]:
-    """For programs of ours as processes of their own."""
+    """Environment for programs of ours as processes of their own."""
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 
 

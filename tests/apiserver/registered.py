@@ -77,7 +77,7 @@ class Registered:
 
 
 def record_key(namespace: str, metadata: dict[str, Any]) -> str:
-    """Where the worker of a pod is registered."""
+    """Key of the worker of a pod."""
     marks = metadata["labels"]
     prefix = keys.workers_prefix(namespace, marks[CLUSTER], marks[REVISION])
     return keys.worker_key(prefix, marks[ROLE], marks[POOL], metadata["name"])

@@ -21,7 +21,7 @@ ABOUT_CHANGES = [rule for rule in RULES if rule.before is not None]
 
 
 def rules_below(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Where each rule of a schema speaks, and its message."""
+    """Place of each rule of a schema, and its message."""
     for rule in schema.get("x-kubernetes-validations", []):
         yield (path + rule.get("fieldPath", "")).removeprefix("."), rule["message"]
     for name, child in schema.get("properties", {}).items():

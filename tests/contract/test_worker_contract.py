@@ -165,7 +165,7 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
-    """Where nothing is the default: all but the lease, which is the contract's 10 s on the worker's side."""
+    """Fields without a default: all but the lease, which is the contract's 10 s on the worker's side."""
     files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
     found = {path for engine, _ in files for path in paths(engine)}
     policy = files[0][1]

@@ -16,7 +16,7 @@ from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_BLOCKS = 24
-"""Of the tight cluster's decode worker: 384 tokens."""
+"""Blocks of the tight cluster's decode worker: 384 tokens."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""When a role grows and by how much: the lines of [O4], queues, backlog, headroom and latency targets."""
+"""Growth of a role: the thresholds of [O4], queues, backlog, headroom and latency targets."""
 
 from dataclasses import replace
 from typing import Any

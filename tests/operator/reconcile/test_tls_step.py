@@ -1,4 +1,4 @@
-"""When the two Secrets of a cluster's certificates are left alone."""
+"""Cases in which the two Secrets of a cluster's certificates are left alone."""
 
 import base64
 import json

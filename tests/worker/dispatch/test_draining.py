@@ -1,4 +1,4 @@
-"""When a worker is ready, draining and drained, on counters of what holds it and of clients that have not taken all."""
+"""States ready, draining and drained of a worker, on counters of what holds it and of clients that have not taken all."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -233,7 +233,7 @@ async def test_a_client_that_reads_slowly_gets_the_whole_answer(rig, server, dea
 
 
 async def test_a_worker_has_not_drained_before_its_clients_have_taken_their_answers(node, slow, server, until):
-    """For the network of a pod goes with it, and what the kernel holds."""
+    """A pod's network goes with it, and with it what the kernel holds."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         await slow.ask()
         leaving = asyncio.create_task(process_life.leave(node, server))

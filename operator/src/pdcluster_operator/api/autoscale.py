@@ -16,7 +16,7 @@ from pdcluster_operator.api.values import Name, Natural, Positive, Ratio, Replic
 
 
 class PrefillScalingSpec(Section):
-    """When prefill grows and shrinks: up when any of its signals is over its threshold, down when
+    """Thresholds of prefill: it scales up when any signal is over its threshold, and down when
     all are under theirs.
 
     queue_up, queue_down:             requests of the whole prefill queue
@@ -38,7 +38,7 @@ class PrefillScalingSpec(Section):
 
 
 class DecodeScalingSpec(Section):
-    """When decode (or mixed) grows and shrinks.
+    """Thresholds of decode (or mixed).
 
     queue_up, queue_down:       requests that wait in its engines, in all
     kv_usage_up, kv_usage_down: share of KV blocks that hold live tokens

@@ -7,7 +7,7 @@ from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.sections import PoolSpec
 
 MAX_RANKS = 8
-"""Of one worker: the accelerators of one machine."""
+"""Most ranks of one worker: the accelerators of one machine."""
 
 
 def num_ranks(engine: EngineSpec) -> int:

@@ -19,7 +19,7 @@ GAIN = 1.1
 STEP = 1.5
 LEAST_RATE = 0.05
 MAX_RISES = 6
-"""Of one candidate, so that loose limits leave trials for its neighbours."""
+"""Most trials of one candidate, so that loose limits leave trials for its neighbours."""
 
 MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS = 16, 8192
 MIN_SEQUENCES, MAX_SEQUENCES = 1, 512

@@ -21,7 +21,7 @@ from pdcluster_operator.cluster.errors import ClusterError, NotFoundError
 from pdcluster_operator.cluster.kinds import POD
 
 HTTP_PORT = 8000
-"""Of every worker in a pod (docs/architecture.md, 'Contracts')."""
+"""HTTP port of every worker in a pod (docs/architecture.md, 'Contracts')."""
 
 _SECONDS = 5.0
 

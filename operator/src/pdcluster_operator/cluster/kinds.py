@@ -77,7 +77,7 @@ POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
 POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", Manner.APPLIED, optional=True)
 PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules", Manner.APPLIED, optional=True)
-# What load balancers' controllers write; with an external address comes a traffic policy by default, in the name of who wrote the address.
+# Fields of load balancers' controllers; an external address brings a default traffic policy, with its writer as the manager.
 _ADDRESSES = frozenset({"spec.loadBalancerIP", "spec.loadBalancerClass", "spec.externalIPs", "spec.externalTrafficPolicy"})
 SERVICE = Kind("v1", "Service", "services", Manner.APPLIED, shared=_ADDRESSES)
 

@@ -1,4 +1,4 @@
-"""The alerts of a cluster: each says what is wrong, for whom, and what a person can do.
+"""The alerts of a cluster: each names the problem, the clients that it affects, and the user's fix.
 
 Thresholds are about what a chat user notices; an SLO of your own is a rule of
 your own over the same metrics.  Severity critical = requests are not answered,

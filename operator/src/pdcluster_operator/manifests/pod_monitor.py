@@ -16,7 +16,7 @@ LIMITS: Manifest = {
     "labelValueLengthLimit": 512,
     "bodySizeLimit": "1MB",
 }
-"""Of one scrape of one worker, several times what a worker has.
+"""Limits of one scrape of one worker, several times what a worker has.
 
 The last is known to the Prometheus operator since 0.73.
 """

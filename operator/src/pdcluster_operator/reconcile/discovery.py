@@ -18,12 +18,12 @@ from pdcluster_operator.discovery.keys import ROOT, records_prefix
 logger = logging.getLogger(__name__)
 CHECK_PERIOD_SECONDS = 15.0
 FIRST_ANSWER_TIMEOUT_SECONDS = 4.0
-"""How long the first reconcile of a cluster waits for an answer, so that its first status need not
+"""Longest wait of a cluster's first reconcile for an answer, so that its first status need not
 be corrected.
 """
 
 CHECK_TIMEOUT_SECONDS = 60.0
-"""Of one question: sixteen endpoints, 3 s each, and the Secret."""
+"""Time limit of one question: sixteen endpoints, 3 s each, and the Secret."""
 
 MAX_WAITING = 2
 """Reconciles that wait for a first answer at a time: more would take all runners, and an answer

@@ -14,7 +14,7 @@ from pdcluster_operator.manifests.render import Capabilities
 from pdcluster_operator.plan.state import ClusterPlan
 
 MAX_SECONDS = 300.0
-"""As often as every PDCluster is enqueued in any case."""
+"""Longest time without a comparison: the period in which every PDCluster is enqueued anyway."""
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ from pdcluster_operator.reconcile.discovery import Question
 
 logger = logging.getLogger(__name__)
 IDLE_POLL_SECONDS = 60.0
-"""Between two reads of workers without a mismatch."""
+"""Period of reads of workers without a mismatch."""
 
 ACTIVE_POLL_SECONDS = 10.0
-"""Between two reads while there is a mismatch, and after a failed one: then twice as long each
+"""Period of reads while there is a mismatch, and after a failed one: then twice as long each
 time.
 """
 
@@ -43,7 +43,7 @@ UNREACHABLE_RETRY_SECONDS = 5.0
 """Retry of an etcd that has not answered, even while a shrink is held."""
 
 UNDRAIN_DELAY_SECONDS = 1.0
-"""Between the reconcile that wants a pod to serve again and the end of its drain command.
+"""Delay between the reconcile that wants a pod to serve again and the end of its drain command.
 
 The pod may be terminating already, and the watch brings that later.
 """
@@ -56,7 +56,7 @@ READ_TIMEOUT_SECONDS = 8.0
 
 
 def workers_question(cluster: PDCluster) -> Question:
-    """Where a cluster's workers are registered: the given etcd, or the one that is run for it."""
+    """Etcd of a cluster's workers: the given one, or the managed one."""
     key = Key(cluster.metadata.namespace, cluster.metadata.name)
     return Question.about(cluster.spec.discovery.etcd, key, etcd_endpoints(cluster))
 
