@@ -203,7 +203,8 @@ def save_state(cluster: Kubernetes, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if cluster.rig is not None:
         removal.save_logs(cluster.rig, folder.with_name("rig"))
-    kinds = "pdc,pdps,statefulsets,deployments,controllerrevisions,pods,services,endpointslices,configmaps,pvc,pdb,networkpolicies,leases"
+    kinds = "pdc,pdps,statefulsets,deployments,controllerrevisions,pods,services,endpointslices,"
+    kinds += "configmaps,pvc,pdb,networkpolicies,leases"
     _save(cluster, folder / "objects.yaml", "get", kinds, "--all-namespaces", "--output=yaml")
     _save(cluster, folder / "pods.txt", "get", "pods", "--all-namespaces", "--output=wide")
     _save(cluster, folder / "events.txt", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")

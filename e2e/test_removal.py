@@ -31,8 +31,9 @@ def test_uninstalled_operator_leaves_workers_serving(chat: Kubernetes) -> None:
 
     chat.helm("uninstall", "--wait", RELEASE)
 
-    assert not chat.kubectl("get", "deployments,serviceaccounts,roles,rolebindings", f"--namespace={OPERATOR_NAMESPACE}",
-                            "--selector=app.kubernetes.io/part-of=pdcluster", "--output=name")  # fmt: skip
+    kinds, selector = "deployments,serviceaccounts,roles,rolebindings", "app.kubernetes.io/part-of=pdcluster"
+    place = f"--namespace={OPERATOR_NAMESPACE}"
+    assert not chat.kubectl("get", kinds, place, f"--selector={selector}", "--output=name")
     assert not [name for name in chat.kubectl("get", "clusterroles,clusterrolebindings", "--output=name").split() if "pdcluster" in name]
     (answer,) = chat.ask("ask", f"http://{NAME}:8000", "remote")
     assert "Paris" in answer["text"]

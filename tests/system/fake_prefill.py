@@ -93,7 +93,9 @@ class FakePrefill(WorkerServicer):
         context.add_callback(lambda: ended.put(None))
         ended.get()
 
-    def Credits(self, request_iterator: Iterator[pb.CreditRequest], context: Any) -> Iterator[pb.CreditReply]:  # noqa: N802
+    def Credits(  # noqa: N802
+        self, request_iterator: Iterator[pb.CreditRequest], context: Any
+    ) -> Iterator[pb.CreditReply]:
         """Grant everything."""
         for request in request_iterator:
             if request.WhichOneof("request") == "want":

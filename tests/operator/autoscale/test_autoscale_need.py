@@ -120,7 +120,7 @@ def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_queue_that_is_soon_worked_off_asks_for_nobody_and_neither_does_a_share_that_it_keeps_full(role: str):
+def test_a_queue_that_is_soon_worked_off_asks_for_no_worker_nor_does_its_full_share(role: str):
     """[Y15]: no scale-up if the trend will be under the threshold in three intervals."""
     field = {"queue_requests": 200.0, "busy_ratio": 1.0} if role == "prefill" else {"num_waiting": 200.0, "kv_usage_ratio": 1.0}
 

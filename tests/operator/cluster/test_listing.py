@@ -46,7 +46,7 @@ async def test_an_optional_kind_comes_and_goes_with_its_crd():
     assert (await names(listing, POD_MONITOR), listing.present) == (["PodMonitor"], {"PodMonitor"})
 
 
-async def test_a_forbidden_optional_kind_is_not_watched_nor_listed_and_it_is_known_whether_it_exists(caplog: pytest.LogCaptureFixture):
+async def test_a_forbidden_optional_kind_is_not_watched_and_its_existence_is_known(caplog: pytest.LogCaptureFixture):
     api = Api(PodMonitor=FORBIDDEN)
     listing = Listing(api)
     with caplog.at_level(logging.WARNING):

@@ -77,7 +77,7 @@ def test_its_successor_waits_for_its_pods():
     assert kinds(cluster(), live()) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
 
 
-def test_a_stateful_set_that_was_deleted_by_hand_comes_back_from_its_record_when_its_pods_are_gone():
+def test_a_deleted_stateful_set_comes_back_from_its_snapshot_when_its_pods_are_gone():
     record, _, engine = old()
     assert kinds(cluster(), live(record, engine, POD)) == ["ControllerRevision", "ConfigMap"]
     assert kinds(cluster(), live(record, engine)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]

@@ -184,7 +184,7 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
     assert await look() == (4, 2)
 
 
-async def test_an_etcd_that_is_not_up_is_not_asked_between_passes_and_one_that_failed_ever_more_seldom(world: World):
+async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(world: World):
     world.worker_records.follow(QUESTION, is_wanted=True)
     world.worker_records.last(QUESTION, pods("a"), is_up=False)
     world.worker_records.poll()

@@ -39,7 +39,7 @@ class Watched:
         return self.watch.look(MARGIN)
 
 
-def test_watch_engine_that_answers_nothing_stalls_after_the_margin_and_is_lost_after_as_long_again() -> None:
+def test_watch_silent_engine_stalls_after_the_margin_and_is_lost_after_as_long_again() -> None:
     assert Watched().looks(9) == [*["well"] * 4, *["stalled"] * 4, "lost"]
 
 

@@ -111,10 +111,11 @@ import sys
 from pdcluster_worker.config import EngineConfig
 from pdcluster_worker.model_config import ModelConfig
 from pdcluster_worker.model.runner import open_runner
-model, engine = ModelConfig(name="m", path={str(question.path)!r}, dtype="float32"), EngineConfig(num_blocks=8, threads=1)
-runner, _, _ = open_runner(model, engine)
+model = ModelConfig(name="m", path={str(question.path)!r}, dtype="float32")
+runner, _, _ = open_runner(model, EngineConfig(num_blocks=8, threads=1))
 assert runner.forward.code == "decoder"
-print([name for name in ("transformers", "torch._dynamo", "torch.distributed.tensor") if name in sys.modules])
+heavy = ("transformers", "torch._dynamo", "torch.distributed.tensor")
+print([name for name in heavy if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "[]\n"

@@ -179,7 +179,8 @@ def _numbers(view: RoleView) -> str:
     text = f"{view.num_target_ready} of {view.wanted} workers are ready"
     if len(view.pools) == 1:
         return text
-    return f"{text} ({', '.join(f'{pool.declared.name} {pool.num_target_ready}/{pool.wanted}' for pool in view.pools)})"
+    pools = (f"{pool.declared.name} {pool.num_target_ready}/{pool.wanted}" for pool in view.pools)
+    return f"{text} ({', '.join(pools)})"
 
 
 def _ingress(facts: Facts) -> Condition:

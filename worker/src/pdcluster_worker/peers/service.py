@@ -130,7 +130,9 @@ class WorkerService(WorkerServicer):
                     self.desk.finish(peer, spec.request_id)
                     await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
 
-    async def Credits(self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def Credits(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context
+    ) -> None:
         """Serve one decode worker's wants until its stream ends."""
         async with answering(context):
             first = await anext(aiter(request_iterator), pb.CreditRequest())
