@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "transformers", "aiohttp")
 
 
 def log_entry(report: str) -> str:
-    """An entry for docs/bench/LOG.md; a person writes what it says."""
+    """An entry for docs/bench/LOG.md; its author adds the conclusions."""
     return f"\n## {datetime.now(UTC):%Y-%m-%d}, commit {_commit()}\n\n**What it says:**\n\n{report}\n"
 
 

@@ -78,7 +78,7 @@ class Kubernetes:
         )
 
     def scale(self, **replicas: int) -> None:
-        """Ask for so many workers of each role of the example, as a person does it."""
+        """Ask for so many workers of each role of the example, by `kubectl scale`."""
         for role, number in replicas.items():
             self.kubectl("scale", f"pdps/{NAME}-{role}-cpu", f"--replicas={number}")
 

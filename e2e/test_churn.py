@@ -73,4 +73,4 @@ def test_changed_and_deleted_children_are_put_back(chat: Kubernetes) -> None:
     wait_for(lambda: chat.get(f"statefulset/{name}")["spec"]["replicas"] == 1, 60.0, "the StatefulSet to get its replicas back")
     wait_for(lambda: chat.kubectl("get", "service", NAME, "--ignore-not-found"), 60.0, "the Service to be made again")
     assert chat.get(f"service/{NAME}")["spec"]["selector"] == service["spec"]["selector"]
-    wait_for(lambda: {pod["metadata"]["uid"] for pod in chat.pods()} == pods, 180.0, "the pods of before, and no others")
+    wait_for(lambda: {pod["metadata"]["uid"] for pod in chat.pods()} == pods, 180.0, "the earlier pods, and no others")

@@ -136,7 +136,7 @@ class Cluster:
         wait_for(lambda: state() in states, SETTLE_SECONDS, lambda: f"{pod} is {state()}, not {' or '.join(states)}")
 
     def wait_settled(self) -> None:
-        """Wait until no worker holds a block for anyone and nothing waits: what every test must leave behind, in the logs too."""
+        """Wait until no worker holds a block and nothing waits, as every test must leave it; check the logs too."""
         for worker in self._alive("prefill", "decode", "mixed"):
             wait_for(partial(is_settled, worker), SETTLE_SECONDS, partial(_holdings, worker))
         for worker in self.workers.values():

@@ -188,7 +188,7 @@ DRAINS = {"ready": False, "started": True}
 def test_who_serves_alone_is_not_told_to_drain_and_is_taken_back(last: dict[str, Any], known: WorkerRecords):
     found = plan_drain([Workload(OF, 1)], (), [there(pod(0, **CRASHES), pod(1, **last))], known, 60)
     assert (found.workloads, found.commands, found.cut) == ((Workload(OF, 2),), frozenset(), ())
-    said = f"pool cpu: 1 worker serves on until one of the role that stays is ready: pod {NAMES[1]}"
+    said = f"pool cpu: 1 worker keeps serving until one of the role that stays is ready: pod {NAMES[1]}"
     assert (found.messages, found.needs_worker_records) == ({"decode": (said,)}, True)
 
 

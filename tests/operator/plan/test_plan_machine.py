@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from pdcluster_operator.api.conditions import NEEDS_A_PERSON
+from pdcluster_operator.api.conditions import NEEDS_ACTION
 from pdcluster_operator.api.pdcluster import PDCluster
 from pdcluster_operator.api.revision import revision_of
 from pdcluster_operator.plan.previous import Previous
@@ -240,7 +240,7 @@ def check_status(plan: ClusterPlan, observed: Observed) -> None:
     ready, stalled, reconciling = (condition_of(plan.status, kind) for kind in ("Ready", "Stalled", "Reconciling"))
     assert plan.status["observedGeneration"] == observed.generation
     assert bool(stalled) + bool(reconciling) == (ready["status"] == "False")
-    assert bool(stalled) == (ready["status"] == "False" and ready["reason"] in NEEDS_A_PERSON)
+    assert bool(stalled) == (ready["status"] == "False" and ready["reason"] in NEEDS_ACTION)
     answering = [state for state in observed.workloads if state.id.revision == observed.service_revision and not state.gone]
     is_serving = any(state.ready for state in answering if state.id.role != "prefill")
     assert condition_of(plan.status, "Serving")["status"] == str(is_serving)

@@ -1,4 +1,4 @@
-"""The next step is submitted while one computes [V1]: the same tokens, and no block is anyone else's before its step has ended.
+"""The next step is submitted while one computes [V1]: the same tokens, and no block changes its owner before its step has ended.
 
 The runner computes a batch as late as it can, so whatever is taken too early is seen.
 """

@@ -61,7 +61,7 @@ class ScaleUpSpec(Section):
 
     window_seconds: how long every decision must have agreed
     max_step:       most workers of a role in one decision; 0 = no limit.  4, as the HPA's own
-                    default, so that numbers that are wrong cost little before a person looks
+                    default, so that wrong numbers cost little before a user looks
     """
 
     window_seconds: Window = 0

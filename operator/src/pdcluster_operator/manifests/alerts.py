@@ -113,10 +113,10 @@ ALERTS = (
         lasting="0m",
         # It is 1 for 20 s at most before the worker ends, and scraped every 15 s.
         expression="max by (pod) (max_over_time(pdcluster_engine_stalled{$scope}[10m])) > 0",
-        summary="an engine stood still",
+        summary="an engine stalled",
         description="The engine of {{ $labels.pod }} had work and made no step, or answered no ping, "
         "for longer than its longest step and qos.stallSeconds. The worker's requests failed or went "
-        "elsewhere; unless it got on again, its container was restarted.",
+        "elsewhere; unless it recovered, its container was restarted.",
         runbook="`kubectl logs POD --previous` ends with the reason. Once: see the node (memory that "
         "swaps, a device that hangs). Again and again, while steps are slow: raise qos.stallSeconds.",
     ),

@@ -95,7 +95,7 @@ def progress_of(ready: Condition) -> tuple[Condition, ...]:
     """Reconciling or Stalled, until all is as declared: never both, as kstatus takes the first."""
     if ready.is_true:
         return ()
-    kind = words.STALLED if ready.reason in words.NEEDS_A_PERSON else words.RECONCILING
+    kind = words.STALLED if ready.reason in words.NEEDS_ACTION else words.RECONCILING
     return (Condition(kind, is_true=True, reason=ready.reason, message=ready.message),)
 
 
@@ -259,7 +259,7 @@ def _stalled(facts: Facts, cause: str) -> str:
     if not facts.is_given_up:
         return f"{what}: {cause}; nothing is scaled down: {_nothing_to_go_back_to(facts)}"
     serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
-    fix = "fix that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the file of before"
+    fix = "fix that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, or apply the previous file"
     return f"{what}: {cause}; it {facts.scaled_to_0}{serves}; {fix}"
 
 

@@ -2,7 +2,7 @@
 
 While they load, the end of any is the end of the worker: what one cannot have
 none can have.  Afterwards an engine that dies or is killed takes only its own
-requests with it: the others serve on, and it is started again, at longer and longer
+requests with it: the others keep serving, and it is started again, at longer and longer
 intervals while it does not stay.  A worker whose last serving engine dies ends with
 it, as one with a lone engine does.
 """

@@ -1,9 +1,9 @@
-"""The engines of one worker: which of them runs a request, and what they say together.
+"""The engines of one worker: the choice among them for a request, and their state together.
 
 The least loaded one is chosen by what it last reported and by what was given to
 it since [V27]; one that has more of the prompt in its prefix cache goes first
-while that costs no more than one waiting request.  An engine that died or stands
-still is out of every choice.  Starting and ending them is `dispatch.engine_group`'s
+while that costs no more than one waiting request.  An engine that died or stalls
+is out of every choice.  Starting and ending them is `dispatch.engine_group`'s
 business.
 """
 

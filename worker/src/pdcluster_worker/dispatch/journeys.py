@@ -20,7 +20,7 @@ MAX_ROUTE_CHARACTERS = 2000
 """Longest response header: proxies take 4 KiB of one at least."""
 
 UNKEPT_STATUSES = frozenset({401, 404, 405})
-"""Statuses of answers to requests that no route took: anyone on the network can send them, and would push out other journeys."""
+"""Statuses of answers to requests that no route took: any client can send them, and would push out other journeys."""
 
 _HEX = re.compile("[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[^\x21-\x7e]+")

@@ -1,4 +1,4 @@
-"""Ownership of every KV block: the five states of docs/architecture.md, 'Who owns a block'.
+"""Ownership of every KV block: the five states in docs/architecture.md.
 
     free --allocate--> in use --release--> free, or cached when it has a hash
     cached --allocate (its hash is dropped) or acquire (a prefix hit)--> in use

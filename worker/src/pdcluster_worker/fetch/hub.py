@@ -1,7 +1,7 @@
 """The Hugging Face hub: what a repository holds, and the bytes of a file from any position on.
 
 Every way in which the hub can fail is one of two errors: FetchError, which a
-person must look at, and HubError, after which it is tried again.  HF_ENDPOINT
+user must fix, and HubError, after which it is tried again.  HF_ENDPOINT
 and HF_TOKEN are huggingface_hub's own settings.
 """
 

@@ -2,7 +2,7 @@
 
 Every want is answered at once; a grant that comes later goes to the stream of
 the peer that it names, and a group that waits for company when it is due.  When a stream ends, the peer's wants and unused grants
-end with it.  The ledger chooses whom to grant (`routing.credits`).
+end with it.  The ledger chooses the grants (`routing.credits`).
 """
 
 import asyncio

@@ -24,7 +24,7 @@ from pdcluster_operator.plan.autoscale.values import PoolFacts, PoolKey, Problem
 
 Amount = Callable[[Pool, int], int]
 Gate = Callable[..., bool]
-"""Whether a size of each trail fits; true of smaller ones where it is true of greater ones."""
+"""Predicate that a size of each trail fits; true of smaller ones where it is true of greater ones."""
 
 
 def _asked(pool: Pool, replicas: int) -> int:

@@ -51,7 +51,7 @@ def _costs_ready(pool: Pool, vector: Vector) -> bool:
 
 
 Caps = Sequence[tuple[Sequence[PoolKey], int]]
-"""How many workers some pools may give together before any of them counts otherwise."""
+"""Workers that some pools may give together before any of them counts otherwise."""
 
 
 def _caps(donors: Sequence[Pool], pools: Sequence[Pool], vector: Vector) -> Caps:

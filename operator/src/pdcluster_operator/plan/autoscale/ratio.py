@@ -25,7 +25,7 @@ _DUST = 1e-9
 _MOST_OFF = 2.0
 
 Fits = Callable[[int, int], bool]
-"""Whether two sizes are within the budget; true of smaller ones where it is true of greater ones.
+"""Predicate that two sizes are within the budget; true of smaller ones where it is true of greater ones.
 """
 
 
@@ -135,7 +135,7 @@ def nearest(sides: Sides, band: Band, fits: Fits) -> tuple[int, int] | None:
 
 
 Place = tuple[tuple[float, ...], tuple[int, int]]
-"""How far two sizes are from what is asked for, and (prefill, decode) sizes."""
+"""Distance of two sizes from those asked for, and (prefill, decode) sizes."""
 
 
 def _least(beside: Callable[[int], Place | None], ends: tuple[int, int], recommended: int) -> Place | None:
