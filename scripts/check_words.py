@@ -23,8 +23,7 @@ SOURCES = ("operator/src", "worker/src", "tests", "e2e", "bench", "scripts")
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 TEXTS += ("docs", "crds", "charts", "examples", "worker/proto")
 SUFFIXES = (".md", ".yaml", ".yml", ".tpl", ".proto", ".json", ".lua")
-QUOTING = ("glossary.md", "check_words.py", "test_check_words.py", "LOG.md")
-QUOTING += ("CHANGELOG.md", "architecture.md")
+QUOTING = ("glossary.md", "check_words.py", "test_check_words.py", "LOG.md", "architecture.md")
 """Files that quote private words, and the log, whose entries stay as they were written."""
 
 OPENINGS = ("What", "Whether", "How", "Who", "Whose", "Whom", "Why", "Which", "Of", "Where", "When")
@@ -60,6 +59,7 @@ WORDS = {
 
 _PRIVATE = re.compile(r"\b(?:" + "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 _ADVICE = tuple(WORDS.values())
+_CODE = re.compile(r"`[^`\n]*`")
 _QUESTION = re.compile(rf"description: [\"']?({'|'.join(OPENINGS)})\b")
 _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -81,7 +81,8 @@ def check_file(path: Path) -> Iterator[str]:
         tree = ast.parse(text)
         found = [*_private_words([*_comments(text), *_strings(tree)]), *_openings(tree)]
     else:
-        found = [*_private_words([(1, text)]), *_descriptions(text)]
+        prose = _CODE.sub(lambda code: " " * len(code.group()), text)
+        found = [*_private_words([(1, prose)]), *_descriptions(text)]
     return (f"{path}:{line}: {problem}" for line, problem in sorted(found))
 
 
