@@ -81,7 +81,7 @@ def check_file(path: Path) -> Iterator[str]:
         tree = ast.parse(text)
         found = [*_private_words([*_comments(text), *_strings(tree)]), *_openings(tree)]
     else:
-        prose = _CODE.sub(lambda code: " " * len(code.group()), text)
+        prose = _CODE.sub(lambda code: "x" * len(code.group()), text)
         found = [*_private_words([(1, prose)]), *_descriptions(text)]
     return (f"{path}:{line}: {problem}" for line, problem in sorted(found))
 

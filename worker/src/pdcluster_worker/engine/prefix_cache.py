@@ -7,7 +7,7 @@ and its reuse, are the business of `engine.block_pool`.
 
 from collections.abc import Sequence
 
-from pdcluster_worker.engine.messages import BlockEvents
+from pdcluster_worker.messages.engine import BlockEvents
 
 
 class PrefixCache:

@@ -1,0 +1,1 @@
+"""Entry of requests: the choice of the decode workers that run them, and of others when one fails or leaves."""

@@ -1,0 +1,1 @@
+"""A model folder: checks that we run it, its facts, and its weights."""
