@@ -9,13 +9,13 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_operator.cluster.cache import Cache, Key
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.events import Events
-from pdcluster_operator.cluster.kinds import POD_MONITOR, PROMETHEUS_RULE, Kind
-from pdcluster_operator.cluster.listing import Listing
-from pdcluster_operator.manifests.objects import HTTP_PORT
-from pdcluster_operator.manifests.render import Capabilities, Site
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.kinds import POD_MONITOR, PROMETHEUS_RULE, Kind
+from pdcluster_api.manifests.objects import HTTP_PORT
+from pdcluster_api.manifests.render import Capabilities, Site
+from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.informer.listing import Listing
 from pdcluster_operator.reconcile.act import Actor
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
@@ -33,6 +33,7 @@ from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
+from pdcluster_operator.writes.events import Events
 
 logger = logging.getLogger(__name__)
 

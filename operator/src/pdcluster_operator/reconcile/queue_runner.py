@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from pdcluster_operator.cluster.cache import Key
+from pdcluster_api.apiserver.body import Key
 from pdcluster_operator.reconcile.queue import WorkQueue
 
 logger = logging.getLogger(__name__)

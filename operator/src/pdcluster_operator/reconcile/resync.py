@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pdcluster_operator.cluster.cache import Cache, Key, Name, Version, name_of, owner_of, version_of
-from pdcluster_operator.cluster.errors import ForbiddenError
-from pdcluster_operator.cluster.listing import Listing
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.errors import ForbiddenError
+from pdcluster_operator.informer.cache import Cache, Name, Version, name_of, owner_of, version_of
+from pdcluster_operator.informer.listing import Listing
 from pdcluster_operator.reconcile.progress import Progress
 
 logger = logging.getLogger(__name__)
