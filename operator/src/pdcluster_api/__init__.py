@@ -1,5 +1,5 @@
 """The ground that the operator and pdctl share: the PDCluster object, the planner, manifests, and
 the ways to read the API server and etcd.
 
-Neither of the two programs is known here.
+It imports neither of the two programs.
 """

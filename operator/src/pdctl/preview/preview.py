@@ -177,7 +177,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         changes=() if old is None else tuple(_changes(old, new, is_rollout=before != after)),
         pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
         accelerators=tuple(_accelerators(plan_cluster(new, there, now).workloads, there, sizes, known)),
-        problems=tuple(_problems(new.spec, there.decision, now)),
+        problems=(*(() if there.decision is None else there.decision.problems), *coming_conflicts(new.spec, now)),
         refused=() if old is None else immutable_faults(old, new),
     )
 
@@ -231,11 +231,6 @@ def _pools(
     for key, workers in running.items():
         if key not in found:
             yield PoolChange(key, known[key].gpu if key in known else _UNKNOWN, workers, None)
-
-
-def _problems(spec: PDClusterSpec, decided: RecordedDecision | None, now: str) -> Iterator[Problem]:
-    for each in (*(() if decided is None else decided.problems), *coming_conflicts(spec, now)):
-        yield Problem(each.reason, each.message)
 
 
 def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdcluster_api.schema.workload import PoolKey
 from pdctl.replay.run import Moment
 
 ROLES = ("prefill", "decode")
@@ -42,7 +43,7 @@ class Summary:
 def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
     """The figures of at least one interval."""
     step_hours = interval_seconds / 3600.0
-    used, most = Counter[str](), dict[tuple[str, str], tuple[str, int]]()
+    used, most = Counter[str](), dict[PoolKey, tuple[str, int]]()
     for moment in moments:
         for key, pool in moment.pools.items():
             used[pool.gpu] += pool.current

@@ -112,8 +112,8 @@ def test_converge_deletes_no_kind_that_it_does_not_make():
     assert verbs([], [pod]) == []
 
 
-def test_converge_names_a_kind_that_has_no_rule():
-    with pytest.raises(ValueError, match=r"Ingress: add it to cluster/kinds\.py"):
+def test_diff_names_a_kind_that_has_no_rule():
+    with pytest.raises(ValueError, match=r"Ingress: add it to apiserver/kinds\.py"):
         diff(UID, [objects.manifest("Ingress", "networking.k8s.io/v1", "chat", OWNER)], [])
 
 

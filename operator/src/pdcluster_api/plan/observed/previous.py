@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdcluster_api.schema.workload import PoolKey
+
 
 class Previous:
     """Fields of the last status; one that is missing or of another type counts as never written."""
@@ -31,7 +33,7 @@ class Previous:
         """Return whether a condition was there and true."""
         return self.condition(kind).get("status") == "True"
 
-    def pools(self) -> Mapping[tuple[str, str], tuple[str, int]]:
+    def pools(self) -> Mapping[PoolKey, tuple[str, int]]:
         """(gpu, desired workers) by role and pool, in their order."""
         return {
             (role["name"], pool["name"]): (str(pool.get("gpu", "")), pool["desired"])
