@@ -13,8 +13,8 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.manifests.render import Site
-from pdcluster_operator.reconcile.loop import Loop, LoopSettings
-from pdcluster_operator.reconcile.queue_runner import Done
+from pdcluster_operator.loop import Loop, LoopSettings
+from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.session import Session
 
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")

@@ -29,7 +29,7 @@ from pdcluster_operator.handlers.framework import WatchSettings, run_watches
 from pdcluster_operator.handlers.probes import make_app, serve
 from pdcluster_operator.handlers.watch import Watch
 from pdcluster_operator.lease import Leadership
-from pdcluster_operator.reconcile.loop import Loop, LoopSettings
+from pdcluster_operator.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
 LIMITS = Limits(page=100)

@@ -1,1 +1,1 @@
-"""Reconcile one PDCluster at a time: look, plan, act, report; with its queue."""
+"""Reconcile one PDCluster: look, plan, act, report."""

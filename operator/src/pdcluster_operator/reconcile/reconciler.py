@@ -22,11 +22,11 @@ from pdcluster_api.plan.status.events import cut_short
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.load import parse_stored
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.act import Actor
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.look import look, look_closer
 from pdcluster_operator.reconcile.metrics import LoopMetrics
-from pdcluster_operator.reconcile.queue_runner import Done
 from pdcluster_operator.reconcile.session import Session, Sessions
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_operator.reconcile.queue import Backoff, WorkQueue
+from pdcluster_operator.queue.work_queue import Backoff, WorkQueue
 
 
 def make_queue() -> WorkQueue[str]:

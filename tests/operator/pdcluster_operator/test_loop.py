@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.manifests.render import Site
-from pdcluster_operator.reconcile.loop import Loop, LoopSettings
+from pdcluster_operator.loop import Loop, LoopSettings
 
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
 

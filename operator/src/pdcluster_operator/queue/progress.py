@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_operator.reconcile.queue import WorkQueue
+from pdcluster_operator.queue.work_queue import WorkQueue
 
 MAX_WAIT_SECONDS = 120.0
 """No worker has moved for so long though something waits; how long the queue is says nothing, for

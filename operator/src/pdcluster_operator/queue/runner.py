@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_operator.reconcile.queue import WorkQueue
+from pdcluster_operator.queue.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 BLOCKED_AFTER_SECONDS = 0.5

@@ -1,6 +1,6 @@
 from pdcluster_api.apiserver.body import Key
-from pdcluster_operator.reconcile.progress import MAX_MISSES, MAX_WAIT_SECONDS, MAX_WORK_SECONDS, Progress
-from pdcluster_operator.reconcile.queue import WorkQueue
+from pdcluster_operator.queue.progress import MAX_MISSES, MAX_WAIT_SECONDS, MAX_WORK_SECONDS, Progress
+from pdcluster_operator.queue.work_queue import WorkQueue
 
 KEY = Key("default", "chat")
 

@@ -3,8 +3,8 @@
 import asyncio
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_operator.reconcile.queue import Backoff, WorkQueue
-from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
+from pdcluster_operator.queue.runner import Done, QueueRunner
+from pdcluster_operator.queue.work_queue import Backoff, WorkQueue
 
 A, B, C = (Key("default", name) for name in "abc")
 

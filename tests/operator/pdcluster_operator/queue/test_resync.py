@@ -9,9 +9,9 @@ import pytest
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ForbiddenError
 from pdcluster_operator.informer.cache import Cache, Name
-from pdcluster_operator.reconcile.progress import Progress
-from pdcluster_operator.reconcile.queue import WorkQueue
-from pdcluster_operator.reconcile.resync import Resync
+from pdcluster_operator.queue.progress import Progress
+from pdcluster_operator.queue.resync import Resync
+from pdcluster_operator.queue.work_queue import WorkQueue
 from tests.operator import bodies as made
 
 KEY = Key(made.NAMESPACE, made.NAME)

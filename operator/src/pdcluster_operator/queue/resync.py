@@ -19,7 +19,7 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ForbiddenError
 from pdcluster_operator.informer.cache import Cache, Name, Version, name_of, owner_of, version_of
 from pdcluster_operator.informer.listing import Listing
-from pdcluster_operator.reconcile.progress import Progress
+from pdcluster_operator.queue.progress import Progress
 
 logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0

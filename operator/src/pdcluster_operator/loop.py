@@ -16,6 +16,9 @@ from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.manifests.render import Capabilities, Site
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.listing import Listing
+from pdcluster_operator.queue.progress import Progress
+from pdcluster_operator.queue.resync import GRACE_SECONDS, Resync
+from pdcluster_operator.queue.runner import Done, QueueRunner
 from pdcluster_operator.reconcile.act import Actor
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
@@ -23,10 +26,7 @@ from pdcluster_operator.reconcile.discovery import EtcdCheck, first_answer_slots
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
-from pdcluster_operator.reconcile.progress import Progress
-from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
 from pdcluster_operator.reconcile.reconciler import Reconciler
-from pdcluster_operator.reconcile.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller, read_slots
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
