@@ -114,8 +114,11 @@ async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest,
 
 
 def _renamed(error: RequestError) -> RequestError:
-    """The error with this API's name of its field."""
-    error.param = NAMES.get(error.param or "", error.param)
+    """The error with this API's name of its field, without the place within it, which is chat's."""
+    param = error.param or ""
+    name = NAMES.get(param.split("[")[0].split(".")[0])
+    if name is not None:
+        error.param, error.message = name, error.message.replace(param, name, 1)
     return error
 
 
