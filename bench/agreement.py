@@ -27,7 +27,7 @@ from vllm_server import Served, check_installed, running_vllm
 
 from pdcluster_operator.api.errors import StartError
 from pdcluster_operator.bench.openai import COMPLETIONS, OpenAIServer
-from pdcluster_worker.engine.messages import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

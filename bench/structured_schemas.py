@@ -16,10 +16,10 @@ from typing import Any
 import jsonschema_rs
 import tokenizers
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar.book import GrammarBook
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from tests.worker.equality.engines import Model, Pair, engines_over
 
 AT_ONCE = 16

@@ -14,9 +14,10 @@ from pdcluster_operator.manifests.alerts import QUEUE_BOUND, TPOT_BOUND, TTFT_BO
 from pdcluster_operator.manifests.render import Capabilities, Manifest, render_shared
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_worker.engine.messages import FinishReason, KVGeometry
+from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
+from pdcluster_worker.messages.requests import FinishReason
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.geometry import PeerFacts, reason_label
+from pdcluster_worker.routing.geometry import reason_label
 from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, matches, pod_of, shared_of
 from tests.operator.object_cases import Change, at, both
 

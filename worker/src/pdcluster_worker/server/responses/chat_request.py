@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.inner_chat import checked_chat
 from pdcluster_worker.server.responses.schemas import (
     LOGPROBS,
     FunctionCallItem,
@@ -19,7 +18,8 @@ from pdcluster_worker.server.responses.schemas import (
     TextFormat,
     Tool,
 )
-from pdcluster_worker.server.schemas import ChatRequest
+from pdcluster_worker.server.schemas.inner_chat import checked_chat
+from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _SAME = ("temperature", "top_p", "top_k", "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "pdcluster")
 

@@ -9,18 +9,18 @@ from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import sse
-from pdcluster_worker.server.chat import Prepared, prepare
-from pdcluster_worker.server.generation import Serving
-from pdcluster_worker.server.logprobs import TokenNames
-from pdcluster_worker.server.planning import check_servable, respond
-from pdcluster_worker.server.request_context import RequestContext, context_of
+from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.http.request_context import RequestContext, context_of
+from pdcluster_worker.server.openai.chat import Prepared, prepare
+from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import replies
 from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
 from pdcluster_worker.server.responses.schemas import FunctionCallItem, FunctionCallOutputItem, Item, ResponsesRequest
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
-from pdcluster_worker.server.schemas import ChatRequest
+from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.tools.calls import object_of
 
 PATH = "/v1/responses"

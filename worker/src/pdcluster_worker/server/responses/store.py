@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import sse
+from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.responses.schemas import Item
 
 MAX_RESPONSES = 4096
