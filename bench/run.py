@@ -43,13 +43,13 @@ from vllm_client import run_client
 from vllm_server import Served, check_installed, running_vllm
 from workload import FULL, GROUPS, QUICK, Workload
 
-from pdcluster_operator.api.errors import InvalidObjectError, OperatorError, StartError
-from pdcluster_operator.api.load import load
-from pdcluster_operator.bench.answers import Run
-from pdcluster_operator.bench.load import run_load
-from pdcluster_operator.bench.measure import checked
-from pdcluster_operator.local.machine import available_cores
-from pdcluster_operator.local.model import cached_model
+from pdcluster_api.errors import InvalidObjectError, OperatorError, StartError
+from pdcluster_api.schema.load import load
+from pdctl.bench.answers import Run
+from pdctl.bench.load import run_load
+from pdctl.bench.measure import checked
+from pdctl.local.machine import available_cores
+from pdctl.local.model import cached_model
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "bench" / "LOG.md"
@@ -201,7 +201,7 @@ def machine_dtype() -> str:
     Asked in a process of its own: the worker's model room sets OpenMP's
     environment as it is imported, and every system would inherit that.
     """
-    program = "from pdcluster_worker.model.loader import resolve_dtype; print(resolve_dtype('auto'))"
+    program = "from pdcluster_worker.model.loading.loader import resolve_dtype; print(resolve_dtype('auto'))"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return said.stdout.strip().removeprefix("torch.")
 
