@@ -30,7 +30,6 @@ from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller, read_slots
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_operator.writes.events import Events
@@ -66,7 +65,7 @@ class Loop:
         asking = Asking(client)
         self._scraper = Scraper()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
-        scaling = Scaling(self.cache, Rounds(self._scraper, scrapes), AutoscaleMetrics(registry), settings.worker_port)
+        scaling = Scaling(self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port)
         self._sessions = Sessions(session_maker(client, asking, scaling, self.add))
         actor = Actor(client, self.cache, settings.site, asking, Events(client, settings.identity), self._capabilities)
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
