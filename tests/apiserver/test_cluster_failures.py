@@ -16,7 +16,7 @@ from pdcluster_operator.cluster.client import Limits
 from pdcluster_operator.cluster.connect import connect
 from pdcluster_operator.cluster.converge import converge
 from pdcluster_operator.cluster.errors import ConflictError, NotFoundError, UnavailableError
-from pdcluster_operator.cluster.kinds import CONFIG_MAP, POD_MONITOR, POOL_SCALER, SERVICE, STATEFUL_SET
+from pdcluster_operator.cluster.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
@@ -100,11 +100,6 @@ async def test_a_field_that_cannot_change_is_told(connection: Connection, owner:
     [failure] = await connection.converge(owner, [other])
     assert failure.reason == conditions.APPLY_FAILED
     assert "updates to statefulset spec for fields other than" in failure.message
-
-
-async def test_an_object_of_a_missing_optional_kind_is_left_out(connection: Connection, owner: Body):
-    monitor = objects.manifest(POD_MONITOR.name, POD_MONITOR.api_version, "chat", owner, spec={})
-    assert await connection.converge_knowing(owner, [monitor], []) == []
 
 
 async def test_an_object_made_anew_meanwhile_is_decided_upon_anew(connection: Connection, owner: Body, namespace: str):

@@ -55,7 +55,6 @@ def no_more_nodes(scene: Scene, nodes: Nodes) -> Iterator[None]:
         ("ControllerRevision", "{decode}"),
         ("ConfigMap", "{decode}"),
         ("ConfigMap", "chat-policy"),
-        ("ConfigMap", "chat-dashboard"),
         ("Service", "chat"),
         ("Service", "chat-workers"),
         ("PodDisruptionBudget", "{decode}"),

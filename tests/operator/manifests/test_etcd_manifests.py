@@ -9,14 +9,13 @@ import pytest
 
 from pdcluster_operator.api.errors import InvalidObjectError
 from pdcluster_operator.api.sections import EtcdSpec
-from pdcluster_operator.manifests.render import Capabilities, Manifest, Site, etcd_record_name, render_shared
+from pdcluster_operator.manifests.render import Manifest, Site, etcd_record_name, render_shared
 from tests.operator.manifests.rendering import OWNER, SITE, cluster_of, matches, shared_of
 from tests.operator.object_cases import Change, at
 
 THREE = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "2Gi", "className": "fast"}})
 KEPT = at("spec.discovery.etcd", {"storage": {"size": "2Gi", "retain": True}})
 EXTERNAL = at("spec.discovery.etcd", {"endpoints": ["etcd:2379"]})
-NONE = Capabilities(pod_monitor=False, prometheus_rule=False)
 
 
 def stateful_set(*changes: Change) -> Manifest:
@@ -30,7 +29,7 @@ def flags(*changes: Change) -> dict[str, str]:
 
 
 def rendered(site: Site, *changes: Change, records: tuple[Manifest, ...] = ()) -> dict[tuple[str, str], Manifest]:
-    manifests = render_shared(cluster_of(*changes), OWNER, site, NONE, "0a1b2c3d", records=records)
+    manifests = render_shared(cluster_of(*changes), OWNER, site, "0a1b2c3d", records=records)
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
 
 

@@ -15,7 +15,7 @@ from pdcluster_operator.api.engine import EngineSpec
 from pdcluster_operator.api.pdcluster import PDClusterSpec
 from pdcluster_operator.api.sections import RoleSpec
 from pdcluster_operator.manifests.render import render_record, render_shared
-from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE, cluster_of, workload_of
+from tests.operator.manifests.rendering import OWNER, SITE, cluster_of, workload_of
 from tests.operator.object_cases import Change, at, both
 
 HUB = at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}})
@@ -283,10 +283,6 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
     "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
     "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),
-    "monitoring.podMonitor": (NOTHING, at("spec.monitoring.podMonitor", False)),
-    "monitoring.alerts": (NOTHING, at("spec.monitoring.alerts", False)),
-    "monitoring.dashboard": (NOTHING, at("spec.monitoring.dashboard", False)),
-    "monitoring.labels": (NOTHING, at("spec.monitoring.labels", {"a": "b"})),
     "autoscale": (NOTHING, at("spec.autoscale", {"mode": "On", "budget": {"total": 9}})),  # its mode; for the rest see below
     "networkPolicy.enabled": (NOTHING, at("spec.networkPolicy.enabled", False)),
 }
@@ -298,7 +294,7 @@ def rendered(*changes: Change) -> str:
     pool = cluster.spec.roles.present()["decode"].pools[0].name
     workload = workload_of(cluster, "decode", pool)
     record = render_record(cluster, workload, OWNER, SITE.worker_image)
-    return str((record, render_shared(cluster, OWNER, SITE, EVERYTHING, workload.revision))).replace(workload.revision, "REVISION")
+    return str((record, render_shared(cluster, OWNER, SITE, workload.revision))).replace(workload.revision, "REVISION")
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -388,6 +384,6 @@ def test_image_is_what_the_caller_resolved() -> None:
 
 
 def test_objects_of_another_owner_differ_in_the_reference() -> None:
-    mine, theirs = (render_shared(cluster_of(), owner, SITE, EVERYTHING, "0a1b2c3d") for owner in (OWNER, replace(OWNER, uid="other")))
+    mine, theirs = (render_shared(cluster_of(), owner, SITE, "0a1b2c3d") for owner in (OWNER, replace(OWNER, uid="other")))
 
     assert all(one != other for one, other in zip(mine, theirs, strict=True))

@@ -15,7 +15,7 @@ from pdcluster_operator.manifests.worker_config import policy_file
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.local import plan_local
 from pdcluster_operator.plan.state import ScalerState
-from tests.operator.manifests.rendering import EVERYTHING, OWNER, SITE
+from tests.operator.manifests.rendering import OWNER, SITE
 from tests.operator.object_cases import CPU, at, minimal
 from tests.operator.plan.clusters import NOW, condition_of, identity, running, workload
 
@@ -76,7 +76,7 @@ def test_routers_of_a_cluster_at_zero_are_as_declared() -> None:
 
 def test_service_leads_to_routers_and_to_decode_workers_without_them() -> None:
     def selected(cluster: PDCluster) -> str:
-        service = render_shared(cluster, OWNER, SITE, EVERYTHING, "r")[-1]
+        service = render_shared(cluster, OWNER, SITE, "r")[-1]
         role: str = service["spec"]["selector"]["pdcluster.io/role"]
         return role
 

@@ -8,7 +8,7 @@ import pytest
 from pdcluster_operator.api.load import parse
 from pdcluster_operator.cluster.cache import Cache
 from pdcluster_operator.cluster.observe import Live
-from pdcluster_operator.manifests.render import Capabilities, Site
+from pdcluster_operator.manifests.render import Site
 from pdcluster_operator.plan.cluster import plan_cluster
 from pdcluster_operator.plan.state import DiscoveryState, Observed
 from pdcluster_operator.reconcile import act
@@ -48,7 +48,7 @@ async def acted_on(session: Session, secret: EtcdSecret) -> Acted:
     observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))
     unused: Any = None
     asking: Any = secret
-    actor = Actor(unused, Cache(), SITE, asking, unused, lambda: Capabilities(False, False, frozenset()), lambda: NOW)
+    actor = Actor(unused, Cache(), SITE, asking, unused, lambda: NOW)
     return await actor.act(Look(live, made, observed, workers_question(made), None), plan_cluster(made, observed, STAMP), session)
 
 

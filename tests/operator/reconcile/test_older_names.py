@@ -18,7 +18,6 @@ from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.tls import tls_step
 from tests.operator.reconcile import bodies as made
 from tests.operator.reconcile.test_rendering import (
-    CAPABILITIES,
     MIXED,
     OWNER,
     SITE,
@@ -41,7 +40,7 @@ def recorded(names: Any = BEFORE) -> list[made.Body]:
 
 def etcd_of_before() -> made.Body:
     """The record of an etcd that an older operator made."""
-    found = render_shared(cluster(), OWNER, SITE, CAPABILITIES, MIXED.revision)
+    found = render_shared(cluster(), OWNER, SITE, MIXED.revision)
     record = json.loads(json.dumps(next(each for each in found if each["kind"] == "ControllerRevision")))
     record["data"]["statefulSet"]["spec"]["template"]["spec"]["serviceAccountName"] = BEFORE.service_account
     return dict(record)
@@ -51,7 +50,7 @@ def shared(*children: made.Body) -> set[tuple[str, str]]:
     """ServiceAccounts and policies that there should be."""
     records = Records(cluster(), live(*children), OWNER, "worker:1", has_client_certificate=False)
     plan = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
-    manifests = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
+    manifests = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
     return {(each["kind"], each["metadata"]["name"]) for each in manifests if each["kind"] in ("ServiceAccount", "NetworkPolicy")}
 
 
@@ -89,7 +88,7 @@ def test_its_stateful_set_is_not_written_again() -> None:
         has_client_certificate=False,
     )
     plan = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
-    manifests = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
+    manifests = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
     again = next(each for each in manifests if each["kind"] == "StatefulSet" and each["metadata"]["name"] == MIXED.name)
     assert again == stateful_set
 

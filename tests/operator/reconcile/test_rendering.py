@@ -15,7 +15,7 @@ from pdcluster_operator.api.workload import Workload, WorkloadId
 from pdcluster_operator.cluster.converge import converge
 from pdcluster_operator.cluster.observe import LATE_SECONDS, Live, observe, still_ending
 from pdcluster_operator.manifests.objects import Owner
-from pdcluster_operator.manifests.render import Capabilities, Site, render_record, render_workload
+from pdcluster_operator.manifests.render import Site, render_record, render_workload
 from pdcluster_operator.plan.state import ClusterPlan, DiscoveryState
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost
 from pdcluster_operator.reconcile.records import Records
@@ -46,7 +46,6 @@ def pod(ordinal: int = 0, owner: str | None = MIXED.name, kind: str = "StatefulS
 POD, ORPHAN = pod(), pod(owner=None)
 
 PLAN = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
-CAPABILITIES = Capabilities(pod_monitor=False, prometheus_rule=False)
 
 
 def live(*children: made.Body) -> Live:
@@ -56,7 +55,7 @@ def live(*children: made.Body) -> Live:
 def kinds(spec: PDCluster, found: Live) -> list[str]:
     """Of what is wanted under the workload's name."""
     records = Records(spec, found, OWNER, "worker:1", has_client_certificate=False)
-    rendering = Rendering(spec, OWNER, SITE, CAPABILITIES, records, frozenset(still_ending(found, NOW)))
+    rendering = Rendering(spec, OWNER, SITE, records, frozenset(still_ending(found, NOW)))
     return [manifest["kind"] for manifest in rendering.manifests(PLAN) if manifest["metadata"]["name"] == MIXED.name]
 
 
@@ -110,7 +109,7 @@ def test_a_pod_that_only_has_our_labels_counts_for_nothing(stray: made.Body):
 
 def stranded(*children: made.Body, gpu: str = "cpu", plan: ClusterPlan = PLAN) -> list[WorkloadId]:
     records = Records(cluster(gpu), live(*children), OWNER, "worker:1", has_client_certificate=None)
-    return Rendering(cluster(gpu), OWNER, SITE, CAPABILITIES, records).stranded(plan)
+    return Rendering(cluster(gpu), OWNER, SITE, records).stranded(plan)
 
 
 def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
@@ -159,7 +158,7 @@ def test_a_pool_that_only_stays_for_now_keeps_its_disruption_budget():
     found = live(record, stateful_set, engine)
     records = Records(cluster(), found, OWNER, "worker:1", has_client_certificate=False)
     plan = replace(PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0})
-    made_of = Rendering(cluster(), OWNER, SITE, CAPABILITIES, records).manifests(plan)
+    made_of = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
     budgets = [manifest["metadata"]["name"] for manifest in made_of if manifest["kind"] == "PodDisruptionBudget"]
     assert budgets == [MIXED.name, LEAVING.name]
 

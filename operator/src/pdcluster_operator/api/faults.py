@@ -14,6 +14,11 @@ UNKNOWN_FIELD = "extra_forbidden"
 """pydantic's type of that error."""
 
 _SECTION = ("must be a section of fields", "write `field: value` lines below it")
+_MOVED = {
+    "spec.monitoring": ("has moved to the operator's chart", "remove it, and set monitoring in the values of the chart"),
+}
+"""Fields of an earlier version, by path: reason and fix."""
+
 _EXPLANATIONS = {
     "int_type": ("must be a whole number", "write it without quotes or a fraction"),
     "float_type": ("must be a number", "write it without quotes"),
@@ -53,6 +58,8 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
     if kind == "rule":
         at = context["at"]
         return Fault(f"{path}.{at}".strip(".") if at else path, context["reason"], context["fix"])
+    if kind == UNKNOWN_FIELD and path in _MOVED:
+        return Fault(path, *_MOVED[path])
     if kind == UNKNOWN_FIELD:
         return Fault(path, "unknown field", _suggest(str(location[-1]), known_fields(root, location[:-1])))
     if kind == "missing":

@@ -162,8 +162,6 @@ async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) 
         logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
     except NotFoundError:
         if action.verb is Verb.CREATE:
-            if action.kind.optional:
-                return None  # its CustomResourceDefinition went away meanwhile
             raise
     live = await client.find(action.kind, action.namespace, action.name)
     if live is not None:

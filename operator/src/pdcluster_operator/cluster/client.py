@@ -109,15 +109,6 @@ class ApiClient:
         proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
         return await self._send(Request("get", "pods/proxy", "GET", proxy, {}))
 
-    async def serves(self, kind: Kind) -> bool:
-        """Return whether the API server has a kind; that takes no right to its objects."""
-        group = kind.path(None).rpartition("/")[0]
-        try:
-            found = await self._send(Request("get", "APIResourceList", "GET", group, {}))
-        except NotFoundError:
-            return False
-        return any(resource.get("name") == kind.plural for resource in found.get("resources") or ())
-
     async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> AsyncIterator[Body]:
         """Every object of a kind (in a namespace, or in all), with apiVersion and kind; read in
         pages.

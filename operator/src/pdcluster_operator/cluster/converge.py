@@ -107,7 +107,7 @@ def converge(
 def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
     """Actions that need not wait for each other, stage by stage.
 
-    First the needs of a pod, then StatefulSets, then Services and monitors; then deletions:
+    First the needs of a pod, then StatefulSets, then Services; then deletions:
     StatefulSets, and all that they use.  A disruption budget is deleted first of all.
     """
     return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]

@@ -35,16 +35,14 @@ class Manner(Enum):
 class Kind:
     """One kind.
 
-    optional: its CustomResourceDefinition may be missing in a cluster
-    shared:   paths of fields that others may write, as OpenShift adds pull secrets to
-              ServiceAccounts
+    shared: paths of fields that others may write, as OpenShift adds pull secrets to
+            ServiceAccounts
     """
 
     api_version: str
     name: str
     plural: str
     manner: Manner = Manner.READ
-    optional: bool = False
     namespaced: bool = True
     shared: frozenset[str] = frozenset()
 
@@ -75,8 +73,6 @@ NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"
 POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", Manner.APPLIED)
 POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
-POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", Manner.APPLIED, optional=True)
-PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules", Manner.APPLIED, optional=True)
 # What load balancers' controllers write; with an external address comes a traffic policy by default, in the name of who wrote the address.
 _ADDRESSES = frozenset({"spec.loadBalancerIP", "spec.loadBalancerClass", "spec.externalIPs", "spec.externalTrafficPolicy"})
 SERVICE = Kind("v1", "Service", "services", Manner.APPLIED, shared=_ADDRESSES)
@@ -90,8 +86,6 @@ CHILDREN = (
     POD_DISRUPTION_BUDGET,
     POOL_SCALER,
     STATEFUL_SET,
-    POD_MONITOR,
-    PROMETHEUS_RULE,
     SERVICE,
 )
 """Every kind of which the operator makes objects for a PDCluster, in the order of making."""

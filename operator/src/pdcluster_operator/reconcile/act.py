@@ -21,7 +21,7 @@ from pdcluster_operator.cluster.events import Events
 from pdcluster_operator.cluster.kinds import PDCLUSTER, POOL_SCALER, Kind
 from pdcluster_operator.cluster.observe import Live, still_ending
 from pdcluster_operator.cluster.status import write_status
-from pdcluster_operator.manifests.render import Capabilities, Site
+from pdcluster_operator.manifests.render import Site
 from pdcluster_operator.plan.state import ClusterPlan, Event, Failure
 from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
@@ -61,18 +61,13 @@ class Acted:
 
 @dataclass
 class Actor:
-    """Writes for all PDClusters.
-
-    capabilities: which optional kinds exist now
-    now:          wall-clock time, in UTC
-    """
+    """Writes for all PDClusters.  now: wall-clock time, in UTC"""
 
     client: ApiClient
     cache: Cache
     site: Site
     asking: Asking
     events: Events
-    capabilities: Callable[[], Capabilities]
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def act(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
@@ -96,7 +91,7 @@ class Actor:
         return changed or any(posted)
 
     async def _apply(self, found: Look, plan: ClusterPlan, session: Session) -> Acted:
-        now, inputs = self.now(), Inputs.of(found.live, plan, self.capabilities())
+        now, inputs = self.now(), Inputs.of(found.live, plan)
         if session.settled is not None and session.settled.holds(inputs, now):
             return Acted(session.settled.requeue_after_seconds(now))
         session.settled = None
@@ -110,7 +105,7 @@ class Actor:
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
         tls = tls_step(live, owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
-        rendering = Rendering(cluster, owner, self.site, self.capabilities(), records, frozenset(ending))
+        rendering = Rendering(cluster, owner, self.site, records, frozenset(ending))
         manifests, stranded = [*tls.manifests, *rendering.manifests(plan)], rendering.stranded(plan)
         leave = [name for workload in stranded for name in objects_of(workload)]
         foreground = worker_sets(live) if plan.ends_first else ()
@@ -120,7 +115,7 @@ class Actor:
         events = (Event(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
         wrote, unsaid, changed = await self._write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in stranded]
-        failures = (*fought, *refused, *unsaid, *lost, *rendering.forbidden())
+        failures = (*fought, *refused, *unsaid, *lost)
         waits = [seconds for seconds in (tls.requeue_after_seconds, *ending.values()) if seconds is not None]
         cut, lacks = tuple(gone(plan.cut, failures)), records.has_client_certificate is None
         return Acted(min(waits, default=None), events, failures, cut, bool(actions) or wrote, conflict or changed, lacks)

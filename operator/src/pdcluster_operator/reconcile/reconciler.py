@@ -20,6 +20,7 @@ from pdcluster_operator.cluster.kinds import PDCLUSTER
 from pdcluster_operator.cluster.observe import Live, observe
 from pdcluster_operator.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_operator.plan.events import cut_short
+from pdcluster_operator.plan.serving import serving_replicas
 from pdcluster_operator.plan.state import DiscoveryState, Event
 from pdcluster_operator.reconcile.act import Actor
 from pdcluster_operator.reconcile.key_secret import KeySecret
@@ -74,6 +75,7 @@ class Reconciler:
         if plan.needs_worker_records:
             found = await look_closer(found, session)
             plan = plan_cluster(cluster, found.observed, self._stamp())
+        self.metrics.show_cluster(live.key, serving_replicas(cluster, plan), cluster.spec.qos.slo)
         acted = await self.actor.act(found, plan, session)
         self.metrics.drains_cut.labels(*live.key).inc(len(acted.cut))
         if acted.failures != session.failures:
