@@ -127,11 +127,11 @@ async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(connection: Connecti
     assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"]["replicas"] == 4
 
 
-async def test_an_object_that_goes_meanwhile_is_not_taken_over(
+async def test_an_object_that_goes_meanwhile_is_made_again(
     connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
 ):
     await connection.converge(owner, [objects.stateful_set(owner)])
-    control_plane.kubectl("-n", namespace, "set", "env", f"statefulset/{objects.WORKLOAD}", "EXTRA=1")
+    control_plane.kubectl("-n", namespace, "set", "env", f"statefulset/{objects.WORKLOAD}", "PLAIN=2")
     stale = await connection.live(namespace)
     control_plane.kubectl("-n", namespace, "delete", "statefulset", objects.WORKLOAD)
     assert await connection.converge_knowing(owner, [objects.stateful_set(owner)], stale) == []

@@ -7,15 +7,17 @@ cluster again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from pdcluster_operator.api.conditions import APPLY_FAILED
 from pdcluster_operator.cluster.cache import Cache, name_of
 from pdcluster_operator.cluster.carry_out import carry_out
 from pdcluster_operator.cluster.client import ApiClient
 from pdcluster_operator.cluster.converge import Action, converge
+from pdcluster_operator.cluster.differences import writers
 from pdcluster_operator.cluster.errors import ClusterError, ConflictError, UnavailableError, UnsettledError, failure_of
 from pdcluster_operator.cluster.events import Events
 from pdcluster_operator.cluster.kinds import PDCLUSTER, POOL_SCALER, Kind
@@ -111,7 +113,7 @@ class Actor:
         foreground = worker_sets(live) if plan.ends_first else ()
         wanted = converge(live.uid, manifests, live.children, rewrite=tls.rewrite, leave=leave, foreground=foreground)
         actions, fought = session.contested.sift(wanted, live.children)
-        refused, conflict = await self._write(session, actions)
+        refused, conflict = await self._write(live, session, actions)
         events = (Event(CERTIFICATES, tls.reason),) if tls.reason and not (fought or refused or conflict) else ()
         wrote, unsaid, changed = await self._write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in stranded]
@@ -129,7 +131,7 @@ class Actor:
         has_certificate = await self.asking.has_client_certificate(question) if is_needed else False
         return Records(cluster, live, owner, self.site.worker_image, has_certificate)
 
-    async def _write(self, session: Session, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
+    async def _write(self, live: Live, session: Session, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:
         """Return the refused writes, and the conflict."""
         conflict = None
         try:
@@ -137,7 +139,7 @@ class Actor:
         except UnsettledError as e:
             refused, conflict = list(e.failures), e
         session.contested.written(actions, refused)
-        return refused, conflict
+        return [_naming_writers(failure, live.children) for failure in refused], conflict
 
     async def _write_scalers(self, live: Live, session: Session, plan: ClusterPlan) -> tuple[bool, list[Failure], ConflictError | None]:
         """The status of the scalers that exist; one that was just made follows.
@@ -186,6 +188,15 @@ class Actor:
     def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
         if self.cache.put(kind.name, body) is not None:
             session.has_learnt = True
+
+
+def _naming_writers(failure: Failure, children: Iterable[Mapping[str, Any]]) -> Failure:
+    """The failure of an apply with the other managers of the object: a field of theirs may exclude
+    one of ours.
+    """
+    body = next((each for each in children if f"{each['kind']} {each['metadata']['name']}" == failure.object), None)
+    names = ", ".join(writers(body)) if body is not None and failure.reason == APPLY_FAILED else ""
+    return replace(failure, message=f"{failure.message}; {names} set fields of it, which may exclude ours") if names else failure
 
 
 def gone(pods: Iterable[str], failures: Iterable[Failure]) -> list[str]:
