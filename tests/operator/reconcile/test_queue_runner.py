@@ -2,8 +2,9 @@
 
 import asyncio
 
+from pdcluster_operator.api.backoff import Backoff
 from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.reconcile.queue import Backoff, WorkQueue
+from pdcluster_operator.reconcile.queue import WorkQueue
 from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
 
 A, B, C = (Key("default", name) for name in "abc")

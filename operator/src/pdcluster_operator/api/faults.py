@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from pdcluster_operator.api.errors import Fault
+from pdcluster_operator.api.text import shortened
 
 Location = tuple[int | str, ...]
 
@@ -69,7 +70,7 @@ def _fault(kind: str, location: Location, found: object, context: dict[str, Any]
     reason, fix = _explain(kind, context)
     if kind == "literal_error" and isinstance(found, bool):
         fix = "put it in quotes, for YAML takes a plain On or Off for true or false"
-    return Fault(path, f"{reason}, not {_short(found)}", fix)
+    return Fault(path, f"{reason}, not {shortened(repr(found), 60)}", fix)
 
 
 def _explain(kind: str, context: dict[str, Any]) -> tuple[str, str]:
@@ -89,11 +90,6 @@ def _suggest(name: str, known: list[str]) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return f"known here: {', '.join(known)}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _step(annotation: Any, part: int | str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from pdcluster_operator.api.errors import InvalidObjectError
 from pdcluster_operator.api.load import parse_stored
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.text import shortened
 from pdcluster_operator.cli.table import WIDTH, table
 from pdcluster_operator.cluster.observe import Live, observe
 from pdcluster_operator.plan.preview import Effect, Preview, preview, settled
@@ -70,7 +71,7 @@ def _blocks(found: Preview) -> Iterator[str]:
 
 def _value(value: Any) -> str:
     text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
+    return shortened(text, _MAX_VALUE)
 
 
 def _revision(found: Preview) -> str:

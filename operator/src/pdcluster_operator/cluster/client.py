@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient as Transport
 
+from pdcluster_operator.api.backoff import Backoff
 from pdcluster_operator.api.labels import FIELD_MANAGER
 from pdcluster_operator.cluster.errors import ClusterError, ConflictError, GoneError, NotFoundError, UnavailableError, error_of
 from pdcluster_operator.cluster.kinds import POD, Kind
@@ -51,8 +52,9 @@ class Limits:
 
     def delay(self, num_tries: int, retry_after: float | None) -> float:
         """Seconds to wait after so many tries; with jitter, so that waiting callers spread out."""
-        seconds = self.first_delay_seconds * 2.0 ** (num_tries - 1) if retry_after is None else retry_after
-        return min(self.max_delay_seconds, seconds) * random.uniform(1.0, 1.25)
+        backoff = Backoff(self.first_delay_seconds, self.max_delay_seconds)
+        seconds = backoff.after(num_tries) if retry_after is None else min(self.max_delay_seconds, retry_after)
+        return seconds * random.uniform(1.0, 1.25)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pdcluster_operator.api import conditions as words
 from pdcluster_operator.api.autoscale import AutoscaleSpec
+from pdcluster_operator.api.text import shortened
 from pdcluster_operator.api.values import MAX_REPLICAS
 from pdcluster_operator.plan.autoscale.explain import read_record, remembered, summary
 from pdcluster_operator.plan.autoscale.values import PoolKey
@@ -20,7 +21,7 @@ from pdcluster_operator.plan.pools import Workloads
 from pdcluster_operator.plan.previous import Previous
 from pdcluster_operator.plan.scalers import PoolSize, together
 from pdcluster_operator.plan.state import Event, Observed, ScalerState
-from pdcluster_operator.plan.status import shortened
+from pdcluster_operator.plan.status import MAX_MESSAGE
 
 FIELD = "autoscaling"
 ON, OFF = "On", "Off"
@@ -46,7 +47,7 @@ def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
 
 def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
     """Return whether a reconcile with this decision would write another status."""
-    found = {condition.type: shortened(condition.message) for condition in autoscale_conditions(spec, observed)}
+    found = {condition.type: shortened(condition.message, MAX_MESSAGE) for condition in autoscale_conditions(spec, observed)}
     before = Previous(observed.status)
     return is_new(spec, observed) or found != {
         kind: before.condition(kind).get("message") for kind in words.AUTOSCALING if before.is_true(kind)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_operator.api import conditions, labels
+from pdcluster_operator.api.text import shortened
 from pdcluster_operator.api.workload import WorkloadId
 from pdcluster_operator.plan.last_words import last_words
 from pdcluster_operator.plan.problem import Problem
@@ -215,8 +216,7 @@ def _crash(container: str, ended: Body, advice: Advice) -> Problem:
 
 
 def _short(message: str) -> str:
-    text = " ".join(message.split()).rstrip(".;")
-    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 3] + "..."
+    return shortened(" ".join(message.split()).rstrip(".;"), MAX_DETAIL)
 
 
 def _condition(body: Body, kind: str) -> Body:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.text import shortened
 from pdcluster_operator.api.workload import Workload
 from pdcluster_operator.plan.conditions import Condition
 from pdcluster_operator.plan.pools import PoolView, RoleView
@@ -49,17 +50,12 @@ def dated(found: Iterable[Condition], previous: Previous, *, generation: int, no
             "type": condition.type,
             "status": condition.status,
             "reason": condition.reason,
-            "message": shortened(condition.message),
+            "message": shortened(condition.message, MAX_MESSAGE),
             "lastTransitionTime": _since(condition, previous.condition(condition.type), now),
             "observedGeneration": generation,
         }
         for condition in found
     ]
-
-
-def shortened(message: str) -> str:
-    """A condition's message as the status holds it."""
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
 
 
 def _since(condition: Condition, before: Mapping[str, Any], now: str) -> str:

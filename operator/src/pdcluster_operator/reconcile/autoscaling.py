@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pdcluster_operator.api import labels
 from pdcluster_operator.api.autoscale import AutoscaleSpec
 from pdcluster_operator.api.pdcluster import PDCluster
+from pdcluster_operator.api.text import address_of
 from pdcluster_operator.cluster.cache import Cache, Key
 from pdcluster_operator.cluster.kinds import PDCLUSTER
 from pdcluster_operator.cluster.observe import Live, ready_workers
@@ -212,12 +213,3 @@ def _waits(followed: _Followed, observed: Observed, now: float) -> Mapping[str, 
     pods = {pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)}
     followed.waiting = {name: followed.waiting.get(name, now) for name in pods}
     return {name: now - since for name, since in followed.waiting.items()}
-
-
-def address_of(host: str, port: int) -> str:
-    """`host:port`, as an address is written.
-
-    >>> address_of("10.0.0.1", 8000), address_of("fd00::1", 8000)
-    ('10.0.0.1:8000', '[fd00::1]:8000')
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
