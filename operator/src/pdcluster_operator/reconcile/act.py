@@ -25,9 +25,8 @@ from pdcluster_operator.cluster.observe import Live, still_ending
 from pdcluster_operator.cluster.status import write_status
 from pdcluster_operator.manifests.render import Site
 from pdcluster_operator.plan.state import ClusterPlan, Event, Failure
-from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost, worker_sets
-from pdcluster_operator.reconcile.discovery import Question
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.look import Look, owner_of
 from pdcluster_operator.reconcile.records import Records, Snapshots
 from pdcluster_operator.reconcile.session import Session
@@ -68,7 +67,7 @@ class Actor:
     client: ApiClient
     cache: Cache
     site: Site
-    asking: Asking
+    etcd: EtcdRequests
     events: Events
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
@@ -77,9 +76,9 @@ class Actor:
 
         Raises UnavailableError: the outcome is unknown then.
         """
-        await session.worker_records.command(found.question, plan.commands)
+        await session.etcd.command(found.target, plan.commands)
         acted = await self._apply(found, plan, session)
-        await session.worker_records.remove(found.question, plan.ghosts)
+        await session.etcd.remove(found.target, plan.ghosts)
         return acted
 
     async def report(self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]) -> bool:
@@ -125,10 +124,9 @@ class Actor:
     async def _records(self, found: Look, plan: ClusterPlan) -> Records:
         """Sources of snapshots; the etcd's Secret is read only when one is to be made."""
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
-        question = Question.about(cluster.spec.discovery.etcd, live.key)
         snapshots = Snapshots(cluster, live, owner)
-        is_needed = question.tls_secret is not None and any(snapshots.is_missing(workload.id) for workload in plan.workloads)
-        has_certificate = await self.asking.has_client_certificate(question) if is_needed else False
+        is_needed = found.target.tls_secret is not None and any(snapshots.is_missing(workload.id) for workload in plan.workloads)
+        has_certificate = await self.etcd.has_client_certificate(found.target) if is_needed else False
         return Records(cluster, live, owner, self.site.worker_image, has_certificate)
 
     async def _write(self, live: Live, session: Session, actions: list[Action]) -> tuple[list[Failure], ConflictError | None]:

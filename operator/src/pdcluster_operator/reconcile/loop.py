@@ -16,9 +16,9 @@ from pdcluster_operator.cluster.listing import Listing
 from pdcluster_operator.manifests.objects import HTTP_PORT
 from pdcluster_operator.manifests.render import Site
 from pdcluster_operator.reconcile.act import Actor
-from pdcluster_operator.reconcile.asking import Asking
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
-from pdcluster_operator.reconcile.discovery import EtcdCheck, first_answer_slots
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
+from pdcluster_operator.reconcile.etcd_view import EtcdView, Slots
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.reconcile.older_monitors import remove_older_monitors
@@ -28,7 +28,6 @@ from pdcluster_operator.reconcile.queue_runner import Done, QueueRunner
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.reconcile.session import Session, Sessions
-from pdcluster_operator.reconcile.worker_records import WorkerRecordsPoller, read_slots
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
@@ -63,12 +62,12 @@ class Loop:
         self._runner = QueueRunner(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
         listing, grace_seconds = Listing(client, settings.namespaces), min(GRACE_SECONDS, settings.resync_seconds)
         self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
-        asking = Asking(client)
+        etcd = EtcdRequests(client)
         self._scraper = Scraper()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
         scaling = Scaling(self.cache, Rounds(self._scraper, scrapes), AutoscaleMetrics(registry), settings.worker_port)
-        self._sessions = Sessions(session_maker(client, asking, scaling, self.add))
-        actor = Actor(client, self.cache, settings.site, asking, Events(client, settings.identity))
+        self._sessions = Sessions(session_maker(client, etcd, scaling, self.add))
+        actor = Actor(client, self.cache, settings.site, etcd, Events(client, settings.identity))
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
@@ -132,15 +131,14 @@ class Loop:
                 yield session.autoscaling.windows
 
 
-def session_maker(client: ApiClient, asking: Asking, scaling: Scaling, enqueue: Callable[[Key], None]) -> Callable[[Key], Session]:
+def session_maker(client: ApiClient, etcd: EtcdRequests, scaling: Scaling, enqueue: Callable[[Key], None]) -> Callable[[Key], Session]:
     """Make sessions of PDClusters, with what they all share."""
-    events, first_answers, reads = FailedCreates(client), first_answer_slots(), read_slots()
+    events, slots = FailedCreates(client), Slots()
 
     def make(key: Key) -> Session:
         enqueue_it = partial(enqueue, key)
         return Session(
-            etcd=EtcdCheck(asking.ask, enqueue_it, first_answers),
-            worker_records=WorkerRecordsPoller(key, asking, enqueue_it, reads),
+            etcd=EtcdView(etcd, enqueue_it, slots),
             pod_faults=PodFaults(events),
             autoscaling=Autoscaling(key, scaling, enqueue_it),
         )
