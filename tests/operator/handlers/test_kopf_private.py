@@ -14,8 +14,8 @@ from pdcluster_operator.handlers import kopf_private
 from pdcluster_operator.handlers.kopf_private import NoMemories
 from tests.operator.reconcile import bodies
 
-SOURCES = Path(__file__).parents[3] / "operator" / "src"
 HOME = Path(kopf_private.__file__)
+SOURCES = HOME.parents[2]
 
 
 def private_imports(path: Path) -> Iterator[tuple[str, str]]:
