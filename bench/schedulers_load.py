@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pdcluster_operator.bench.answers import percentile
-from pdcluster_operator.bench.load import poisson_arrivals
 from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
+from pdctl.bench.answers import percentile
+from pdctl.bench.load import poisson_arrivals
 
 VOCABULARY = 40_000
 MOST_DELAY_SECONDS = 2.0

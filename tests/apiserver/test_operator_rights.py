@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdcluster_operator.cluster.kinds import API_VERSION
+from pdcluster_api.apiserver.kinds import API_VERSION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.limited_user import GROUPS, LimitedUser, all_of, limited_user
 from tests.apiserver.nodeless import Nodes

@@ -9,14 +9,14 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pdcluster_operator.api import conditions
+from pdcluster_api.schema import conditions
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_worker.engine.messages import FinishReason, KVGeometry
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.geometry import PeerFacts, reason_label
 from tests.chart.helm_chart import RELEASE, Manifest, named, of_kind, only, render
-from tests.operator.manifests.rendering import matches, pod_of, shared_of
+from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of, shared_of
 
 EVERYTHING = {"monitoring": {"podMonitors": True, "alerts": True, "labels": {"release": "prometheus"}}}
 OPERATOR = "pdcluster_operator_"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_operator.plan.autoscale.values import WorkerSample
+from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
 from tests.chart.helm_chart import RELEASE, named, render

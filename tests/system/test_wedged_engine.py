@@ -8,8 +8,8 @@ import httpx
 import psutil
 import pytest
 
-from pdcluster_operator.local.processes import Launch
-from pdcluster_operator.local.supervisor import Supervisor
+from pdctl.local.processes import Launch
+from pdctl.local.supervisor import Supervisor
 from tests.reference import Reference
 from tests.system.client import answer_of, body
 from tests.system.cluster import Cluster, NewCluster, Pair

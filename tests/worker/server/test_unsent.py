@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from pdcluster_operator.local import supervisor
 from pdcluster_worker import server_process
 from pdcluster_worker.dispatch import draining
 from pdcluster_worker.server.unsent import REMEMBER_SECONDS, STALLED_SECONDS, TABLES, Unsent, local_end, name, parse, read
+from pdctl.local import supervisor
 
 PORT = 8000
 LOCAL = ":1F40"

@@ -12,11 +12,11 @@ from typing import Any
 
 import kopf
 
-from pdcluster_operator.api import labels
-from pdcluster_operator.cluster.kinds import PDCLUSTER, Kind
-from pdcluster_operator.cluster.listing import SELECTOR, WATCHED
-from pdcluster_operator.handlers.kopf_private import NoMemories
+from pdcluster_api.apiserver.kinds import PDCLUSTER, Kind
+from pdcluster_api.schema import labels
+from pdcluster_operator.handlers.framework import NoMemories
 from pdcluster_operator.handlers.watch import Watch, register
+from pdcluster_operator.informer.listing import SELECTOR, WATCHED
 
 LIST_CHUNK = 100
 

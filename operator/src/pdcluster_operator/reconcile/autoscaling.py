@@ -16,21 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pdcluster_operator.api import labels
-from pdcluster_operator.api.autoscale import AutoscaleSpec
-from pdcluster_operator.api.pdcluster import PDCluster
-from pdcluster_operator.api.text import address_of
-from pdcluster_operator.cluster.cache import Cache, Key
-from pdcluster_operator.cluster.kinds import PDCLUSTER
-from pdcluster_operator.cluster.observe import Live, ready_workers
-from pdcluster_operator.manifests.objects import HTTP_PORT
-from pdcluster_operator.plan.autoscale.decide import decide
-from pdcluster_operator.plan.autoscale.explain import RecordedDecision
-from pdcluster_operator.plan.autoscale.values import Clock, Memory, Outcome
-from pdcluster_operator.plan.autoscaled import has_changed
-from pdcluster_operator.plan.cluster import asked_of
-from pdcluster_operator.plan.pool_facts import Seen, is_unschedulable, pool_facts
-from pdcluster_operator.plan.state import Observed
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.apiserver.observe import Live, ready_workers
+from pdcluster_api.manifests.objects import HTTP_PORT
+from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
+from pdcluster_api.plan.cluster import asked_of
+from pdcluster_api.plan.observed.decision import RecordedDecision
+from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.plan.sizes.pool_facts import Seen, is_unschedulable, pool_facts
+from pdcluster_api.plan.status.autoscaled import has_changed
+from pdcluster_api.schema import labels
+from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.text import address_of
+from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.values import Target

@@ -20,13 +20,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from pdcluster_operator.api.backoff import Backoff
-from pdcluster_operator.api.errors import EtcdUnreachableError
-from pdcluster_operator.cluster.errors import ClusterError
-from pdcluster_operator.discovery.commands import Registered
-from pdcluster_operator.plan.disaggregating import digest
-from pdcluster_operator.plan.insync import odd_ones
-from pdcluster_operator.plan.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.apiserver.errors import ClusterError
+from pdcluster_api.backoff import Backoff
+from pdcluster_api.discovery.commands import Registered
+from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.status.disaggregating import digest
+from pdcluster_api.plan.status.insync import odd_ones
 from pdcluster_operator.reconcile.drain_commands import DrainCommands
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
 

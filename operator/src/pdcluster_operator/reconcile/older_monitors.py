@@ -8,11 +8,11 @@ operator begins to lead; from then on these kinds are neither watched nor made.
 import logging
 from collections.abc import Iterable
 
-from pdcluster_operator.cluster.cache import owner_of
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.errors import ClusterError, NotFoundError
-from pdcluster_operator.cluster.kinds import Kind
-from pdcluster_operator.cluster.listing import SELECTOR
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
+from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_operator.informer.cache import owner_of
+from pdcluster_operator.informer.listing import SELECTOR
 
 logger = logging.getLogger(__name__)
 KINDS = (

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pdcluster_operator.plan.autoscale.values import WorkerSample
+from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss
 from pdcluster_operator.scrape.windows import Seen, Windows
 

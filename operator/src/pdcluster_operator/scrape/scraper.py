@@ -15,7 +15,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from pdcluster_operator.api.text import one_line
+from pdcluster_api.text import one_line
 from pdcluster_operator.scrape.page import Page, PageError, parse_page
 from pdcluster_operator.scrape.values import Answer, Miss, Reason, Target
 

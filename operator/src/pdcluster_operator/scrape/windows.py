@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_operator.plan.autoscale.values import PoolKey, Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import Sample, WorkerSample
+from pdcluster_api.schema.workload import PoolKey
 from pdcluster_operator.scrape.sample import Reading, worker_sample
 from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss, Target
 

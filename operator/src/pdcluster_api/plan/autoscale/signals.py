@@ -1,0 +1,250 @@
+"""Numbers of the roles from their windows: sums and means of the rounds that are fresh.
+
+A gauge is the mean of the rounds of the last few intervals, so that one crowded
+instant moves little; the trend of a queue is a mean of rounds, too.  A worker with
+a number that cannot be (NaN, infinite, negative, absurd) counts as missing.  Missing
+workers are left out: sums are then too low, which `need` takes into account.  A
+worker that is not in the newest round is left out of all.  Of a draining worker
+only its part of the prefill queue counts.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, Windows, WorkerSample
+from pdcluster_api.schema.workload import PoolKey
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """The rounds that count: those of the last `seconds` before `now`."""
+
+    now: float
+    seconds: float
+
+    def rounds(self, window: Sequence[Sample]) -> Sequence[Sample]:
+        """The fresh rounds of a window, the newest first."""
+        found = []
+        for sample in reversed(window):
+            if sample.at > self.now:
+                continue  # of another clock: a process before this one
+            if sample.at < self.now - self.seconds:
+                break
+            found.append(sample)
+        return found
+
+
+@dataclass
+class Totals:
+    """Sums over workers, as means over rounds, of one pool or of several together.
+
+    reporting, missing: ready workers with and without fresh numbers
+    failing:         those missing of which that is a fault; the others have yet to answer for the
+                     first time
+    settled:         reporting workers that were there `GRACE_ROUNDS` rounds ago; none before there
+                     are so many
+    busy, kv_usage:  sums of ratios: 2.5 is what two and a half workers at 100 % would show
+    busiest, fullest: the greatest mean ratio of one worker
+    has_gpu:         whether `busy` is a utilization of GPUs
+    waiting_change, queue_change: growth of the two queues per second, as far as the same workers
+                     hold them; negative = they fall
+    ttft, tpot:      (seconds, requests per second or 0 where unknown) of each worker that has one
+    Rates are per second; None = not known of any worker.
+    """
+
+    reporting: int = 0
+    missing: int = 0
+    failing: int = 0
+    settled: int = 0
+    num_waiting: float = 0.0
+    queue_requests: float = 0.0
+    queue_tokens: float = 0.0
+    busy: float = 0.0
+    kv_usage: float = 0.0
+    busiest: float = 0.0
+    fullest: float = 0.0
+    has_gpu: bool = False
+    waiting_change: float = 0.0
+    queue_change: float = 0.0
+    request_rate: float | None = None
+    prompt_token_rate: float | None = None
+    prefill_token_rate: float | None = None
+    prefill_busy_rate: float | None = None
+    generation_token_rate: float | None = None
+    ttft: list[tuple[float, float]] = field(default_factory=list)
+    tpot: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def prefill_speed(self) -> float | None:
+        """Prompt tokens per second that one worker prefills while it is busy; None = not measured."""
+        return _over(self.prefill_token_rate, self.prefill_busy_rate)
+
+
+_MOST = 1e12  # of anything that a worker can count; more is no number of a worker
+_LEAST = 1e-9  # a rate below it is none
+_MOST_RATIO = 1.5  # clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
+
+_RATES = ("request_rate", "prompt_token_rate", "prefill_token_rate", "prefill_busy_rate", "generation_token_rate")
+_SUMS = ("num_waiting", "queue_requests", "queue_tokens", "busy", "kv_usage", "waiting_change", "queue_change")
+
+
+def read_pools(facts: Iterable[PoolFacts], windows: Windows, fresh: Freshness) -> dict[PoolKey, Totals]:
+    """The totals of every pool."""
+    return {pool.key: read_pool(pool, windows.get(pool.key, ()), fresh) for pool in facts}
+
+
+def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> Totals:
+    """The totals of one pool; without a fresh round all its ready workers are missing."""
+    rounds = fresh.rounds(window)
+    totals = Totals()
+    if not rounds:
+        totals.missing = totals.failing = facts.ready
+        return totals
+    there = [_Round(sample, facts.leaving) for sample in rounds]
+    newest = there[0].staying
+    totals.reporting = len(newest)
+    totals.failing = there[0].num_silent
+    totals.missing = max(totals.failing, facts.ready - totals.reporting)  # a worker that has never answered is in no round
+    totals.settled = _num_settled(newest, window, rounds[0])
+    ratios: dict[str, list[tuple[float, float]]] = {}
+    here = {worker.pod for worker in newest}
+    for each in there:
+        each.staying = [worker for worker in each.staying if worker.pod in here]
+        for worker in each.staying:
+            _add(totals, worker, len(rounds))
+            ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_usage_ratio))
+        for worker in (*each.staying, *each.leaving):
+            totals.queue_requests += worker.queue_requests / len(rounds)
+            totals.queue_tokens += worker.queue_tokens / len(rounds)
+    totals.busiest = max((sum(busy for busy, _ in each) / len(each) for each in ratios.values()), default=0.0)
+    totals.fullest = max((sum(usage for _, usage in each) / len(each) for each in ratios.values()), default=0.0)
+    _add_changes(totals, there)
+    _add_rates(totals, newest)
+    return totals
+
+
+class _Round:
+    """One round of a pool: workers that gave numbers, draining ones apart.
+
+    num_silent: of those that stay, without numbers
+    """
+
+    def __init__(self, sample: Sample, leaving: frozenset[str]) -> None:
+        sane = [worker for worker in sample.workers if _is_sane(worker)]
+        self.at = sample.at
+        self.staying = [worker for worker in sane if worker.pod not in leaving]
+        self.leaving = [worker for worker in sane if worker.pod in leaving]
+        all_staying = sum(worker.pod not in leaving for worker in sample.workers)
+        self.num_silent = all_staying - len(self.staying) + sum(pod not in leaving for pod in sample.stale)
+
+
+def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sample: Sample) -> int:
+    at = window.index(sample)
+    if at < rules.GRACE_ROUNDS:
+        return 0
+    before = {worker.pod for worker in window[at - rules.GRACE_ROUNDS].workers}
+    return sum(worker.pod in before for worker in newest)
+
+
+def _add_changes(totals: Totals, there: Sequence[_Round]) -> None:
+    """Add the trends of queues of the newest round's workers; one that missed a round adds none."""
+    said: dict[str, list[tuple[float, WorkerSample]]] = {}
+    for each in there[: rules.GRACE_ROUNDS + 1]:  # more of them would show a turn too late
+        for worker in (*each.staying, *each.leaving):
+            said.setdefault(worker.pod, []).append((each.at, worker))
+    for worker in there[0].staying:
+        totals.waiting_change += _trend([(at, each.num_waiting) for at, each in said[worker.pod]])
+    for worker in (*there[0].staying, *there[0].leaving):
+        totals.queue_change += _trend([(at, each.queue_requests) for at, each in said[worker.pod]])
+
+
+def _trend(points: Sequence[tuple[float, float]]) -> float:
+    """Growth of a number per second: mean of the newer (at, value) less that of the older; 0 =
+    unknown.
+
+    >>> _trend([(15.0, 1.0), (10.0, 3.0), (5.0, 5.0), (0.0, 7.0)])
+    -0.4
+    """
+    half = len(points) // 2
+    newer, older = points[:half], points[len(points) - half :]
+    seconds = sum(at for at, _ in newer) - sum(at for at, _ in older)
+    return (sum(value for _, value in newer) - sum(value for _, value in older)) / seconds if seconds > 0.0 else 0.0
+
+
+def _busy(worker: WorkerSample) -> float:
+    return worker.busy_ratio if worker.gpu_ratio is None else worker.gpu_ratio
+
+
+def _is_sane(worker: WorkerSample) -> bool:
+    numbers = (
+        worker.num_waiting,
+        worker.queue_requests,
+        worker.queue_tokens,
+        worker.kv_usage_ratio,
+        worker.busy_ratio,
+        worker.gpu_ratio or 0.0,
+    )
+    ratios = (worker.kv_usage_ratio, worker.busy_ratio, worker.gpu_ratio or 0.0)
+    return sum(numbers) <= _MOST and min(numbers) >= 0.0 and max(ratios) <= _MOST_RATIO
+
+
+def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
+    totals.has_gpu |= worker.gpu_ratio is not None
+    totals.num_waiting += worker.num_waiting / num_rounds
+    totals.busy += _busy(worker) / num_rounds
+    totals.kv_usage += worker.kv_usage_ratio / num_rounds
+    weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
+    if _is_known(worker.ttft_seconds):
+        totals.ttft.append((worker.ttft_seconds or 0.0, weight or 0.0))
+    if _is_known(worker.tpot_seconds):
+        totals.tpot.append((worker.tpot_seconds or 0.0, weight or 0.0))
+
+
+def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
+    for name in _RATES:
+        known = [value for worker in workers if _is_known(value := getattr(worker, name))]
+        setattr(totals, name, sum(known) if known else None)
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and 0.0 <= value <= _MOST
+
+
+def _over(amount: float | None, time: float | None) -> float | None:
+    return amount / time if amount is not None and time is not None and amount > _LEAST and time > _LEAST else None
+
+
+def together(parts: Iterable[Totals]) -> Totals:
+    """The totals of several pools as one."""
+    whole = Totals()
+    for part in parts:
+        whole.reporting += part.reporting
+        whole.missing += part.missing
+        whole.failing += part.failing
+        whole.settled += part.settled
+        whole.busiest = max(whole.busiest, part.busiest)
+        whole.fullest = max(whole.fullest, part.fullest)
+        whole.has_gpu |= part.has_gpu
+        whole.ttft += part.ttft
+        whole.tpot += part.tpot
+        for name in _SUMS:
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        for name in _RATES:
+            known = [value for value in (getattr(whole, name), getattr(part, name)) if value is not None]
+            setattr(whole, name, sum(known) if known else None)
+    return whole
+
+
+def mean_latency(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The mean of (seconds, weight), all alike where no weight is known; None = there are none.
+
+    >>> mean_latency([(0.25, 3.0), (0.75, 1.0)])
+    0.375
+    """
+    if not pairs:
+        return None
+    weight = sum(each for _, each in pairs)
+    if weight <= 0.0:
+        return sum(seconds for seconds, _ in pairs) / len(pairs)
+    return sum(seconds * each for seconds, each in pairs) / weight
