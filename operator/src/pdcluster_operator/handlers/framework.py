@@ -14,7 +14,7 @@ import kopf
 
 from pdcluster_api.apiserver.kinds import PDCLUSTER, Kind
 from pdcluster_api.schema import labels
-from pdcluster_operator.handlers.framework import NoMemories
+from pdcluster_operator.handlers.kopf_private import NoMemories
 from pdcluster_operator.handlers.watch import Watch, register
 from pdcluster_operator.informer.listing import SELECTOR, WATCHED
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError
 from pdcluster_api.apiserver.kinds import POD, SECRET
@@ -13,7 +14,6 @@ from pdcluster_api.discovery.etcd import EtcdTLS
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.manifests.engine_config import etcd_endpoints
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_operator.informer.cache import Key
 
 
 @dataclass(frozen=True)

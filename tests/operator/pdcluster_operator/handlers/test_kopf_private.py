@@ -9,10 +9,10 @@ from pathlib import Path
 import kopf
 import pytest
 from kopf._core.reactor import processing
-from tests.operator.reconcile import bodies
 
 from pdcluster_operator.handlers import kopf_private
-from pdcluster_operator.handlers.framework import NoMemories
+from pdcluster_operator.handlers.kopf_private import NoMemories
+from tests.operator import bodies
 
 HOME = Path(kopf_private.__file__)
 SOURCES = HOME.parents[2]

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.operator.reconcile import bodies
 
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, NotFoundError, UnavailableError
 from pdcluster_api.apiserver.kinds import Kind
 from pdcluster_operator.informer.listing import SELECTOR
 from pdcluster_operator.reconcile.older_monitors import remove_older_monitors
+from tests.operator import bodies
 
 OF_NOBODY = bodies.child("PodMonitor", "mine", metadata={"ownerReferences": []})
 
