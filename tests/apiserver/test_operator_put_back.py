@@ -80,8 +80,8 @@ def test_a_child_deleted_by_hand_is_put_back(scene: Scene, kind: str, name: str)
 @pytest.mark.parametrize(
     ("kind", "name", "edit"),
     [
-        ("StatefulSet", "{decode}", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}),
-        ("StatefulSet", "chat-etcd", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}),
+        ("StatefulSet", "{decode}", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}}),
+        ("StatefulSet", "chat-etcd", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}}}),
         ("ConfigMap", "chat-policy", {"data": {"policy.yaml": "broken"}}),
         ("Service", "chat", {"spec": {"selector": {"pdcluster.io/revision": "00000000"}}}),
         ("PodDisruptionBudget", "{decode}", {"spec": {"minAvailable": 0}}),
@@ -104,14 +104,16 @@ def test_a_child_edited_by_hand_is_put_back_and_no_pod_is_lost(scene: Scene, kin
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "edit"),
+    ("kind", "name", "edit", "undo"),
     [
-        ("StatefulSet", "{decode}", {"spec": {"minReadySeconds": 7}}),
-        ("ConfigMap", "chat-policy", {"data": {"more.yaml": "added"}}),
-        ("Service", "chat", {"spec": {"sessionAffinity": "ClientIP"}}),
+        ("StatefulSet", "{decode}", {"spec": {"minReadySeconds": 7}}, {"spec": {"minReadySeconds": None}}),
+        ("ConfigMap", "chat-policy", {"data": {"more.yaml": "added"}}, {"data": {"more.yaml": None}}),
+        ("Service", "chat", {"spec": {"sessionAffinity": "ClientIP"}}, {"spec": {"sessionAffinity": "None"}}),
     ],
 )
-def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(scene: Scene, kind: str, name: str, edit: dict[str, Any]):
+def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(
+    scene: Scene, kind: str, name: str, edit: dict[str, Any], undo: dict[str, Any]
+):
     path = scene.path(kind, name.format(decode=scene.workload("decode")))
     pods = scene.pods()
     edited = scene.api.merge(path, edit)
@@ -122,6 +124,7 @@ def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(scene: Scene,
     assert found is not None
     assert found["spec" if "spec" in edit else "data"].items() >= _added(edited, edit).items()
     assert scene.pods() == pods
+    scene.api.merge(path, undo)
 
 
 @pytest.mark.usefixtures("no_more_nodes")  # a worker that has started would drain first, and on a busy machine some would start
