@@ -75,7 +75,7 @@ EDITS = {
     "node selector": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}}'),
     "toleration": ("patch", STATEFUL, "-p", '{"spec":{"template":{"spec":{"tolerations":[{"operator":"Exists"}]}}}}'),
     "volume removed": ("patch", STATEFUL, "--type=json", "-p", '[{"op":"remove","path":"/spec/template/spec/topologySpreadConstraints"}]'),
-    "service port": ("patch", "service/chat", "--type=merge", "-p", '{"spec":{"ports":[{"name":"web","port":80}]}}'),
+    "service port": ("patch", "service/chat", "--type=merge", "-p", '{"spec":{"ports":[{"name":"web","port":8000}]}}'),
     "service type": ("patch", "service/chat", "-p", '{"spec":{"type":"NodePort"}}'),
     "service selector": ("set", "selector", "service/chat", "app=other"),
     "network policy": ("patch", "networkpolicy/chat", "--type=merge", "-p", '{"spec":{"egress":[],"policyTypes":["Egress"]}}'),
