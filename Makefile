@@ -10,7 +10,7 @@ ROUTERS := $(CACHE)/routers
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts run test clients check gpu-check bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes proto charts run test clients check hooks gpu-check bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ proto: setup ## generate the gRPC code again after a change of worker/proto
 
 charts: setup ## after a change of the CRDs or the sample cluster: the chart's copies, and docs/reference.md
 	@$(PYTHON) scripts/chart_copies.py
-	@.venv/bin/python scripts/reference.py
+	@$(PYTHON) scripts/reference.py
 
 run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml
@@ -47,8 +47,11 @@ test: setup model kubernetes ## all tests, in PROCESSES side by side (3)
 clients: setup model ## every block of docs/clients.md, with its library from the registry (15 minutes, 8 GB for a while); CLIENTS='--only langchain'
 	@$(PYTHON) scripts/clients.py $(CLIENTS)
 
-check: setup ## format, lint, types, import directions, sizes and duplicates
+check: setup ## format, lint, types, import directions, words, sizes, duplicates and generated files
 	@scripts/check.sh
+
+hooks: setup ## run the fast part of make check before each commit
+	@git config core.hooksPath .githooks
 
 bench-peers: setup model $(VLLM)/.ready ## ours beside vLLM and Hugging Face, in one run; BENCH='--only mixed vllm --workload A' for a part
 	@$(PYTHON) bench/run.py $(BENCH)

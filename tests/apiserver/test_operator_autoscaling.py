@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.schema.pdcluster import PDCluster
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.fake_workers import FakeWorkers
 from tests.apiserver.nodeless import Nodes
@@ -27,7 +28,12 @@ def scrape_each_second(passes: Passes) -> None:
     """Rounds come quicker than an object may ask for, so that a test need not wait."""
     autoscaling = passes.session.autoscaling
     follow = autoscaling.follow
-    autoscaling.follow = lambda spec: follow(spec.model_copy(update={"interval_seconds": 1}))
+    autoscaling.follow = lambda cluster, observed: follow(quickened(cluster), observed)
+
+
+def quickened(cluster: PDCluster) -> PDCluster:
+    autoscale = cluster.spec.autoscale.model_copy(update={"interval_seconds": 1})
+    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})})
 
 
 class Work:

@@ -33,13 +33,17 @@ def run_ci(tree: Path, *, test: str, check: str = "echo checked") -> tuple[int, 
     return result.returncode, result.stdout.splitlines()
 
 
-def run_check(tree: Path, failing: str = "no tool") -> tuple[int, list[str]]:
-    """Run check.sh with tools that print their name and fail when it is `failing`."""
+def make_checks(tree: Path, failing: str = "no tool") -> None:
+    """Copy check.sh, with tools that print their name and fail when it is `failing`."""
     (tree / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "check.sh", tree / "scripts" / "check.sh")
     for tool in ("ruff", "mypy", "lint-imports", "python"):
         write_script(tree / ".venv" / "bin" / tool, f'echo "{tool} $*"\n[[ ! "{tool} $*" == "{failing}"* ]]')
-    result = subprocess.run([tree / "scripts" / "check.sh"], capture_output=True, text=True, timeout=60, check=False)
+
+
+def run_check(tree: Path, *arguments: str) -> tuple[int, list[str]]:
+    command = [tree / "scripts" / "check.sh", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return result.returncode, result.stdout.splitlines()
 
 
@@ -99,6 +103,7 @@ def test_ci_runs_e2e_where_there_is_one(tmp_path: Path, e2e_status: int, expecte
 
 
 def test_check_runs_every_tool(tmp_path: Path) -> None:
+    make_checks(tmp_path)
     status, lines = run_check(tmp_path)
 
     assert status == 0
@@ -144,8 +149,36 @@ def test_check_runs_every_tool(tmp_path: Path) -> None:
     ],
 )
 def test_check_names_what_failed_after_running_all(tmp_path: Path, failing: str, name: str) -> None:
-    status, lines = run_check(tmp_path, failing)
+    make_checks(tmp_path, failing)
+    status, lines = run_check(tmp_path)
 
     assert status == 1
     assert lines[-1] == f"check: failed: {name}"
     assert "python scripts/check_duplicates.py" in lines
+
+
+def test_fast_check_leaves_out_what_takes_long(tmp_path: Path) -> None:
+    make_checks(tmp_path, "mypy")
+    status, lines = run_check(tmp_path, "--fast")
+
+    assert status == 0
+    assert [line for line in lines if line.startswith("==")] == [
+        f"== {name}" for name in ("format", "lint", "words", "sizes", "duplicates", "charts", "reference")
+    ]
+
+
+@pytest.mark.parametrize(("failing", "commits"), [("no tool", 1), ("ruff check", 0)])
+def test_hook_commits_only_what_passes_the_fast_check(tmp_path: Path, failing: str, commits: int) -> None:
+    make_checks(tmp_path, failing)
+    shutil.copytree(ROOT / ".githooks", tmp_path / ".githooks")
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "core.hooksPath=.githooks"]
+        command = ["git", *who, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    git("init", "-q")
+    result = git("commit", "--allow-empty", "-m", "A change")
+
+    assert "== lint" in result.stdout + result.stderr
+    assert len(git("log", "--format=%s").stdout.splitlines()) == commits

@@ -43,9 +43,15 @@ def test_idle_worker_shows_every_number(pair: Pair) -> None:
     pair.cluster.wait_settled()
     for worker in (pair.prefill, pair.decode):
         page = reading(worker).page
-        assert (page.num_running, page.num_waiting, page.queue_requests, page.queue_tokens, page.kv_usage_ratio) == (0, 0, 0, 0, 0)
-        assert page.created is not None
-        assert abs(time.time() - page.created) < 24 * 3600  # Unix seconds
+        assert (
+            page.num_requests_running,
+            page.num_requests_waiting,
+            page.prefill_queue_requests,
+            page.prefill_queue_tokens,
+            page.kv_cache_usage_ratio,
+        ) == (0, 0, 0, 0, 0)
+        assert page.prompt_tokens_created is not None
+        assert abs(time.time() - page.prompt_tokens_created) < 24 * 3600  # Unix seconds
 
 
 def test_worker_says_what_it_computes_on(pair: Pair) -> None:
@@ -83,26 +89,35 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
 
     generated = num_requests * (output_tokens - (place == "remote"))  # the prefill worker makes the first one
     pair.decode.wait_for(
-        lambda: reading(pair.decode).page.generation_tokens - before[pair.decode].page.generation_tokens == generated, "all is told"
+        lambda: reading(pair.decode).page.generation_tokens_total - before[pair.decode].page.generation_tokens_total == generated,
+        "all is told",
     )
     decode, prefill = (worker_sample(worker.name, reading(worker), before[worker]) for worker in (pair.decode, pair.prefill))
     after = {worker: reading(worker).page for worker in before}
-    grown = {name: getattr(after[pair.decode], name) - getattr(before[pair.decode].page, name) for name in ("ttft_count", "tpot_count")}
-    assert grown == {"ttft_count": num_requests, "tpot_count": num_requests}
+    grown = {
+        name: getattr(after[pair.decode], name) - getattr(before[pair.decode].page, name)
+        for name in ("time_to_first_token_seconds_count", "time_per_output_token_seconds_count")
+    }
+    assert grown == {"time_to_first_token_seconds_count": num_requests, "time_per_output_token_seconds_count": num_requests}
     # Requests and prompts count at the ingress, wherever they are prefilled; computed tokens count where they were computed.
     ratio = decode.prompt_token_rate / decode.request_rate if decode.request_rate and decode.prompt_token_rate else None
     assert ratio == pytest.approx(prompt_tokens)
-    assert (prefill.request_rate, prefill.prompt_token_rate, prefill.ttft_seconds, prefill.tpot_seconds) == (0, 0, None, None)
+    assert (
+        prefill.request_rate,
+        prefill.prompt_token_rate,
+        prefill.time_to_first_token_seconds,
+        prefill.time_per_output_token_seconds,
+    ) == (0, 0, None, None)
     computing, resting = (decode, prefill) if place == "local" else (prefill, decode)
     page, old = (after[pair.decode], before[pair.decode].page) if place == "local" else (after[pair.prefill], before[pair.prefill].page)
-    assert page.prefill_tokens - old.prefill_tokens == num_requests * prompt_tokens
+    assert page.prefill_tokens_total - old.prefill_tokens_total == num_requests * prompt_tokens
     assert resting.prefill_token_rate == 0
     assert computing.prefill_busy_rate is not None
     assert 0 < computing.prefill_busy_rate < 1  # seconds of the engine per second
-    assert decode.ttft_seconds is not None
-    assert decode.tpot_seconds is not None
-    assert 0 < decode.tpot_seconds < decode.ttft_seconds < 10  # seconds, of one request
-    assert 0 < after[pair.decode].busy_ratio <= 1
+    assert decode.time_to_first_token_seconds is not None
+    assert decode.time_per_output_token_seconds is not None
+    assert 0 < decode.time_per_output_token_seconds < decode.time_to_first_token_seconds < 10  # seconds, of one request
+    assert 0 < after[pair.decode].engine_busy_ratio <= 1
 
 
 def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(slow: Pair, prompts: Prompts) -> None:
@@ -111,22 +126,25 @@ def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(slow: Pair, 
         with slow.prefill.engine_stopped():
             answers = [pool.submit(slow.decode.client.complete, prompts(300), "remote", max_tokens=2) for _ in range(NUM_WAITING)]
             # One has the only credit; what it makes wait is told when the engine goes on.
-            wait_shown(slow.decode, lambda shown: (shown.queue_requests, shown.queue_tokens) == (NUM_WAITING - 1, 300 * (NUM_WAITING - 1)))
-            assert gauges(slow.decode).num_waiting == 0
+            wait_shown(
+                slow.decode,
+                lambda shown: (shown.prefill_queue_requests, shown.prefill_queue_tokens) == (NUM_WAITING - 1, 300 * (NUM_WAITING - 1)),
+            )
+            assert gauges(slow.decode).num_requests_waiting == 0
         assert all(answer.result().prefill == "remote" for answer in answers)
-    wait_shown(slow.decode, lambda shown: shown.queue_requests == 0)
+    wait_shown(slow.decode, lambda shown: shown.prefill_queue_requests == 0)
 
 
 def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(slow: Pair, prompts: Prompts) -> None:
     """Not a reason for another prefill worker; four run at once."""
     with ThreadPoolExecutor(4 + NUM_WAITING) as pool:
         answers = [pool.submit(slow.decode.client.complete, prompts(40), "local", max_tokens=600) for _ in range(4 + NUM_WAITING)]
-        wait_shown(slow.decode, lambda shown: shown.num_running == 4 and shown.num_waiting >= 2)
+        wait_shown(slow.decode, lambda shown: shown.num_requests_running == 4 and shown.num_requests_waiting >= 2)
         shown = gauges(slow.decode)
-        assert (shown.queue_requests, shown.queue_tokens) == (0, 0)
-        assert 0 < shown.kv_usage_ratio < 0.35  # of 512 blocks, four requests of forty at most
+        assert (shown.prefill_queue_requests, shown.prefill_queue_tokens) == (0, 0)
+        assert 0 < shown.kv_cache_usage_ratio < 0.35  # of 512 blocks, four requests of forty at most
         assert [answer.result().prefill for answer in answers] == ["local"] * (4 + NUM_WAITING)
-    wait_shown(slow.decode, lambda shown: (shown.num_running, shown.num_waiting, shown.kv_usage_ratio) == (0, 0, 0))
+    wait_shown(slow.decode, lambda shown: (shown.num_requests_running, shown.num_requests_waiting, shown.kv_cache_usage_ratio) == (0, 0, 0))
 
 
 def test_worker_that_restarts_is_another_life(pair: Pair, prompts: Prompts) -> None:
@@ -135,7 +153,7 @@ def test_worker_that_restarts_is_another_life(pair: Pair, prompts: Prompts) -> N
     pair.decode.terminate()
     assert pair.decode.wait_end() == 0
     pair.decode.restart()
-    while reading(pair.decode).page.prompt_tokens <= before.page.prompt_tokens:  # further than ever in the life before
+    while reading(pair.decode).page.prompt_tokens_total <= before.page.prompt_tokens_total:  # further than ever in the life before
         pair.decode.client.complete(prompts(300), max_tokens=1)
 
     assert worker_sample("w", reading(pair.decode), before).request_rate is None
@@ -149,5 +167,5 @@ def test_draining_worker_goes_on_telling(slow: Pair, prompts: Prompts) -> None:
             slow.cluster.wait_state(slow.decode.name, "draining")
             reply = slow.decode.client.http.get("/metrics")
             assert reply.status_code == httpx.codes.OK
-            assert parse_page(reply.content).ttft_count > before.ttft_count
+            assert parse_page(reply.content).time_to_first_token_seconds_count > before.time_to_first_token_seconds_count
     slow.decode.wait_ready()

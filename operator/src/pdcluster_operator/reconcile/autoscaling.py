@@ -1,18 +1,19 @@
 """Rounds of scrapes of a PDCluster that is scaled by metrics, and the decision on each.
 
-A reconcile sets whether to follow the cluster, and its observation.  A round ends with
-a decision on that and on the new numbers.  One that changes nothing is dropped; for any
-other the PDCluster is enqueued, and the reconcile decides, once, on its own
-observation.  A reconcile in between decides nothing, and goes on from the record in
-the status.  State kept here is lost with the process, which only makes the
-autoscaler wait longer.
+A round ends with the one decision on its numbers, beside what the last reconcile has
+observed: each event starts another reconcile, so that still holds.  A decision that
+changes nothing is kept here.  Any other is handed to the reconcile that the round
+enqueues, which writes it into the status.  It is valid while the object's generation
+and its workloads are those that it was made on; else that reconcile goes on from the
+status, and the next round decides.  State kept here is lost with the process, which
+only makes the autoscaler wait longer.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -57,29 +58,42 @@ class Scaling:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
+@dataclass(frozen=True)
+class _Handed:
+    """A decision on its way to a reconcile.  made_on: see `_version`"""
+
+    outcome: Outcome
+    record: RecordedDecision
+    made_on: object
+
+
 @dataclass
 class _Followed:
     """State while a PDCluster is followed.
 
+    cluster, observed: of the last reconcile
     next_at: when its next round begins
-    scraped: pods of the newest round without a decision yet; None = there is none
-    last:    observation of the last reconcile
-    outcome: the last decision that was kept
+    outcome: the last decision that was kept, or that a reconcile has taken
+    handed:  the decision of the newest round, for the reconcile that it enqueued
     leaving: pods that drain or terminate, scraped as long as they run
     waiting: since when each pod has been unschedulable, by name
     task:    that runs the rounds; None = not begun
     """
 
-    spec: AutoscaleSpec
+    cluster: PDCluster
+    observed: Observed
     next_at: float
     windows: Windows
-    scraped: tuple[str, ...] | None = None
-    last: tuple[PDCluster, Observed] | None = None
     outcome: Outcome | None = None
+    handed: _Handed | None = None
     leaving: frozenset[str] = frozenset()
     waiting: dict[str, float] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+
+    @property
+    def spec(self) -> AutoscaleSpec:
+        return self.cluster.spec.autoscale
 
     @property
     def memory(self) -> Memory:
@@ -103,17 +117,24 @@ class Autoscaling:
         """The newest numbers of its workers; None = it is not followed."""
         return None if self._followed is None else self._followed.windows
 
-    def follow(self, spec: AutoscaleSpec) -> None:
-        """Scrape the workers from now on, as the spec says; with mode Off no longer."""
+    def follow(self, cluster: PDCluster, observed: Observed) -> RecordedDecision | None:
+        """Scrape the workers from now on, as the spec says; with mode Off no longer.
+
+        Returns the decision that a round has made on this state; None = there is none.
+        """
         followed, now = self._followed, self.shared.clock()
-        if spec.mode == "Off":
+        if cluster.spec.autoscale.mode == "Off":
             self.stop()
-        elif followed is None:
-            followed = self._followed = _Followed(spec, now, Windows(self.key))
+            return None
+        if followed is None:
+            followed = self._followed = _Followed(cluster, observed, now, Windows(self.key))
             followed.task = asyncio.create_task(self._run(followed), name=f"rounds of {self.key}")
-        elif followed.spec != spec:
-            followed.spec, followed.next_at = spec, min(followed.next_at, now + spec.interval_seconds)
+            return None
+        before, followed.cluster, followed.observed = followed.spec, cluster, observed
+        if followed.spec != before:
+            followed.next_at = min(followed.next_at, now + followed.spec.interval_seconds)
             followed.wake.set()
+        return self._take(followed)
 
     def stop(self) -> asyncio.Task[None] | None:
         """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.
@@ -128,44 +149,38 @@ class Autoscaling:
         self.shared.metrics.forget(self.key)
         return followed.task
 
-    def decide(self, cluster: PDCluster, observed: Observed) -> RecordedDecision | None:
-        """Decide on the numbers of the newest round; None = none since the last decision."""
-        followed = self._followed
-        if followed is None:
+    def _take(self, followed: _Followed) -> RecordedDecision | None:
+        handed, followed.handed = followed.handed, None
+        if handed is None or handed.made_on != _version(followed.observed):
             return None
-        followed.last = cluster, observed
-        if followed.scraped is None:
-            return None
-        outcome, record = self._outcome(followed, cluster, observed)
-        self._keep(followed, outcome)
-        return record
-
-    def _outcome(self, followed: _Followed, cluster: PDCluster, observed: Observed) -> tuple[Outcome, RecordedDecision]:
-        clock = Clock(self.shared.clock(), self.shared.now())
-        seen = Seen(frozenset(followed.scraped or ()), _waits(followed, observed, clock.now))
-        facts = pool_facts(asked_of(cluster, observed), observed, seen)
-        followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
-        followed.windows.leave(followed.leaving)
-        outcome = decide(cluster.spec, facts, followed.windows.pools(), followed.memory, clock)
-        return outcome, RecordedDecision(clock.wall, outcome.decision, outcome.problems)
+        self._keep(followed, handed.outcome)
+        return handed.record
 
     def _keep(self, followed: _Followed, outcome: Outcome) -> None:
         self.shared.metrics.show(self.key, outcome, followed.outcome)
-        followed.scraped, followed.outcome = None, outcome
+        followed.outcome = outcome
 
-    def _needs_reconcile(self, followed: _Followed) -> bool:
-        """Decide on a round; a change of status is left to a reconcile, and nothing of it is kept
-        here.
+    def _decide(self, followed: _Followed, scraped: Iterable[str]) -> bool:
+        """Decide on a round; returns whether a reconcile has to write the decision.
 
-        The observation of the last reconcile still holds: each event starts another one.
+        scraped: pods of the round
         """
+        followed.handed = None
         body = self.shared.cache.get(PDCLUSTER.name, *self.key)
-        if body is None or followed.last is None:
-            return True
-        cluster, observed = followed.last
-        observed = replace(observed, status=body.get("status", {}))  # as that reconcile has left it
-        outcome, record = self._outcome(followed, cluster, observed)
-        if has_changed(cluster.spec.autoscale, replace(observed, decision=record)):
+        if body is None:
+            return False
+        # As the last reconcile has left it.
+        observed = replace(followed.observed, status=body.get("status", {}))
+        clock = Clock(self.shared.clock(), self.shared.now())
+        seen = Seen(frozenset(scraped), _waits(followed, observed, clock.now))
+        facts = pool_facts(asked_of(followed.cluster, observed), observed, seen)
+        followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
+        followed.windows.leave(followed.leaving)
+        windows = followed.windows.pools()
+        outcome = decide(followed.cluster.spec, facts, windows, followed.memory, clock)
+        record = RecordedDecision(clock.wall, outcome.decision, outcome.problems)
+        if has_changed(followed.spec, replace(observed, decision=record)):
+            followed.handed = _Handed(outcome, record, _version(observed))
             return True
         self._keep(followed, outcome)
         return False
@@ -187,8 +202,7 @@ class Autoscaling:
         try:
             targets = self._targets(followed.leaving)
             await self.shared.rounds.run(followed.windows, targets, followed.spec.stale_after)
-            followed.scraped = tuple(target.pod for target in targets)
-            if self._needs_reconcile(followed):
+            if self._decide(followed, [target.pod for target in targets]):
                 self.enqueue()
         except Exception:  # its next round goes on
             logger.exception("round of scrapes failed key=%s", self.key)
@@ -208,6 +222,12 @@ class Autoscaling:
             for workload, pod in ready_workers(live, revision, leaving)
             if pod["status"].get("podIP")
         ]
+
+
+def _version(observed: Observed) -> object:
+    """State that a decision is valid for: generation, serving revision and workloads."""
+    workloads = frozenset(state.id for state in observed.workloads)
+    return observed.generation, observed.service_revision, workloads
 
 
 def _waits(followed: _Followed, observed: Observed, now: float) -> Mapping[str, float]:

@@ -43,8 +43,7 @@ async def look(live: Live, cluster: PDCluster, session: Session, key_secret: Key
     outdated = Snapshots(cluster, live, owner_of(live)).outdated()
     seen: Observed = observe(live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault)
     seen = replace(seen, failures=session.failures)
-    session.autoscaling.follow(cluster.spec.autoscale)
-    seen = replace(seen, decision=session.autoscaling.decide(cluster, seen))
+    seen = replace(seen, decision=session.autoscaling.follow(cluster, seen))
     session.etcd.follow(target, is_wanted=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, seen.workloads, is_up=discovery_answers(discovery))
     times = [seconds for seconds in (requeue_after, KEY_SECRET_POLL_SECONDS if key_fault else None) if seconds is not None]

@@ -20,14 +20,14 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5
 _POOL = ("namespace", "pdcluster", "role", "pool")
 _PREFIX = "pdcluster_operator_pool_"
 
-# Name -> (field of WorkerSample, how the pool's workers make one number, help).
-_NUMBERS: dict[str, tuple[str, Callable[[list[float]], float], str]] = {
-    "prefill_queue_requests": ("queue_requests", sum, "Requests of the prefill queue that the pool's workers hold, those that drain too."),
-    "prefill_queue_tokens": ("queue_tokens", sum, "Tokens of the prefill queue that the pool's workers hold, those that drain too."),
-    "num_requests_running": ("num_running", sum, "Requests that run, over the pool's workers that stay."),
-    "num_requests_waiting": ("num_waiting", sum, "Requests that wait, over the pool's workers that stay."),
-    "kv_cache_usage_ratio": ("kv_usage_ratio", fmean, "Share of KV blocks that hold live tokens, mean of the pool's workers that stay."),
-    "engine_busy_ratio": ("busy_ratio", fmean, "Share of time in an engine step, mean of the pool's workers that stay."),
+# Field of WorkerSample -> (how the pool's workers make one number, help).
+_NUMBERS: dict[str, tuple[Callable[[list[float]], float], str]] = {
+    "prefill_queue_requests": (sum, "Requests of the prefill queue that the pool's workers hold, those that drain too."),
+    "prefill_queue_tokens": (sum, "Tokens of the prefill queue that the pool's workers hold, those that drain too."),
+    "num_requests_running": (sum, "Requests that run, over the pool's workers that stay."),
+    "num_requests_waiting": (sum, "Requests that wait, over the pool's workers that stay."),
+    "kv_cache_usage_ratio": (fmean, "Share of KV blocks that hold live tokens, mean of the pool's workers that stay."),
+    "engine_busy_ratio": (fmean, "Share of time in an engine step, mean of the pool's workers that stay."),
 }
 _OF_ALL = ("prefill_queue_requests", "prefill_queue_tokens")
 
@@ -100,12 +100,12 @@ def _numbers(name: str, pools: Sequence[Seen]) -> GaugeMetricFamily:
     """One number for each pool that has a fresh worker; none where it is unknown: 0 would mean
     idle.
     """
-    field, over, text = _NUMBERS[name]
+    over, text = _NUMBERS[name]
     family = GaugeMetricFamily(_PREFIX + name, text, labels=_POOL)
     for seen in pools:
         workers = seen.sample.workers if name in _OF_ALL else _staying(seen)
         if workers:
-            family.add_metric(_labels(seen), over([getattr(worker, field) for worker in workers]))
+            family.add_metric(_labels(seen), over([getattr(worker, name) for worker in workers]))
     return family
 
 

@@ -30,53 +30,52 @@ class PageError(OperatorError):
 class Page:
     """The wanted numbers of one page.
 
-    Ratios are 0 to 1.  Counters grow from the worker's start, at `created` (Unix seconds; None =
-    the worker does not report it).
-    ttft_*, tpot_*: a histogram's number of observations and their sum in seconds, at the ingress
-    gpu_ratio:      None = the worker has no GPU
+    Ratios are 0 to 1.  Counters (`_total`, and the count and sum of a histogram at the ingress) grow
+    from the worker's start.
+    gpu_utilization_ratio: None = the worker has no GPU
+    prompt_tokens_created: the worker's start in Unix seconds; None = it does not report it
     """
 
-    num_running: float
-    num_waiting: float
-    queue_requests: float
-    queue_tokens: float
-    kv_usage_ratio: float
-    busy_ratio: float
-    prompt_tokens: float
-    prefill_tokens: float
-    prefill_seconds: float
-    generation_tokens: float
-    ttft_count: float
-    ttft_sum: float
-    tpot_count: float
-    tpot_sum: float
-    gpu_ratio: float | None = None
-    created: float | None = None
+    num_requests_running: float
+    num_requests_waiting: float
+    prefill_queue_requests: float
+    prefill_queue_tokens: float
+    kv_cache_usage_ratio: float
+    engine_busy_ratio: float
+    prompt_tokens_total: float
+    prefill_tokens_total: float
+    prefill_seconds_total: float
+    generation_tokens_total: float
+    time_to_first_token_seconds_count: float
+    time_to_first_token_seconds_sum: float
+    time_per_output_token_seconds_count: float
+    time_per_output_token_seconds_sum: float
+    gpu_utilization_ratio: float | None = None
+    prompt_tokens_created: float | None = None
 
 
-# Metric without its prefix -> (field of Page, the most that is believed).
-_REQUIRED = {
-    "num_requests_running": ("num_running", _REQUESTS),
-    "num_requests_waiting": ("num_waiting", _REQUESTS),
-    "prefill_queue_requests": ("queue_requests", _REQUESTS),
-    "prefill_queue_tokens": ("queue_tokens", _TOKENS),
-    "kv_cache_usage_ratio": ("kv_usage_ratio", 1.0),
-    "engine_busy_ratio": ("busy_ratio", 1.0),
-    "prompt_tokens_total": ("prompt_tokens", _COUNTED),
-    "prefill_tokens_total": ("prefill_tokens", _COUNTED),
-    "prefill_seconds_total": ("prefill_seconds", _TIME),
-    "generation_tokens_total": ("generation_tokens", _COUNTED),
-    "time_to_first_token_seconds_count": ("ttft_count", _COUNTED),
-    "time_to_first_token_seconds_sum": ("ttft_sum", _COUNTED),
-    "time_per_output_token_seconds_count": ("tpot_count", _COUNTED),
-    "time_per_output_token_seconds_sum": ("tpot_sum", _COUNTED),
+# Field of Page, which is the name of a metric without its prefix -> the most that is believed.
+_MOST = {
+    "num_requests_running": _REQUESTS,
+    "num_requests_waiting": _REQUESTS,
+    "prefill_queue_requests": _REQUESTS,
+    "prefill_queue_tokens": _TOKENS,
+    "kv_cache_usage_ratio": 1.0,
+    "engine_busy_ratio": 1.0,
+    "prompt_tokens_total": _COUNTED,
+    "prefill_tokens_total": _COUNTED,
+    "prefill_seconds_total": _TIME,
+    "generation_tokens_total": _COUNTED,
+    "time_to_first_token_seconds_count": _COUNTED,
+    "time_to_first_token_seconds_sum": _COUNTED,
+    "time_per_output_token_seconds_count": _COUNTED,
+    "time_per_output_token_seconds_sum": _COUNTED,
+    "gpu_utilization_ratio": 1.0,
+    "prompt_tokens_created": _TIME,
 }
-_OPTIONAL = {
-    "gpu_utilization_ratio": ("gpu_ratio", 1.0),
-    "prompt_tokens_created": ("created", _TIME),
-}
+_OPTIONAL = ("gpu_utilization_ratio", "prompt_tokens_created")
 _PREFIX = "pdcluster_"
-_WANTED = {f"{_PREFIX}{name}".encode(): wanted for name, wanted in {**_REQUIRED, **_OPTIONAL}.items()}
+_WANTED = {f"{_PREFIX}{name}".encode(): (name, most) for name, most in _MOST.items()}
 
 
 def parse_page(body: bytes) -> Page:
@@ -99,7 +98,7 @@ def parse_page(body: bytes) -> Page:
         if field in numbers:
             raise PageError(f"{name.decode()} stands there twice")
         numbers[field] = _number(name.decode(), text, most)
-    missing = [f"{_PREFIX}{name}" for name, (field, _) in _REQUIRED.items() if field not in numbers]
+    missing = [f"{_PREFIX}{name}" for name in _MOST if name not in numbers and name not in _OPTIONAL]
     if missing:
         raise PageError(f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
     return Page(**numbers)

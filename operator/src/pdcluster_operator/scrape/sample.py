@@ -11,8 +11,16 @@ from dataclasses import dataclass, fields
 from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import Page
 
-_GAUGES = ("num_running", "num_waiting", "queue_requests", "queue_tokens", "kv_usage_ratio", "busy_ratio", "gpu_ratio")
-_COUNTERS = tuple(field.name for field in fields(Page) if field.name not in (*_GAUGES, "created"))
+_GAUGES = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "prefill_queue_requests",
+    "prefill_queue_tokens",
+    "kv_cache_usage_ratio",
+    "engine_busy_ratio",
+    "gpu_utilization_ratio",
+)
+_COUNTERS = tuple(field.name for field in fields(Page) if field.name not in (*_GAUGES, "prompt_tokens_created"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +41,18 @@ def worker_sample(pod: str, now: Reading, before: Reading | None) -> WorkerSampl
     return WorkerSample(
         pod,
         **gauges,
-        request_rate=grown["ttft_count"] / seconds,
-        prompt_token_rate=grown["prompt_tokens"] / seconds,
-        prefill_token_rate=grown["prefill_tokens"] / seconds,
-        prefill_busy_rate=grown["prefill_seconds"] / seconds,
-        generation_token_rate=grown["generation_tokens"] / seconds,
-        ttft_seconds=_mean(grown["ttft_sum"], grown["ttft_count"]),
-        tpot_seconds=_mean(grown["tpot_sum"], grown["tpot_count"]),
+        request_rate=grown["time_to_first_token_seconds_count"] / seconds,
+        prompt_token_rate=grown["prompt_tokens_total"] / seconds,
+        prefill_token_rate=grown["prefill_tokens_total"] / seconds,
+        prefill_busy_rate=grown["prefill_seconds_total"] / seconds,
+        generation_token_rate=grown["generation_tokens_total"] / seconds,
+        time_to_first_token_seconds=_mean(grown["time_to_first_token_seconds_sum"], grown["time_to_first_token_seconds_count"]),
+        time_per_output_token_seconds=_mean(grown["time_per_output_token_seconds_sum"], grown["time_per_output_token_seconds_count"]),
     )
 
 
 def _is_same_life(now: Reading, before: Reading) -> bool:
-    if now.at <= before.at or now.page.created != before.page.created:
+    if now.at <= before.at or now.page.prompt_tokens_created != before.page.prompt_tokens_created:
         return False
     return all(getattr(now.page, name) >= getattr(before.page, name) for name in _COUNTERS)
 

@@ -67,8 +67,8 @@ def _draw_demand(axes: "Axes", at: Sequence[float], moments: Sequence[Moment]) -
 
 
 def _draw_queues(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec) -> None:
-    axes.plot(at, [moment.queue_requests for moment in moments], color=_COLORS["prefill"], label="prefill queue")
-    axes.plot(at, [moment.num_waiting for moment in moments], color=_COLORS["decode"], label="waiting for decode")
+    axes.plot(at, [moment.prefill_queue_requests for moment in moments], color=_COLORS["prefill"], label="prefill queue")
+    axes.plot(at, [moment.num_requests_waiting for moment in moments], color=_COLORS["decode"], label="waiting for decode")
     axes.axhline(spec.prefill.queue_up, color=_COLORS["prefill"], linestyle=":", linewidth=1.0)
     axes.axhline(spec.decode.queue_up, color=_COLORS["decode"], linestyle=":", linewidth=1.0)
     axes.set_ylabel("requests\nthat wait")
@@ -76,8 +76,8 @@ def _draw_queues(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], s
 
 
 def _draw_signals(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec) -> None:
-    axes.plot(at, [moment.busy_ratio for moment in moments], color=_COLORS["prefill"], linewidth=1.0, label="prefill utilization")
-    axes.plot(at, [moment.kv_usage_ratio for moment in moments], color=_COLORS["decode"], linewidth=1.0, label="decode KV usage")
+    axes.plot(at, [moment.engine_busy_ratio for moment in moments], color=_COLORS["prefill"], linewidth=1.0, label="prefill utilization")
+    axes.plot(at, [moment.kv_cache_usage_ratio for moment in moments], color=_COLORS["decode"], linewidth=1.0, label="decode KV usage")
     for role, thresholds in (
         ("prefill", (spec.prefill.utilization_down, spec.prefill.utilization_up)),
         ("decode", (spec.decode.kv_usage_down, spec.decode.kv_usage_up)),

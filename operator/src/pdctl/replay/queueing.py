@@ -34,12 +34,12 @@ class Batch:
 class PrefillPhase:
     """The queue of prompts.
 
-    busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served
+    engine_busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served
     """
 
     speeds: Speeds
     queue: deque[Batch] = field(default_factory=deque)
-    busy_ratio: float = 0.0
+    engine_busy_ratio: float = 0.0
     tokens: float = 0.0
     ttft_seconds: float | None = None
 
@@ -68,7 +68,7 @@ class PrefillPhase:
             left -= part.number * part.input_tokens
             done.append(part)
         self.tokens = capacity - left
-        self.busy_ratio = self.tokens / capacity if capacity else 0.0
+        self.engine_busy_ratio = self.tokens / capacity if capacity else 0.0
         self.ttft_seconds = _mean([(batch.number, load.seconds - batch.since + batch.input_tokens / rate) for batch in done])
         return done
 
@@ -96,7 +96,7 @@ class DecodePhase:
     tokens: dict[int, float] = field(default_factory=dict)
 
     @property
-    def num_waiting(self) -> float:
+    def num_requests_waiting(self) -> float:
         """Requests that wait for room."""
         return sum(batch.number for batch in self.waiting)
 

@@ -44,10 +44,10 @@ class Moment:
     """One interval, as it ended.
 
     demand:            workers that the load alone keeps busy, by role, of the first pool's kind
-    queue_requests:    of the prefill queue
-    busy_ratio:        mean of the prefill workers
-    num_waiting:       requests that wait in decode engines
-    kv_usage_ratio:    mean of the decode workers
+    prefill_queue_requests:    of the prefill queue
+    engine_busy_ratio:        mean of the prefill workers
+    num_requests_waiting:       requests that wait in decode engines
+    kv_cache_usage_ratio:    mean of the decode workers
     latencies in seconds, None = nothing was served
     over:              roles with a signal over its threshold
     record:            the decision that was made, where it changed replicas
@@ -58,10 +58,10 @@ class Moment:
     load: Load
     demand: Mapping[str, float]
     pools: Mapping[PoolKey, PoolMoment]
-    queue_requests: float
-    busy_ratio: float
-    num_waiting: float
-    kv_usage_ratio: float
+    prefill_queue_requests: float
+    engine_busy_ratio: float
+    num_requests_waiting: float
+    kv_cache_usage_ratio: float
     ttft_seconds: float | None
     tpot_seconds: float | None
     over: frozenset[str]
@@ -128,10 +128,10 @@ def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
         load=load,
         demand=_demand(scene, load),
         pools=before,
-        queue_requests=scene.prefill.num_requests,
-        busy_ratio=scene.prefill.busy_ratio,
-        num_waiting=scene.decode.num_waiting,
-        kv_usage_ratio=_kv_usage(scene),
+        prefill_queue_requests=scene.prefill.num_requests,
+        engine_busy_ratio=scene.prefill.engine_busy_ratio,
+        num_requests_waiting=scene.decode.num_requests_waiting,
+        kv_cache_usage_ratio=_kv_usage(scene),
         ttft_seconds=scene.prefill.ttft_seconds,
         tpot_seconds=_tpot(scene),
         over=frozenset(

@@ -40,14 +40,14 @@ def _name(pool: SimulatedPool, worker: Worker) -> str:
 def _prefill(pod: str, speed: float, phase: PrefillPhase) -> WorkerSample:
     return WorkerSample(
         pod,
-        num_running=0.0,
-        num_waiting=0.0,
-        queue_requests=0.0,
-        queue_tokens=0.0,
-        kv_usage_ratio=0.0,
-        busy_ratio=phase.busy_ratio,
-        prefill_token_rate=phase.busy_ratio * speed * phase.speeds.prefill_tokens_per_second,
-        prefill_busy_rate=phase.busy_ratio,
+        num_requests_running=0.0,
+        num_requests_waiting=0.0,
+        prefill_queue_requests=0.0,
+        prefill_queue_tokens=0.0,
+        kv_cache_usage_ratio=0.0,
+        engine_busy_ratio=phase.engine_busy_ratio,
+        prefill_token_rate=phase.engine_busy_ratio * speed * phase.speeds.prefill_tokens_per_second,
+        prefill_busy_rate=phase.engine_busy_ratio,
     )
 
 
@@ -58,17 +58,17 @@ def _decode(
     requests = load.requests_per_second / num_ingress
     return WorkerSample(
         pod,
-        num_running=worker.streams.number,
-        num_waiting=decode.num_waiting / num_ingress,
-        queue_requests=prefill.num_requests / num_ingress,
-        queue_tokens=prefill.num_tokens / num_ingress,
-        kv_usage_ratio=decode.usage(worker),
-        busy_ratio=min(1.0, worker.streams.number),
+        num_requests_running=worker.streams.number,
+        num_requests_waiting=decode.num_requests_waiting / num_ingress,
+        prefill_queue_requests=prefill.num_requests / num_ingress,
+        prefill_queue_tokens=prefill.num_tokens / num_ingress,
+        kv_cache_usage_ratio=decode.usage(worker),
+        engine_busy_ratio=min(1.0, worker.streams.number),
         request_rate=requests,
         prompt_token_rate=requests * load.input_tokens,
         prefill_token_rate=0.0,
         prefill_busy_rate=0.0,
         generation_token_rate=decode.tokens.get(id(worker), 0.0) / seconds,
-        ttft_seconds=prefill.ttft_seconds,
-        tpot_seconds=decode.step_seconds(worker, pool.speed) if not worker.streams.is_done else None,
+        time_to_first_token_seconds=prefill.ttft_seconds,
+        time_per_output_token_seconds=decode.step_seconds(worker, pool.speed) if not worker.streams.is_done else None,
     )

@@ -59,7 +59,7 @@ def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
         over_ratio={role: sum(role in moment.over for moment in moments) / len(moments) for role in ROLES},
         num_changes=sum(moment.record is not None for moment in moments),
         num_requests=sum(moment.load.requests_per_second for moment in moments) * interval_seconds,
-        unserved=moments[-1].queue_requests + moments[-1].num_waiting,
+        unserved=moments[-1].prefill_queue_requests + moments[-1].num_requests_waiting,
         worst_ttft_seconds=max((moment.ttft_seconds for moment in moments if moment.ttft_seconds is not None), default=None),
         worst_tpot_seconds=max((moment.tpot_seconds for moment in moments if moment.tpot_seconds is not None), default=None),
         num_cut=sum(moment.num_cut for moment in moments),

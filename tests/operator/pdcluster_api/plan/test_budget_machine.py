@@ -30,8 +30,8 @@ TYPES = ("H100", "cpu")
 LOADS = {
     "idle": IDLE,
     "calm": CALM,
-    "full": replace(CALM, kv_usage_ratio=0.95, busy_ratio=0.95),
-    "crowded": replace(CALM, num_waiting=40.0),
+    "full": replace(CALM, kv_cache_usage_ratio=0.95, engine_busy_ratio=0.95),
+    "crowded": replace(CALM, num_requests_waiting=40.0),
 }
 STARTING, READY, ENDING = "starting", "ready", "ending"
 

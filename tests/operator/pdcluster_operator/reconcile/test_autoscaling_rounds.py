@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.labels import REVISION, workload_labels
@@ -18,6 +19,7 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.reconcile import autoscaling
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
@@ -106,8 +108,9 @@ async def scene(server: WorkerServer) -> AsyncIterator[Scene]:
         found.autoscaling.stop()
 
 
-def decide(scene: Scene, spec: PDCluster = WORKED) -> Any:
-    return scene.autoscaling.decide(spec, scene.observed())
+def follow(scene: Scene, cluster: PDCluster = WORKED) -> Any:
+    """As a reconcile does; returns the decision that it is handed."""
+    return scene.autoscaling.follow(cluster, scene.observed())
 
 
 def record(decode: int, *conditions: dict[str, Any]) -> dict[str, Any]:
@@ -119,40 +122,72 @@ def record(decode: int, *conditions: dict[str, Any]) -> dict[str, Any]:
 async def test_a_round_that_says_nothing_new_is_done_with(scene: Scene, server: WorkerServer) -> None:
     missing = {"type": "MetricsMissing", "status": "True", "message": "as it was"}
     scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1))
-    scene.autoscaling.follow(ON)
+    follow(scene)
     await scene.until(lambda: scene.due)
-    decide(scene)
+    follow(scene)
     scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))
     scene.due.clear()
     seen = len(server.requests)
     await scene.until(lambda: len(server.requests) >= seen + 6)  # two whole rounds, and the next has begun
     assert scene.due == []
-    assert decide(scene) is None
+    assert follow(scene) is None
 
     for version, status in ((3, {}), (4, record(2, missing))):  # its decision, or its problems, are not what the status says
         scene.cache.put("PDCluster", cluster(version, spec={}, status=status))
         scene.due.clear()
         await scene.until(lambda: scene.due)
-    assert decide(scene) is not None
+    assert follow(scene) is not None
 
 
 async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_once(scene: Scene) -> None:
     scene.put(worker("decode", scene.revision))
-    assert decide(scene) is None
-    scene.autoscaling.follow(ON)
+    assert follow(scene) is None
     await scene.until(lambda: scene.due)
-    record = decide(scene)
+    record = follow(scene)
     assert dict(record.decision.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
     assert record.at == NOW
-    assert decide(scene) is None
+    assert follow(scene) is None
     await scene.until(lambda: len(scene.due) == 2)
-    assert decide(scene) is not None
+    assert follow(scene) is not None
+
+
+async def test_a_round_decides_once_and_no_reconcile_does(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    monkeypatch.setattr(autoscaling, "decide", lambda *given: outcomes.append(decide(*given)) or outcomes[-1])
+    scene.put(worker("decode", scene.revision))
+    follow(scene)
+    await scene.until(lambda: scene.due)
+
+    assert follow(scene).decision is outcomes[0].decision
+    assert follow(scene) is None
+    assert len(outcomes) == 1
+
+
+@pytest.mark.parametrize("change", ["generation", "workloads", "serving revision"])
+async def test_a_decision_on_another_state_is_not_taken_and_the_next_round_decides(scene: Scene, change: str) -> None:
+    scene.put(worker("decode", scene.revision))
+    follow(scene)
+    await scene.until(lambda: scene.due)
+    if change == "generation":
+        body = cluster(version=2, spec={})
+        scene.cache.put("PDCluster", {**body, "metadata": {**body["metadata"], "generation": 9}})
+    elif change == "workloads":
+        marks = {"labels": workload_labels(NAME, "decode", "cpu", "0123abcd")}
+        size = {"spec": {"replicas": 1}, "status": {"replicas": 1}}
+        scene.put(child("StatefulSet", WorkloadId(NAME, "decode", "cpu", "0123abcd").name, metadata=marks, **size))
+    else:
+        scene.put(child("Service", NAME, version=9, spec={"selector": {REVISION: "0123abcd"}}))
+
+    assert follow(scene) is None
+    assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") is None
+    await scene.until(lambda: len(scene.due) > 1)
+    assert follow(scene) is not None
 
 
 async def test_ready_workers_of_the_revision_that_serves_are_scraped(scene: Scene, server: WorkerServer) -> None:
     ending = worker("decode", scene.revision, 2, deletionTimestamp="2026-01-02T03:04:05Z")
     scene.put(worker("decode", scene.revision), worker("decode", scene.revision, 1, ready=False), ending, worker("decode", "0123abcd"))
-    scene.autoscaling.follow(ON)
+    follow(scene)
     await scene.until(lambda: scene.due)
 
     assert len(server.requests) == 1
@@ -160,6 +195,8 @@ async def test_ready_workers_of_the_revision_that_serves_are_scraped(scene: Scen
 
 
 async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_ready(scene: Scene, server: WorkerServer) -> None:
+    times = [100.0]
+    scene.clock = lambda: times[0]
     drains, unready = (worker("decode", scene.revision, ordinal, ready=False) for ordinal in (2, 1))
     for each in (drains, unready):
         each["status"]["containerStatuses"] = [{"name": "worker", "started": True, "state": {"running": {}}}]
@@ -168,31 +205,31 @@ async def test_a_worker_that_drains_is_scraped_though_it_says_that_it_is_not_rea
     size = {"spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}}
     scene.put(child("StatefulSet", identity.name, metadata=marks, **size), worker("decode", scene.revision), unready, drains)
     scene.cache.put("PDCluster", cluster(2, spec={}, status=record(2)))  # so the third is one too many
-    scene.autoscaling.follow(ON)
-    await scene.until(lambda: scene.due)
+    follow(scene)
+    await scene.until(lambda: scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2)
     assert len(server.requests) == 1
-    decide(scene)
+    times[0] += 1.0
     await scene.until(lambda: (scene.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") or 0) >= 3)
     assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") == 1
 
 
 async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) -> None:
     scene.put(worker("decode", scene.revision))
-    scene.autoscaling.follow(ON)
+    follow(scene)
     await scene.until(lambda: scene.due)
-    decide(scene)
+    follow(scene)
     assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") == 2
-    scene.autoscaling.follow(AutoscaleSpec())
+    follow(scene, worked_by(AutoscaleSpec()))
 
-    assert decide(scene) is None
+    assert follow(scene) is None
     assert scene.metric("pdcluster_operator_autoscale_replicas", role="decode", pool="cpu") is None
     assert scene.metric("pdcluster_operator_pool_scraped_workers", role="decode", pool="cpu", state="fresh") is None
 
 
 async def test_a_shorter_interval_counts_at_once(scene: Scene) -> None:
-    scene.autoscaling.follow(AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600}))
+    follow(scene, worked_by(AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600})))
     await scene.until(lambda: scene.due)
-    scene.autoscaling.follow(ON)
+    follow(scene)
     await scene.until(lambda: len(scene.due) > 1)
 
 
@@ -204,8 +241,8 @@ async def test_one_cluster_whose_round_fails_takes_no_other_with_it(scene: Scene
         {**service, "metadata": {**service["metadata"], "labels": {**service["metadata"]["labels"], "pdcluster.io/cluster": "broken"}}}
     )
     broken_one = scene.of(Key(NAMESPACE, "broken"))
-    broken_one.follow(ON)  # its Service has no spec
-    scene.autoscaling.follow(ON)
+    broken_one.follow(WORKED, scene.observed())  # its Service has no spec
+    follow(scene)
     await scene.until(lambda: KEY in scene.due)
 
     assert "round of scrapes failed key=default/broken" in caplog.text
@@ -227,12 +264,12 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
     )
     spec = ON.model_copy(update={"capacity_seconds": 60})
     worked = worked_by(spec)
-    scene.autoscaling.follow(spec)
+    follow(scene, worked)
     await scene.until(lambda: scene.due)
-    assert dict(decide(scene, worked).decision.replicas)["decode", "cpu"] == 2
+    assert dict(follow(scene, worked).decision.replicas)["decode", "cpu"] == 2
     times[0] += 61.0
-    scene.autoscaling.follow(spec.model_copy(update={"stale_after": 4}))
+    follow(scene, worked_by(spec.model_copy(update={"stale_after": 4})))
     await scene.until(lambda: len(scene.due) > 1)
-    record = decide(scene, worked)
+    record = follow(scene, worked)
     assert dict(record.decision.replicas)["decode", "cpu"] == 1
     assert [problem.reason for problem in record.problems] == ["CapacityShort"]

@@ -42,34 +42,34 @@ PAGE = busy_page()
 def test_page_of_a_worker_is_read():
     page = parse_page(PAGE)
 
-    assert page.created is not None
-    assert page.created > 0
-    assert dataclasses.replace(page, created=None) == Page(
-        num_running=3,
-        num_waiting=5,
-        queue_requests=4,
-        queue_tokens=512,
-        kv_usage_ratio=0.25,
-        busy_ratio=0.75,
-        prompt_tokens=400,
-        prefill_tokens=400,
-        prefill_seconds=1.0,
-        generation_tokens=40,
-        ttft_count=4,
-        ttft_sum=2.0,
-        tpot_count=4,
-        tpot_sum=0.08,
+    assert page.prompt_tokens_created is not None
+    assert page.prompt_tokens_created > 0
+    assert dataclasses.replace(page, prompt_tokens_created=None) == Page(
+        num_requests_running=3,
+        num_requests_waiting=5,
+        prefill_queue_requests=4,
+        prefill_queue_tokens=512,
+        kv_cache_usage_ratio=0.25,
+        engine_busy_ratio=0.75,
+        prompt_tokens_total=400,
+        prefill_tokens_total=400,
+        prefill_seconds_total=1.0,
+        generation_tokens_total=40,
+        time_to_first_token_seconds_count=4,
+        time_to_first_token_seconds_sum=2.0,
+        time_per_output_token_seconds_count=4,
+        time_per_output_token_seconds_sum=0.08,
     )
 
 
 def test_page_may_tell_of_a_gpu():
-    assert parse_page(PAGE + b"pdcluster_gpu_utilization_ratio 0.5\n").gpu_ratio == 0.5
+    assert parse_page(PAGE + b"pdcluster_gpu_utilization_ratio 0.5\n").gpu_utilization_ratio == 0.5
 
 
 def test_page_needs_no_time_of_creation():
     lines = [line for line in PAGE.splitlines(keepends=True) if b"_created" not in line]
 
-    assert parse_page(b"".join(lines)).created is None
+    assert parse_page(b"".join(lines)).prompt_tokens_created is None
 
 
 @pytest.mark.parametrize("name", REQUIRED)
@@ -169,5 +169,5 @@ def test_damaged_page_gives_good_numbers_or_is_refused(data: st.DataObject):
     except PageError:
         return
     assert all(value is None or (math.isfinite(value) and value >= 0) for value in numbers.values())
-    assert numbers["kv_usage_ratio"] <= 1
-    assert numbers["busy_ratio"] <= 1
+    assert numbers["kv_cache_usage_ratio"] <= 1
+    assert numbers["engine_busy_ratio"] <= 1

@@ -90,7 +90,7 @@ async def test_rounds_fill_the_window(clock: Clock):
         first, second = process.windows.pools()[KEY]
     assert first.workers[0].request_rate is None
     assert second.workers[0].request_rate == 1.5
-    assert second.workers[0].ttft_seconds == 0.5
+    assert second.workers[0].time_to_first_token_seconds == 0.5
 
 
 async def test_restarted_worker_has_no_rate_for_one_round(clock: Clock):

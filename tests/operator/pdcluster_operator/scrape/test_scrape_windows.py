@@ -38,7 +38,11 @@ def rounds_of(*rounds: list[Answer], step: float = 5.0) -> Windows:
 def test_window_has_a_sample_for_each_round_and_pool():
     windows = Windows(CHAT)
     for at in (0.0, 5.0):
-        answers = [good(at, target("p-1"), num_running=1), good(at, target("d-0", DECODE)), good(at, target("p-0"), num_running=at)]
+        answers = [
+            good(at, target("p-1"), num_requests_running=1),
+            good(at, target("d-0", DECODE)),
+            good(at, target("p-0"), num_requests_running=at),
+        ]
         windows.add(at, answers, STALE_AFTER)
 
     found = windows.pools()
@@ -46,17 +50,17 @@ def test_window_has_a_sample_for_each_round_and_pool():
     assert set(found) == {PREFILL, DECODE}
     assert [sample.at for sample in found[PREFILL]] == [0.0, 5.0]
     assert [[worker.pod for worker in sample.workers] for sample in found[PREFILL]] == [["p-0", "p-1"]] * 2
-    assert [sample.workers[0].num_running for sample in found[PREFILL]] == [0.0, 5.0]
+    assert [sample.workers[0].num_requests_running for sample in found[PREFILL]] == [0.0, 5.0]
     assert [sample.workers[0].prompt_token_rate for sample in found[PREFILL]] == [None, 0.0]
 
 
 def test_worker_that_misses_keeps_its_numbers_until_it_has_missed_too_many():
     who = target("p-0")
-    windows = rounds_of([good(0.0, who, num_running=7)], *([bad(at, who)] for at in (5.0, 10.0, 15.0, 20.0)))
+    windows = rounds_of([good(0.0, who, num_requests_running=7)], *([bad(at, who)] for at in (5.0, 10.0, 15.0, 20.0)))
 
     samples = windows.pools()[PREFILL]
 
-    assert [[worker.num_running for worker in sample.workers] for sample in samples] == [[7.0]] * 4 + [[]]
+    assert [[worker.num_requests_running for worker in sample.workers] for sample in samples] == [[7.0]] * 4 + [[]]
     assert [sample.stale for sample in samples] == [()] * 4 + [("p-0",)]
     assert windows.stale() == {"p-0": MISS}
 
@@ -72,14 +76,14 @@ def test_worker_that_never_answered_counts_for_nothing_and_becomes_stale():
 
 def test_good_answer_ends_misses_and_rates_go_over_the_gap():
     who = target("p-0")
-    windows = rounds_of([good(0.0, who)], [bad(5.0, who)], [bad(10.0, who)], [good(15.0, who, prompt_tokens=30)])
+    windows = rounds_of([good(0.0, who)], [bad(5.0, who)], [bad(10.0, who)], [good(15.0, who, prompt_tokens_total=30)])
 
     assert windows.pools()[PREFILL][-1].workers[0].prompt_token_rate == 2.0
 
 
 def test_stale_worker_begins_anew():
     who = target("p-0")
-    windows = rounds_of([good(0.0, who)], *([[bad(1.0, who)]] * 4), [good(25.0, who, prompt_tokens=30)])
+    windows = rounds_of([good(0.0, who)], *([[bad(1.0, who)]] * 4), [good(25.0, who, prompt_tokens_total=30)])
 
     newest = windows.pools()[PREFILL][-1]
 
@@ -91,10 +95,10 @@ def test_stale_worker_begins_anew():
 def test_pod_at_another_address_is_another_worker():
     """Neither its counters nor its misses are those of the pod that had its name before."""
     old, new = target("p-0"), target("p-0", address="10.0.0.9:8000")
-    windows = rounds_of([good(0.0, old, prompt_tokens=5, num_running=9)], [bad(5.0, old)], [bad(10.0, new)])
+    windows = rounds_of([good(0.0, old, prompt_tokens_total=5, num_requests_running=9)], [bad(5.0, old)], [bad(10.0, new)])
     assert windows.pools()[PREFILL][-1].workers == ()
 
-    windows.add(15.0, [good(15.0, new, prompt_tokens=50)], STALE_AFTER)
+    windows.add(15.0, [good(15.0, new, prompt_tokens_total=50)], STALE_AFTER)
     assert windows.pools()[PREFILL][-1].workers[0].prompt_token_rate is None
 
 

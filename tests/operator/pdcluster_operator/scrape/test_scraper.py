@@ -291,7 +291,7 @@ async def test_scraper_makes_the_page_of_each_request_anew():
 
     assert isinstance(first.result, Page)
     assert isinstance(second.result, Page)
-    assert second.result.prompt_tokens - first.result.prompt_tokens == 200
+    assert second.result.prompt_tokens_total - first.result.prompt_tokens_total == 200
     assert second.at > first.at
 
 

@@ -29,7 +29,7 @@ def why() -> Callable[..., Any]:
 
 def status(number: int = 1, mode: str = "On") -> dict[str, Any]:
     spec = make_spec(prefill=[pool(2)], ratio={"min": 0.5}, budget={"total": 8})
-    decision = see(spec, facts_of(spec), decode=replace(CALM, num_waiting=20.0)).decision
+    decision = see(spec, facts_of(spec), decode=replace(CALM, num_requests_waiting=20.0)).decision
     entries: list[dict[str, Any]] = []
     for minute in range(number):
         entries = remembered(entries, RecordedDecision(AT.replace(minute=minute), decision, (SHORT,)))

@@ -78,12 +78,12 @@ def test_prompts_are_served_in_order_at_the_speed_of_the_ready_workers():
     done = phase.serve(Load(0.0, 4.0, 100.0, 5.0), pools, 5.0)  # 2000 tokens, of which 1500 can be served
 
     assert [batch.number for batch in done] == [15.0]
-    assert (phase.num_requests, phase.num_tokens, phase.busy_ratio) == (5.0, 500.0, 1.0)
+    assert (phase.num_requests, phase.num_tokens, phase.engine_busy_ratio) == (5.0, 500.0, 1.0)
     assert phase.ttft_seconds == 1.0
 
     done = phase.serve(Load(5.0, 1.0, 200.0, 5.0), pools, 5.0)
     assert [(batch.number, batch.since) for batch in done] == [(5.0, 0.0), (5.0, 5.0)]
-    assert (phase.num_requests, phase.busy_ratio) == (0.0, 1.0)
+    assert (phase.num_requests, phase.engine_busy_ratio) == (0.0, 1.0)
     assert phase.ttft_seconds == pytest.approx((5.0 * 6.0 + 5.0 * 2.0) / 10.0)
 
 
@@ -91,7 +91,7 @@ def test_without_prefill_workers_prompts_wait():
     phase = PrefillPhase(SPEEDS)
 
     assert phase.serve(Load(0.0, 1.0, 100.0, 5.0), [], 5.0) == []
-    assert (phase.num_requests, phase.busy_ratio, phase.ttft_seconds) == (5.0, 0.0, None)
+    assert (phase.num_requests, phase.engine_busy_ratio, phase.ttft_seconds) == (5.0, 0.0, None)
 
 
 def test_streams_write_their_answers_in_the_mean_time_that_these_take():
@@ -116,12 +116,12 @@ def test_streams_of_another_kind_are_joined_by_their_means():
 def test_streams_wait_for_room_in_the_kv_cache_and_for_a_place_in_the_batch():
     phase, pools = DecodePhase(SPEEDS, max_sequences=8), [pool(2)]
     phase.serve([Batch(30.0, 200.0, 100.0, 0.0)], pools, 2.0)
-    assert phase.num_waiting == pytest.approx(30.0 - 2 * 4.0)  # (1000 tokens) / (200 + 100 / 2)
+    assert phase.num_requests_waiting == pytest.approx(30.0 - 2 * 4.0)  # (1000 tokens) / (200 + 100 / 2)
     assert phase.usage(pools[0].workers[0]) > 0.8
 
     phase, pools = DecodePhase(SPEEDS, max_sequences=3), [pool(2)]
     phase.serve([Batch(30.0, 200.0, 100.0, 0.0)], pools, 2.0)
-    assert phase.num_waiting == pytest.approx(24.0)
+    assert phase.num_requests_waiting == pytest.approx(24.0)
 
 
 def test_no_request_is_lost_between_the_phases():
@@ -133,7 +133,7 @@ def test_no_request_is_lost_between_the_phases():
         phase.serve([], pools, 5.0)
         written += sum(phase.tokens.values())
 
-    assert phase.num_waiting == 0.0
+    assert phase.num_requests_waiting == 0.0
     assert written == pytest.approx(arrived.number * arrived.output_tokens, rel=1e-3)
 
 
@@ -156,11 +156,11 @@ def test_a_request_longer_than_the_whole_cache_does_not_block_the_others_forever
     for _ in range(200):
         phase.serve([], pools, 5.0)
 
-    assert phase.num_waiting == 0.0
+    assert phase.num_requests_waiting == 0.0
 
 
 def test_an_answer_of_one_token_needs_no_decode():
     phase, pools = DecodePhase(SPEEDS, max_sequences=8), [pool(1)]
     phase.serve([Batch(1.0, 10.0, 1.0, 0.0)], pools, 5.0)
 
-    assert (phase.num_waiting, sum(phase.tokens.values())) == (0.0, 0.0)
+    assert (phase.num_requests_waiting, sum(phase.tokens.values())) == (0.0, 0.0)

@@ -31,7 +31,7 @@ def test_prompts_alone_grow_prefill_alone():
     assert moments[-1].demand["prefill"] == 3.0
     assert sizes(moments, "prefill")[-1] >= 4
     assert set(sizes(moments, "decode")) == {1}
-    assert moments[-1].queue_requests == 0.0
+    assert moments[-1].prefill_queue_requests == 0.0
 
 
 def test_answers_alone_grow_decode_alone():
@@ -83,7 +83,7 @@ def test_a_pool_of_faster_accelerators_serves_more():
         pools = [{"name": "x", "gpu": "H100", "replicas": 1, "maxReplicas": 1}, {"name": "y", "gpu": gpu, "replicas": 1, "maxReplicas": 1}]
         return {"prefill": {"pools": pools}, "decode": {"pools": [{"name": "x", "replicas": 1}]}}
 
-    slow, fast = (list(replay(make_spec(roles(gpu)), steady(10.0, 60.0), SPEEDS))[-1].queue_requests for gpu in ("H100", "B200"))
+    slow, fast = (list(replay(make_spec(roles(gpu)), steady(10.0, 60.0), SPEEDS))[-1].prefill_queue_requests for gpu in ("H100", "B200"))
     assert slow > fast
 
 
@@ -187,7 +187,7 @@ def test_a_backlog_that_is_being_worked_off_asks_for_no_more():
     moments = list(replay(spec, read_trace(TRACES / "step-burst.csv"), Speeds()))
     most = {role: max(moment.pools[role, pool].replicas for moment in moments) for role, pool in (("prefill", "b200"), ("decode", "b300"))}
 
-    assert max(moment.queue_requests for moment in moments) > 1000.0
+    assert max(moment.prefill_queue_requests for moment in moments) > 1000.0
     assert most == {"prefill": 7, "decode": 5}
     assert max(moment.demand["prefill"] for moment in moments) / spec.autoscale.prefill.utilization_up < 7
-    assert sum(moment.queue_requests > 8.0 for moment in moments) * 5.0 < 300.0
+    assert sum(moment.prefill_queue_requests > 8.0 for moment in moments) * 5.0 < 300.0

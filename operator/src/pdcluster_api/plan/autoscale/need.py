@@ -114,13 +114,16 @@ def signals_of(role: str, totals: RoleTotals, spec: AutoscaleSpec) -> tuple[Sign
 def _prefill(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
     own, ingress = totals.own, totals.ingress
     name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
-    queue = (own.queue_requests + ingress.queue_requests, own.queue_change + ingress.queue_change)
+    queue = (
+        own.prefill_queue_requests + ingress.prefill_queue_requests,
+        own.prefill_queue_requests_change + ingress.prefill_queue_requests_change,
+    )
     found = [
         _queue("prefill_queue_requests", queue, (thresholds.queue_up, thresholds.queue_down), own),
-        _share(name, (own.busy, own.busiest), (thresholds.utilization_up, thresholds.utilization_down), totals.workers),
+        _share(name, (own.utilization, own.peak_utilization), (thresholds.utilization_up, thresholds.utilization_down), totals.workers),
     ]
     if thresholds.backlog_up_seconds is not None:
-        tokens, speed = own.queue_tokens + ingress.queue_tokens, own.prefill_speed
+        tokens, speed = own.prefill_queue_tokens + ingress.prefill_queue_tokens, own.prefill_speed
         seconds = None if speed is None else tokens / (speed * totals.workers)
         found.append(_latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own))
     return found
@@ -130,7 +133,7 @@ def _prefill_targets(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequ
     if thresholds.ttft_seconds is None:
         return ()
     own, ingress = totals.own, totals.ingress
-    ttft = mean_latency(ingress.ttft)
+    ttft = mean_latency(ingress.time_to_first_token)
     found = [_latency("time_to_first_token_seconds", ttft, thresholds.ttft_seconds, own)]
     demand = prefill_demand(own, ingress, ttft)
     if demand is not None:
@@ -143,11 +146,21 @@ def _prefill_targets(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequ
 def _decode(totals: RoleTotals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
     own, workers = totals.own, totals.workers
     found = [
-        _queue("num_requests_waiting", (own.num_waiting, own.waiting_change), (thresholds.queue_up, thresholds.queue_down), own),
-        _share("kv_cache_usage_ratio", (own.kv_usage, own.fullest), (thresholds.kv_usage_up, thresholds.kv_usage_down), workers),
+        _queue(
+            "num_requests_waiting",
+            (own.num_requests_waiting, own.num_requests_waiting_change),
+            (thresholds.queue_up, thresholds.queue_down),
+            own,
+        ),
+        _share(
+            "kv_cache_usage_ratio",
+            (own.kv_cache_usage, own.peak_kv_cache_usage),
+            (thresholds.kv_usage_up, thresholds.kv_usage_down),
+            workers,
+        ),
     ]
     if thresholds.tpot_seconds is not None:
-        tpot, target = mean_latency(own.tpot), thresholds.tpot_seconds
+        tpot, target = mean_latency(own.time_per_output_token), thresholds.tpot_seconds
         need = 0.0 if tpot is None else decode_need(workers, tpot, target)
         said = _times(workers, tpot, target, need)
         found.append(Signal("time_per_output_token_seconds", tpot, target, None, need, said, tpot or 0.0, is_load=True))

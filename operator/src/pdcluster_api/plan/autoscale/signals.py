@@ -44,12 +44,12 @@ class Totals:
                      first time
     settled:         reporting workers that were there `GRACE_ROUNDS` rounds ago; none before there
                      are so many
-    busy, kv_usage:  sums of ratios: 2.5 is what two and a half workers at 100 % would show
-    busiest, fullest: the greatest mean ratio of one worker
-    has_gpu:         whether `busy` is a utilization of GPUs
-    waiting_change, queue_change: growth of the two queues per second, as far as the same workers
-                     hold them; negative = they fall
-    ttft, tpot:      (seconds, requests per second or 0 where unknown) of each worker that has one
+    utilization, kv_cache_usage: sums of ratios: 2.5 is what two and a half workers at 100 % would
+                     show; utilization is of GPUs (`has_gpu`), or the time in engine steps
+    peak_*:          the greatest mean ratio of one worker
+    *_change:        growth of the two queues per second, as far as the same workers hold them;
+                     negative = they fall
+    time_*:          (seconds, requests per second or 0 where unknown) of each worker that has one
     Rates are per second; None = not known of any worker.
     """
 
@@ -57,23 +57,23 @@ class Totals:
     missing: int = 0
     failing: int = 0
     settled: int = 0
-    num_waiting: float = 0.0
-    queue_requests: float = 0.0
-    queue_tokens: float = 0.0
-    busy: float = 0.0
-    kv_usage: float = 0.0
-    busiest: float = 0.0
-    fullest: float = 0.0
+    num_requests_waiting: float = 0.0
+    prefill_queue_requests: float = 0.0
+    prefill_queue_tokens: float = 0.0
+    utilization: float = 0.0
+    kv_cache_usage: float = 0.0
+    peak_utilization: float = 0.0
+    peak_kv_cache_usage: float = 0.0
     has_gpu: bool = False
-    waiting_change: float = 0.0
-    queue_change: float = 0.0
+    num_requests_waiting_change: float = 0.0
+    prefill_queue_requests_change: float = 0.0
     request_rate: float | None = None
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
     prefill_busy_rate: float | None = None
     generation_token_rate: float | None = None
-    ttft: list[tuple[float, float]] = field(default_factory=list)
-    tpot: list[tuple[float, float]] = field(default_factory=list)
+    time_to_first_token: list[tuple[float, float]] = field(default_factory=list)
+    time_per_output_token: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def prefill_speed(self) -> float | None:
@@ -86,7 +86,15 @@ _LEAST = 1e-9  # a rate below it is none
 _MOST_RATIO = 1.5  # clocks of two scrapes differ a little; a ratio above it is something else, such as a percentage
 
 _RATES = ("request_rate", "prompt_token_rate", "prefill_token_rate", "prefill_busy_rate", "generation_token_rate")
-_SUMS = ("num_waiting", "queue_requests", "queue_tokens", "busy", "kv_usage", "waiting_change", "queue_change")
+_SUMS = (
+    "num_requests_waiting",
+    "prefill_queue_requests",
+    "prefill_queue_tokens",
+    "utilization",
+    "kv_cache_usage",
+    "num_requests_waiting_change",
+    "prefill_queue_requests_change",
+)
 
 
 def read_pools(facts: Iterable[PoolFacts], windows: Windows, fresh: Freshness) -> dict[PoolKey, Totals]:
@@ -113,12 +121,12 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> T
         each.staying = [worker for worker in each.staying if worker.pod in here]
         for worker in each.staying:
             _add(totals, worker, len(rounds))
-            ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_usage_ratio))
+            ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_cache_usage_ratio))
         for worker in (*each.staying, *each.leaving):
-            totals.queue_requests += worker.queue_requests / len(rounds)
-            totals.queue_tokens += worker.queue_tokens / len(rounds)
-    totals.busiest = max((sum(busy for busy, _ in each) / len(each) for each in ratios.values()), default=0.0)
-    totals.fullest = max((sum(usage for _, usage in each) / len(each) for each in ratios.values()), default=0.0)
+            totals.prefill_queue_requests += worker.prefill_queue_requests / len(rounds)
+            totals.prefill_queue_tokens += worker.prefill_queue_tokens / len(rounds)
+    totals.peak_utilization = max((sum(busy for busy, _ in each) / len(each) for each in ratios.values()), default=0.0)
+    totals.peak_kv_cache_usage = max((sum(usage for _, usage in each) / len(each) for each in ratios.values()), default=0.0)
     _add_changes(totals, there)
     _add_rates(totals, newest)
     return totals
@@ -154,9 +162,9 @@ def _add_changes(totals: Totals, there: Sequence[_Round]) -> None:
         for worker in (*each.staying, *each.leaving):
             said.setdefault(worker.pod, []).append((each.at, worker))
     for worker in there[0].staying:
-        totals.waiting_change += _trend([(at, each.num_waiting) for at, each in said[worker.pod]])
+        totals.num_requests_waiting_change += _trend([(at, each.num_requests_waiting) for at, each in said[worker.pod]])
     for worker in (*there[0].staying, *there[0].leaving):
-        totals.queue_change += _trend([(at, each.queue_requests) for at, each in said[worker.pod]])
+        totals.prefill_queue_requests_change += _trend([(at, each.prefill_queue_requests) for at, each in said[worker.pod]])
 
 
 def _trend(points: Sequence[tuple[float, float]]) -> float:
@@ -173,32 +181,32 @@ def _trend(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _busy(worker: WorkerSample) -> float:
-    return worker.busy_ratio if worker.gpu_ratio is None else worker.gpu_ratio
+    return worker.engine_busy_ratio if worker.gpu_utilization_ratio is None else worker.gpu_utilization_ratio
 
 
 def _is_sane(worker: WorkerSample) -> bool:
     numbers = (
-        worker.num_waiting,
-        worker.queue_requests,
-        worker.queue_tokens,
-        worker.kv_usage_ratio,
-        worker.busy_ratio,
-        worker.gpu_ratio or 0.0,
+        worker.num_requests_waiting,
+        worker.prefill_queue_requests,
+        worker.prefill_queue_tokens,
+        worker.kv_cache_usage_ratio,
+        worker.engine_busy_ratio,
+        worker.gpu_utilization_ratio or 0.0,
     )
-    ratios = (worker.kv_usage_ratio, worker.busy_ratio, worker.gpu_ratio or 0.0)
+    ratios = (worker.kv_cache_usage_ratio, worker.engine_busy_ratio, worker.gpu_utilization_ratio or 0.0)
     return sum(numbers) <= _MOST and min(numbers) >= 0.0 and max(ratios) <= _MOST_RATIO
 
 
 def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
-    totals.has_gpu |= worker.gpu_ratio is not None
-    totals.num_waiting += worker.num_waiting / num_rounds
-    totals.busy += _busy(worker) / num_rounds
-    totals.kv_usage += worker.kv_usage_ratio / num_rounds
+    totals.has_gpu |= worker.gpu_utilization_ratio is not None
+    totals.num_requests_waiting += worker.num_requests_waiting / num_rounds
+    totals.utilization += _busy(worker) / num_rounds
+    totals.kv_cache_usage += worker.kv_cache_usage_ratio / num_rounds
     weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
-    if _is_known(worker.ttft_seconds):
-        totals.ttft.append((worker.ttft_seconds or 0.0, weight or 0.0))
-    if _is_known(worker.tpot_seconds):
-        totals.tpot.append((worker.tpot_seconds or 0.0, weight or 0.0))
+    if _is_known(worker.time_to_first_token_seconds):
+        totals.time_to_first_token.append((worker.time_to_first_token_seconds or 0.0, weight or 0.0))
+    if _is_known(worker.time_per_output_token_seconds):
+        totals.time_per_output_token.append((worker.time_per_output_token_seconds or 0.0, weight or 0.0))
 
 
 def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
@@ -223,11 +231,11 @@ def together(parts: Iterable[Totals]) -> Totals:
         whole.missing += part.missing
         whole.failing += part.failing
         whole.settled += part.settled
-        whole.busiest = max(whole.busiest, part.busiest)
-        whole.fullest = max(whole.fullest, part.fullest)
+        whole.peak_utilization = max(whole.peak_utilization, part.peak_utilization)
+        whole.peak_kv_cache_usage = max(whole.peak_kv_cache_usage, part.peak_kv_cache_usage)
         whole.has_gpu |= part.has_gpu
-        whole.ttft += part.ttft
-        whole.tpot += part.tpot
+        whole.time_to_first_token += part.time_to_first_token
+        whole.time_per_output_token += part.time_per_output_token
         for name in _SUMS:
             setattr(whole, name, getattr(whole, name) + getattr(part, name))
         for name in _RATES:

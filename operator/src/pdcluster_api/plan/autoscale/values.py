@@ -27,31 +27,31 @@ def short(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class WorkerSample:
-    """Numbers of one worker from one scrape.
+    """Numbers of one worker from one scrape, under the names of its metrics.
 
     Gauges are values of that moment.  Rates are per second and latencies are means in seconds, both
     over the time since the worker's scrape before; None = not known: its first scrape, a counter
     that went back (a restart), or no event to count.
-    queue_requests, queue_tokens: its own part of the prefill queue
-    busy_ratio:                   share of time in an engine step
-    gpu_ratio:                    utilization of its GPU; None = it has none
+    prefill_queue_*:       its own part of the prefill queue
+    engine_busy_ratio:     share of time in an engine step
+    gpu_utilization_ratio: of its GPU; None = it has none
     """
 
     pod: str
-    num_running: float
-    num_waiting: float
-    queue_requests: float
-    queue_tokens: float
-    kv_usage_ratio: float
-    busy_ratio: float
-    gpu_ratio: float | None = None
+    num_requests_running: float
+    num_requests_waiting: float
+    prefill_queue_requests: float
+    prefill_queue_tokens: float
+    kv_cache_usage_ratio: float
+    engine_busy_ratio: float
+    gpu_utilization_ratio: float | None = None
     request_rate: float | None = None
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
     prefill_busy_rate: float | None = None
     generation_token_rate: float | None = None
-    ttft_seconds: float | None = None
-    tpot_seconds: float | None = None
+    time_to_first_token_seconds: float | None = None
+    time_per_output_token_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,11 @@ class SimulatedCluster:
             share = (1.0 if waiting else min(1.0, self.load[pool.role] / ready)) if ready else 0.0
             queue = waiting / ready if ready else 0.0
             worker = replace(
-                IDLE, busy_ratio=share, kv_usage_ratio=share, num_waiting=queue, queue_requests=queue if pool.role == "prefill" else 0.0
+                IDLE,
+                engine_busy_ratio=share,
+                kv_cache_usage_ratio=share,
+                num_requests_waiting=queue,
+                prefill_queue_requests=queue if pool.role == "prefill" else 0.0,
             )
             self.windows.setdefault(pool.key, []).append(self._sample(pool, worker))
             del self.windows[pool.key][:-12]
@@ -174,11 +178,16 @@ class SimulatedCluster:
         """Those that drain say that they are full, which counts for nothing."""
         ready, ending = pool.having(READY), pool.having(ENDING)
         fresh = [replace(self._noisy(worker), pod=pool.pod_name(each)) for each in ready if not pool.pods[each].stale]
-        full = [replace(IDLE, pod=pool.pod_name(each), num_waiting=100.0, kv_usage_ratio=1.0, busy_ratio=1.0) for each in ending]
+        full = [
+            replace(IDLE, pod=pool.pod_name(each), num_requests_waiting=100.0, kv_cache_usage_ratio=1.0, engine_busy_ratio=1.0)
+            for each in ending
+        ]
         return Sample(self.now, (*fresh, *full), tuple(pool.pod_name(each) for each in ready if pool.pods[each].stale))
 
     def _noisy(self, worker: WorkerSample) -> WorkerSample:
         share, queue = (1.0 + self.chance.uniform(-self.noise, self.noise) for _ in range(2))
-        busy = min(1.0, worker.busy_ratio * share)
-        waiting, requests = worker.num_waiting * queue, worker.queue_requests * queue
-        return replace(worker, busy_ratio=busy, kv_usage_ratio=busy, num_waiting=waiting, queue_requests=requests)
+        busy = min(1.0, worker.engine_busy_ratio * share)
+        waiting, requests = worker.num_requests_waiting * queue, worker.prefill_queue_requests * queue
+        return replace(
+            worker, engine_busy_ratio=busy, kv_cache_usage_ratio=busy, num_requests_waiting=waiting, prefill_queue_requests=requests
+        )

@@ -96,7 +96,7 @@ def test_a_schedule_that_cannot_be_meant_is_refused(fields: dict[str, Any], said
 def test_a_role_grows_to_its_max_and_shrinks_to_its_min():
     spec = make_spec(decode=[pool(4, minReplicas=4, maxReplicas=4)])
 
-    up = see(spec, decode=replace(CALM, kv_usage_ratio=0.9))
+    up = see(spec, decode=replace(CALM, kv_cache_usage_ratio=0.9))
     down = agreed(spec, decode=IDLE)
 
     assert up.decision.replicas[D] == down.decision.replicas[D] == 4

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.pools import Pool
 from pdcluster_api.plan.autoscale.values import PoolFacts
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
@@ -23,14 +22,14 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     step_of,
 )
 
-FULL = replace(CALM, kv_usage_ratio=0.9)
-HUNGRY = replace(CALM, busy_ratio=0.95)
+FULL = replace(CALM, kv_cache_usage_ratio=0.9)
+HUNGRY = replace(CALM, engine_busy_ratio=0.95)
 
 
 def test_growth_stays_within_the_total():
     spec = make_spec(budget={"total": 9})
 
-    outcome = see(spec, decode=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, decode=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {P: 4, D: 5}
     step = step_of(outcome, rules.BUDGET, "decode")
@@ -41,7 +40,7 @@ def test_growth_stays_within_the_total():
 def test_room_that_is_short_is_shared_by_what_each_role_misses():
     spec = make_spec(budget={"total": 10})
 
-    outcome = see(spec, prefill=replace(CALM, queue_requests=20.0), decode=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, prefill=replace(CALM, prefill_queue_requests=20.0), decode=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {P: 5, D: 5}
 
@@ -142,6 +141,23 @@ def test_a_raised_minimum_waits_for_pods_that_still_end():
     assert see(spec, gone).decision.replicas == {P: 4, D: 4}
 
 
+def test_a_raised_minimum_takes_back_pods_that_drain_while_another_waits_for_room():
+    """They hold their accelerators already, so that nothing has to end before."""
+    prefill = [pool(4), pool(1, "b", minReplicas=1)]
+    spec = make_spec(prefill=prefill, decode=[pool(4, minReplicas=4)], budget={"total": 8})
+    facts = facts_of(spec, prefill_b={"replicas": 0, "current": 1, "ready": 0, "ending": 1}, decode={"replicas": 3})
+
+    assert see(spec, facts).decision.replicas == {P: 3, ("prefill", "b"): 1, D: 3}
+
+
+def test_a_pod_that_the_budget_of_its_type_does_not_take_back_leaves_growth_to_the_next_pool():
+    decode = [pool(2, "a", gpu="cpu"), pool(2, "b", gpu="H200")]
+    spec = make_spec(prefill=[pool(2, gpu="B200")], decode=decode, budget={"perGpu": {"cpu": 2}})
+    facts = facts_of(spec, decode_a={"replicas": 2, "current": 3, "ready": 2, "ending": 1})
+
+    assert see(spec, facts, decode=FULL).decision.replicas == {P: 2, ("decode", "a"): 2, ("decode", "b"): 3}
+
+
 def test_a_budget_that_was_lowered_takes_workers_at_once():
     spec = make_spec(prefill=[pool(4, minReplicas=4)], decode=[pool(8, minReplicas=2)], budget={"total": 9})
 
@@ -181,7 +197,7 @@ def test_a_ratio_that_the_budget_forbids_is_said():
 def test_a_mixed_role_keeps_to_the_budget():
     spec = make_spec(mixed=[pool(4)], budget={"total": 5})
 
-    outcome = see(spec, mixed=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, mixed=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {("mixed", "x"): 5}
     assert rules.BUDGET in rules_of(outcome, "mixed")
@@ -194,7 +210,7 @@ def test_one_pool_that_gives_leaves_the_dearest_last_in_line():
 
 
 def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
-    left = Pool(PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1), order=0)
+    left = PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1)
 
     assert [left.held(size) for size in (1, 2, 3)] == [2, 2, 3]
 
@@ -212,7 +228,7 @@ def test_the_band_comes_before_the_budget_of_a_type():
     """What the band asks for is told first, then what of it the budget allows."""
     spec = make_spec(prefill=[pool(2, gpu="B200")], decode=[pool(4)], ratio={"min": 1.0}, budget={"perGpu": {"B200": 2}})
 
-    outcome = see(spec, decode=replace(CALM, num_waiting=20.0))
+    outcome = see(spec, decode=replace(CALM, num_requests_waiting=20.0))
 
     assert outcome.decision.replicas == {P: 2, D: 4}
     assert rules_of(outcome, "prefill") == [rules.RATIO, rules.BUDGET]
@@ -232,7 +248,7 @@ def test_a_limit_that_keeps_a_role_from_what_it_needs_is_said(pools: list[dict[s
     spec = make_spec(decode=pools, **settings)
 
     for queue in (20.0, 30.0, 300.0):
-        outcome = see(spec, decode=replace(CALM, num_waiting=queue))
+        outcome = see(spec, decode=replace(CALM, num_requests_waiting=queue))
         assert [(each.reason, each.message) for each in outcome.problems] == [
             ("ScalingLimited", f"decode needs more than its 4 workers: held by {limits}")
         ]

@@ -22,10 +22,10 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     windows_of,
 )
 
-FULL = replace(CALM, kv_usage_ratio=0.9)
+FULL = replace(CALM, kv_cache_usage_ratio=0.9)
 B200, H100 = ("prefill", "b200"), ("prefill", "h100")
 TWO = [pool(4, "b200", gpu="B200", minReplicas=1, maxReplicas=8), pool(2, "h100", gpu="H100", minReplicas=0, maxReplicas=8)]
-HUNGRY = replace(CALM, busy_ratio=0.95)
+HUNGRY = replace(CALM, engine_busy_ratio=0.95)
 
 
 def waiting(number: int, top: int, seconds: float = 130.0) -> dict[str, float]:
@@ -61,7 +61,7 @@ def test_top_ordinals_that_no_node_takes_are_given_back_and_the_other_type_is_as
     spec = make_spec(prefill=TWO)
     facts = facts_of(spec, prefill_b200={"replicas": 4, "ready": 2, **waiting(2, 2)})
 
-    outcome = see(spec, facts, prefill=replace(CALM, busy_ratio=1.0))
+    outcome = see(spec, facts, prefill=replace(CALM, engine_busy_ratio=1.0))
 
     assert outcome.decision.replicas[B200] == 2
     assert outcome.decision.replicas[H100] == 3  # 4 ready workers at 100 % of 80 % need 5
@@ -92,7 +92,7 @@ def test_what_is_short_is_what_is_needed_and_not_only_what_waits():
     spec = make_spec(prefill=[{**TWO[0], "minReplicas": 4, "maxReplicas": 12}])
     facts = facts_of(spec, prefill={"replicas": 4, "ready": 3, **waiting(1, 1)})
 
-    outcome = see(spec, facts, prefill=replace(CALM, queue_requests=16.0))
+    outcome = see(spec, facts, prefill=replace(CALM, prefill_queue_requests=16.0))
 
     assert reasons(outcome) == ["CapacityShort"]
     assert outcome.problems[0].message.startswith("B200 is short of 3 workers")  # 6 are needed, 3 serve
@@ -123,7 +123,7 @@ def test_a_waiting_pod_in_the_middle_costs_no_healthy_neighbour():
     facts = facts_of(spec, prefill_b200={"replicas": 4, "ready": 3, **waiting(1, 0)})
 
     calm = see(spec, facts)
-    hungry = see(spec, facts, prefill=replace(CALM, busy_ratio=1.0))
+    hungry = see(spec, facts, prefill=replace(CALM, engine_busy_ratio=1.0))
 
     assert calm.decision.replicas[B200] == hungry.decision.replicas[B200] == 4
     assert hungry.decision.replicas[H100] == 4  # 5 ready ones need 7: the one that is lost is asked for once more
@@ -162,7 +162,7 @@ def test_pods_that_cannot_be_created_make_the_other_pool_grow():
     spec = make_spec(prefill=TWO)
     facts = facts_of(spec, prefill_b200={"replicas": 4, "current": 2, "ready": 2, "fault": "exceeded quota: gpus"})
 
-    outcome = see(spec, facts, prefill=replace(CALM, busy_ratio=1.0))
+    outcome = see(spec, facts, prefill=replace(CALM, engine_busy_ratio=1.0))
 
     assert outcome.decision.replicas == {B200: 4, H100: 3, D: 4}
     assert reasons(outcome) == ["CapacityShort"]

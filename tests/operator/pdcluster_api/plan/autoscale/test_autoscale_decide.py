@@ -91,13 +91,13 @@ def test_a_pool_without_facts_counts_as_declared():
 def test_an_operator_that_restarts_in_the_middle_goes_on_from_the_record():
     spec = make_spec()
     recorded = facts_of(spec, decode={"replicas": 6, "current": 4, "ready": 4})
-    windows = windows_of(recorded, decode=replace(CALM, kv_usage_ratio=0.9))
+    windows = windows_of(recorded, decode=replace(CALM, kv_cache_usage_ratio=0.9))
 
     assert run(spec, recorded, windows, Memory()).decision.replicas[D] == 6
 
 
 def test_the_mode_does_not_change_a_decision():
-    found = [see(make_spec(mode=mode), decode=replace(CALM, kv_usage_ratio=0.9)).decision for mode in ("Off", "Advise", "On")]
+    found = [see(make_spec(mode=mode), decode=replace(CALM, kv_cache_usage_ratio=0.9)).decision for mode in ("Off", "Advise", "On")]
 
     assert found[0] == found[1] == found[2]
 

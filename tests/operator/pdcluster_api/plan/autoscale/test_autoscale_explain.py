@@ -18,7 +18,7 @@ AT = datetime(2026, 3, 4, 12, 0, 5, tzinfo=UTC)
 
 def grown() -> Any:
     spec = make_spec(prefill=[pool(2)], ratio={"min": 0.5}, budget={"total": 8})
-    return see(spec, facts_of(spec), decode=replace(CALM, num_waiting=20.0))
+    return see(spec, facts_of(spec), decode=replace(CALM, num_requests_waiting=20.0))
 
 
 def test_rows_lead_from_numbers_to_replicas():

@@ -38,16 +38,16 @@ def idle(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("prefill", "decode", "grows"),
     [
-        ({"queue_requests": 3.0}, {}, [P]),  # 12 in the queue, threshold 8
-        ({"busy_ratio": 0.9}, {}, [P]),
-        ({"gpu_ratio": 0.9}, {}, [P]),
-        ({}, {"num_waiting": 3.0}, [D]),  # 24 wait, threshold 16
-        ({}, {"kv_usage_ratio": 0.9}, [D]),
-        ({}, {"queue_requests": 1.5}, [P]),  # the queue stands where requests wait for a credit: at decode workers
-        ({"num_waiting": 100.0}, {"busy_ratio": 1.0}, []),  # no signals of those roles
+        ({"prefill_queue_requests": 3.0}, {}, [P]),  # 12 in the queue, threshold 8
+        ({"engine_busy_ratio": 0.9}, {}, [P]),
+        ({"gpu_utilization_ratio": 0.9}, {}, [P]),
+        ({}, {"num_requests_waiting": 3.0}, [D]),  # 24 wait, threshold 16
+        ({}, {"kv_cache_usage_ratio": 0.9}, [D]),
+        ({}, {"prefill_queue_requests": 1.5}, [P]),  # the queue stands where requests wait for a credit: at decode workers
+        ({"num_requests_waiting": 100.0}, {"engine_busy_ratio": 1.0}, []),  # no signals of those roles
         (
-            {"queue_requests": 1.75},
-            {"kv_usage_ratio": 0.7, "num_waiting": 1.75},
+            {"prefill_queue_requests": 1.75},
+            {"kv_cache_usage_ratio": 0.7, "num_requests_waiting": 1.75},
             [],
         ),  # under every scale-up threshold, over one to scale down
     ],
@@ -63,9 +63,9 @@ def test_a_role_grows_over_any_line_of_the_source_document(prefill: dict[str, fl
 @pytest.mark.parametrize(
     ("prefill", "shrinks"),
     [
-        ({"queue_requests": 0.25, "busy_ratio": 0.3}, True),
-        ({"queue_requests": 0.25, "busy_ratio": 0.5}, False),
-        ({"queue_requests": 1.0}, False),
+        ({"prefill_queue_requests": 0.25, "engine_busy_ratio": 0.3}, True),
+        ({"prefill_queue_requests": 0.25, "engine_busy_ratio": 0.5}, False),
+        ({"prefill_queue_requests": 1.0}, False),
     ],
 )
 def test_prefill_shrinks_only_under_all_its_lines(prefill: dict[str, float], shrinks: bool):
@@ -82,13 +82,13 @@ def test_decode_shrinks_only_under_all_its_lines(kv: float, waiting: float, shri
     spec = make_spec(**O4)
     facts = facts_of(spec, decode={"replicas": 10})
 
-    outcome = agreed(spec, facts, prefill=CALM, decode=idle(kv_usage_ratio=kv, num_waiting=waiting))
+    outcome = agreed(spec, facts, prefill=CALM, decode=idle(kv_cache_usage_ratio=kv, num_requests_waiting=waiting))
 
     assert outcome.decision.replicas[D] == (9 if shrinks else 10)
 
 
 def test_a_share_asks_for_the_workers_at_which_it_is_at_its_line():
-    outcome = see(make_spec(decode=[pool(8)]), decode=calm(kv_usage_ratio=0.9))
+    outcome = see(make_spec(decode=[pool(8)]), decode=calm(kv_cache_usage_ratio=0.9))
 
     assert outcome.decision.replicas[D] == 10  # 8 * 0.9 / 0.75 = 9.6
     assert "kv_cache_usage_ratio 0.9 over 0.75" in step_of(outcome, rules.NEED, "decode").why
@@ -96,13 +96,13 @@ def test_a_share_asks_for_the_workers_at_which_it_is_at_its_line():
 
 @pytest.mark.parametrize(("queue", "size"), [(8.0, 4), (12.0, 5), (16.0, 5), (17.0, 6), (24.0, 6), (4000.0, 8)])
 def test_a_queue_asks_for_a_worker_for_every_line_above_its_line_and_for_twice_the_workers_at_most(queue: float, size: int):
-    assert see(make_spec(), prefill=calm(queue_requests=queue / 4)).decision.replicas[P] == size
+    assert see(make_spec(), prefill=calm(prefill_queue_requests=queue / 4)).decision.replicas[P] == size
 
 
 def test_a_queue_moves_many_workers_no_farther_than_few():
     spec = make_spec(prefill=[pool(100)])
 
-    assert see(spec, prefill=calm(queue_requests=0.16)).decision.replicas[P] == 101
+    assert see(spec, prefill=calm(prefill_queue_requests=0.16)).decision.replicas[P] == 101
 
 
 def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
@@ -110,7 +110,7 @@ def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
     spec = make_spec()
     facts = facts_of(spec)
     windows = windows_of(facts, **{role: calm(**now)})
-    field = "queue_requests" if role == "prefill" else "num_waiting"
+    field = "prefill_queue_requests" if role == "prefill" else "num_requests_waiting"
     for number, sample in enumerate(windows[role, "x"]):
         more = per_second * (NOW - sample.at) / 4
         windows[role, "x"][number] = replace(
@@ -122,7 +122,11 @@ def falling(per_second: float, role: str = "prefill", **now: float) -> Any:
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_queue_that_is_soon_worked_off_asks_for_nobody_and_neither_does_a_share_that_it_keeps_full(role: str):
     """[Y15]: no scale-up if the trend will be under the threshold in three intervals."""
-    field = {"queue_requests": 200.0, "busy_ratio": 1.0} if role == "prefill" else {"num_waiting": 200.0, "kv_usage_ratio": 1.0}
+    field = (
+        {"prefill_queue_requests": 200.0, "engine_busy_ratio": 1.0}
+        if role == "prefill"
+        else {"num_requests_waiting": 200.0, "kv_cache_usage_ratio": 1.0}
+    )
 
     soon, later, never = (falling(rate, role, **field) for rate in (10.0, 5.0, -5.0))
 
@@ -137,7 +141,7 @@ def test_a_queue_that_is_soon_worked_off_asks_for_nobody_and_neither_does_a_shar
 
 
 def test_a_queue_that_falls_slowly_asks_for_one_more():
-    outcome = falling(1.0, queue_requests=200.0)
+    outcome = falling(1.0, prefill_queue_requests=200.0)
 
     assert outcome.decision.replicas[P] == 5
     assert "4 + 1, it falls by 1 a second = 5, needs 5" in step_of(outcome, rules.NEED, "prefill").why
@@ -148,17 +152,17 @@ def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
     spec = make_spec()
     facts = facts_of(spec)
 
-    first = run(spec, facts, windows_of(facts, rounds=1, prefill=calm(queue_requests=50.0)))
+    first = run(spec, facts, windows_of(facts, rounds=1, prefill=calm(prefill_queue_requests=50.0)))
 
     assert first.decision.replicas[P] == 4
     assert "not had their part for 3 scrapes" in step_of(first, rules.PENDING, "prefill").why
-    assert see(spec, facts, prefill=calm(queue_requests=50.0)).decision.replicas[P] == 8
+    assert see(spec, facts, prefill=calm(prefill_queue_requests=50.0)).decision.replicas[P] == 8
 
 
 def test_a_need_can_be_worked_out_by_hand():
     spec = make_spec(prefill=[pool(3)], decode=[pool(8)], lines={"prefill": {"headroom": 0.1}})
 
-    outcome = see(spec, prefill=calm(queue_requests=23.07 / 3), decode=calm(kv_usage_ratio=0.9))
+    outcome = see(spec, prefill=calm(prefill_queue_requests=23.07 / 3), decode=calm(kv_cache_usage_ratio=0.9))
 
     inputs = {(each.subject, each.name): each.value for each in outcome.decision.inputs}
     assert (inputs["prefill", "ready_workers"], inputs["prefill", "settled_workers"]) == (3.0, 3.0)
@@ -170,23 +174,23 @@ def test_a_need_can_be_worked_out_by_hand():
 def test_a_line_near_zero_asks_for_a_limited_number():
     spec = make_spec(lines={"decode": {"kvUsageUp": 1e-6, "kvUsageDown": 0.0}})
 
-    assert see(spec, decode=calm(kv_usage_ratio=1.0)).decision.replicas[D] == 64
+    assert see(spec, decode=calm(kv_cache_usage_ratio=1.0)).decision.replicas[D] == 64
 
 
 def test_a_line_near_one_can_still_be_crossed():
     spec = make_spec(lines={"prefill": {"utilizationUp": 0.95}})
 
-    assert see(spec, prefill=calm(busy_ratio=0.97)).decision.replicas[P] == 4
-    assert see(spec, prefill=calm(busy_ratio=0.98)).decision.replicas[P] == 5
+    assert see(spec, prefill=calm(engine_busy_ratio=0.97)).decision.replicas[P] == 4
+    assert see(spec, prefill=calm(engine_busy_ratio=0.98)).decision.replicas[P] == 5
 
 
 def test_a_backlog_is_the_time_that_the_queue_takes_at_the_measured_speed():
     spec = make_spec(lines={"prefill": {"backlogUpSeconds": 2.0}})
     speed = {"prefill_token_rate": 5000.0, "prefill_busy_rate": 0.5}
 
-    over = see(spec, prefill=calm(queue_tokens=25_000.0, **speed), decode=calm(queue_tokens=5000.0))
-    under = see(spec, prefill=calm(queue_tokens=15_000.0, **speed))
-    unknown = see(spec, prefill=calm(queue_tokens=30_000.0))
+    over = see(spec, prefill=calm(prefill_queue_tokens=25_000.0, **speed), decode=calm(prefill_queue_tokens=5000.0))
+    under = see(spec, prefill=calm(prefill_queue_tokens=15_000.0, **speed))
+    unknown = see(spec, prefill=calm(prefill_queue_tokens=30_000.0))
 
     assert over.decision.replicas[P] == 6  # 120000 tokens at 4 * 10000 per second: 3 s over 2 s
     assert under.decision.replicas[P] == unknown.decision.replicas[P] == 4
@@ -197,32 +201,32 @@ def test_a_backlog_is_the_time_that_the_queue_takes_at_the_measured_speed():
 def test_headroom_is_kept_above_the_measured_need():
     spec = make_spec(prefill=[pool(10)], lines={"prefill": {"headroom": 0.5}})
 
-    outcome = see(spec, prefill=calm(busy_ratio=0.64))  # 8 workers are busy up to their threshold
+    outcome = see(spec, prefill=calm(engine_busy_ratio=0.64))  # 8 workers are busy up to their threshold
 
     assert outcome.decision.replicas[P] == 12
     assert (step_of(outcome, rules.HEADROOM).before, step_of(outcome, rules.HEADROOM).after) == (10, 12)
-    assert see(make_spec(prefill=[pool(10)]), prefill=calm(busy_ratio=0.64)).decision.replicas[P] == 10
+    assert see(make_spec(prefill=[pool(10)]), prefill=calm(engine_busy_ratio=0.64)).decision.replicas[P] == 10
 
 
 def test_headroom_is_not_given_up_when_a_role_shrinks():
     spec = make_spec(prefill=[pool(10)], lines={"prefill": {"headroom": 0.5}}, scaleDown={"maxStep": 10})
 
-    assert agreed(spec, prefill=idle(busy_ratio=0.32)).decision.replicas[P] == 6  # 4 workers' work, and half as many more
+    assert agreed(spec, prefill=idle(engine_busy_ratio=0.32)).decision.replicas[P] == 6  # 4 workers' work, and half as many more
 
 
 def test_prefill_grows_to_keep_its_latency_target():
     spec = make_spec(lines={"prefill": {"ttftSeconds": 0.4}})
 
-    assert see(spec, decode=calm(ttft_seconds=0.6, request_rate=1.0)).decision.replicas[P] == 6
-    assert see(spec, decode=calm(ttft_seconds=4.0, request_rate=1.0)).decision.replicas[P] == 8
-    assert see(spec, decode=calm(ttft_seconds=0.42, request_rate=1.0)).decision.replicas[P] == 4
+    assert see(spec, decode=calm(time_to_first_token_seconds=0.6, request_rate=1.0)).decision.replicas[P] == 6
+    assert see(spec, decode=calm(time_to_first_token_seconds=4.0, request_rate=1.0)).decision.replicas[P] == 8
+    assert see(spec, decode=calm(time_to_first_token_seconds=0.42, request_rate=1.0)).decision.replicas[P] == 4
 
 
 def test_a_latency_over_its_target_forbids_to_shrink():
     spec = make_spec(lines={"prefill": {"ttftSeconds": 0.4}})
 
-    late = agreed(spec, prefill=IDLE, decode=calm(ttft_seconds=0.41, request_rate=1.0))
-    early = agreed(spec, prefill=IDLE, decode=calm(ttft_seconds=0.2, request_rate=1.0))
+    late = agreed(spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.41, request_rate=1.0))
+    early = agreed(spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.2, request_rate=1.0))
 
     assert (late.decision.replicas[P], early.decision.replicas[P]) == (4, 3)
 
@@ -231,7 +235,7 @@ def test_the_demand_of_prompts_is_the_least_that_prefill_shrinks_to():
     """[Y16] and [Y19]: requests * length / speed is the lower bound; what the decode workers prefill themselves is no part of it."""
     spec = make_spec(lines={"prefill": {"ttftSeconds": 1.0}}, scaleDown={"maxStep": 9})
     prefill = idle(prefill_token_rate=3000.0, prefill_busy_rate=0.3)  # 10000 tokens per second of one busy worker
-    decode = calm(request_rate=10.0, prompt_token_rate=10_000.0, prefill_token_rate=1000.0, ttft_seconds=0.5)
+    decode = calm(request_rate=10.0, prompt_token_rate=10_000.0, prefill_token_rate=1000.0, time_to_first_token_seconds=0.5)
 
     outcome = agreed(spec, prefill=prefill, decode=decode)
 
@@ -241,9 +245,9 @@ def test_the_demand_of_prompts_is_the_least_that_prefill_shrinks_to():
 def test_decode_grows_to_keep_its_latency_target():
     spec = make_spec(decode=[pool(8)], lines={"decode": {"tpotSeconds": 0.05}})
 
-    assert see(spec, decode=calm(tpot_seconds=0.06)).decision.replicas[D] == 10
-    assert see(spec, decode=calm(tpot_seconds=0.5)).decision.replicas[D] == 16
-    assert agreed(spec, decode=idle(tpot_seconds=0.045)).decision.replicas[D] == 8
+    assert see(spec, decode=calm(time_per_output_token_seconds=0.06)).decision.replicas[D] == 10
+    assert see(spec, decode=calm(time_per_output_token_seconds=0.5)).decision.replicas[D] == 16
+    assert agreed(spec, decode=idle(time_per_output_token_seconds=0.045)).decision.replicas[D] == 8
 
 
 def test_the_correction_of_the_planner_that_is_adopted():
@@ -266,8 +270,8 @@ def test_the_static_example_comes_out_as_two_prefill_and_one_decode():
         sizes = {each.role: each.replicas for each in facts}
         windows = windows_of(
             facts,
-            prefill=idle(busy_ratio=min(1.0, 10 / (5.6 * sizes["prefill"])), request_rate=10.0),
-            decode=idle(kv_usage_ratio=10 / (10 * sizes["decode"]) * 0.95),
+            prefill=idle(engine_busy_ratio=min(1.0, 10 / (5.6 * sizes["prefill"])), request_rate=10.0),
+            decode=idle(kv_cache_usage_ratio=10 / (10 * sizes["decode"]) * 0.95),
         )
         outcome = run(spec, facts, windows)
         facts = facts_of(spec, **{role: {"replicas": number} for (role, _), number in outcome.decision.replicas.items()})
@@ -279,5 +283,5 @@ def test_the_static_example_comes_out_as_two_prefill_and_one_decode():
 def test_mixed_workers_are_judged_as_decode():
     spec = make_spec(mixed=[pool(4)])
 
-    assert see(spec, mixed=calm(num_waiting=10.0)).decision.replicas == {("mixed", "x"): 6}
+    assert see(spec, mixed=calm(num_requests_waiting=10.0)).decision.replicas == {("mixed", "x"): 6}
     assert rules_of(see(spec)) == []

@@ -1,16 +1,10 @@
 """The P:D band over weighted capacity: what is grown for its sake, what is held, and what cannot be had."""
 
 from dataclasses import replace
-from itertools import product
-from typing import Any
-
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.pools import Pool, trail
-from pdcluster_api.plan.autoscale.ratio import Band, Sides, capacity, measured_weights, nearest, table_weight
-from pdcluster_api.plan.autoscale.values import PoolFacts, WorkerSample
+from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight
+from pdcluster_api.plan.autoscale.values import WorkerSample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,
@@ -26,7 +20,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     step_of,
 )
 
-FULL = replace(CALM, kv_usage_ratio=0.9)
+FULL = replace(CALM, kv_cache_usage_ratio=0.9)
 
 
 def test_capacity_is_counted_in_h100s_by_what_each_role_is_bound_by():
@@ -59,7 +53,7 @@ def test_prefill_follows_decode_to_stay_in_the_band():
 def test_decode_follows_prefill_to_stay_in_the_band():
     spec = make_spec(ratio={"max": 1.0})
 
-    outcome = see(spec, prefill=replace(CALM, busy_ratio=0.95))
+    outcome = see(spec, prefill=replace(CALM, engine_busy_ratio=0.95))
 
     assert outcome.decision.replicas == {P: 5, D: 5}
 
@@ -131,56 +125,6 @@ def test_a_band_far_away_is_met_in_several_decisions():
 
     assert outcome.decision.replicas == {P: 260, D: 4}
     assert reasons(outcome) == ["RatioConstraintViolated"]
-
-
-SIZES = st.integers(0, 6)
-
-
-@st.composite
-def sides(draw: st.DrawFn) -> tuple[Sides, Band]:
-    """Two roles of up to two pools each, with bounds and recommendations within what their trails hold."""
-    found, recommendations = [], []
-    for role in ("prefill", "decode"):
-        pools = []
-        for order in range(draw(st.integers(1, 2))):
-            replicas = draw(st.integers(0, 4))
-            weight = draw(st.sampled_from([1.0, 1.5, 2.25]))
-            facts = PoolFacts(role, f"p{order}", "H100", replicas, replicas, replicas)
-            pools.append(Pool(facts, order, weight=weight, high=replicas + draw(st.integers(0, 3))))
-        base = {each.key: each.facts.replicas for each in pools}
-        size = sum(base.values())
-        found.append(trail(pools, base, {}, down_to=max(0, size - draw(st.integers(0, 2))), up_to=size + draw(SIZES)))
-        recommendations.append(draw(st.integers(found[-1].first, found[-1].last)))
-    low = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-    return Sides(found[0], found[1], (recommendations[0], recommendations[1])), Band(
-        low, draw(st.sampled_from([low or 0.4, 2.0, float("inf")]))
-    )
-
-
-@given(sides(), st.integers(0, 16))
-def test_the_search_finds_what_looking_at_every_pair_finds(drawn: tuple[Sides, Band], budget: int):
-    both, band = drawn
-
-    def fits(prefill: int, decode: int) -> bool:
-        return prefill + decode <= budget
-
-    def distance(pair: tuple[int, int]) -> float:
-        amounts = [capacity(side.pools, side.at(size)) for side, size in zip((both.prefill, both.decode), pair, strict=True)]
-        return band.distance(*amounts)
-
-    def unmet(pair: tuple[int, int]) -> Any:
-        return max(max(0, recommended - size) / max(1, recommended) for recommended, size in zip(both.recommendations, pair, strict=True))
-
-    every = product(range(both.prefill.first, both.prefill.last + 1), range(both.decode.first, both.decode.last + 1))
-    possible = [pair for pair in every if fits(*pair)]
-    found = nearest(both, band, fits)
-
-    assert (found is None) == (not possible)
-    if found is not None:
-        assert fits(*found)
-        assert (distance(found) == 0.0) == (min(map(distance, possible)) == 0.0)
-        if distance(found) == 0.0:
-            assert unmet(found) == min(unmet(pair) for pair in possible if distance(pair) == 0.0)
 
 
 def test_a_worker_sample_has_no_say_in_a_role_of_one_pool():

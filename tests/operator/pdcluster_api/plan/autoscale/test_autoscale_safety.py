@@ -56,7 +56,7 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
     facts = facts_of(spec)
     windows = windows_of(facts, decode=IDLE)
     for sample in list(windows[D]):
-        hot = (replace(sample.workers[0], kv_usage_ratio=0.7), *sample.workers[1:])
+        hot = (replace(sample.workers[0], kv_cache_usage_ratio=0.7), *sample.workers[1:])
         windows[D][windows[D].index(sample)] = replace(sample, workers=hot)
 
     outcome = run(spec, facts, windows)
@@ -80,7 +80,7 @@ def test_a_pod_that_no_node_takes_never_blocks_a_step_down():
     spec = make_spec(lines={"decode": {"kvUsageUp": 0.75}})
     facts = facts_of(spec, decode={"replicas": 4, "ready": 3, "unschedulable": 1, "unschedulable_top": 1, "unschedulable_seconds": 20.0})
 
-    outcome = agreed(spec, facts, decode=replace(IDLE, kv_usage_ratio=0.26))
+    outcome = agreed(spec, facts, decode=replace(IDLE, kv_cache_usage_ratio=0.26))
 
     assert outcome.decision.replicas[D] == 3  # without the waiting pod; three ready workers stay
 
@@ -89,22 +89,22 @@ def test_a_need_is_asked_for_once_while_its_workers_are_on_their_way():
     spec = make_spec()
     facts = facts_of(spec, decode={"replicas": 6, "ready": 4})
 
-    outcome = see(spec, facts, decode=replace(CALM, kv_usage_ratio=0.95))  # 4 * 0.95 / 0.75 = 5.1
+    outcome = see(spec, facts, decode=replace(CALM, kv_cache_usage_ratio=0.95))  # 4 * 0.95 / 0.75 = 5.1
 
     assert outcome.decision.replicas[D] == 6
     assert rules_of(outcome, "decode") == [rules.PENDING]
-    assert see(spec, facts, decode=replace(CALM, num_waiting=20.0)).decision.replicas[D] == 8  # more than what is on its way
+    assert see(spec, facts, decode=replace(CALM, num_requests_waiting=20.0)).decision.replicas[D] == 8  # more than what is on its way
 
 
 def test_a_queue_is_not_laid_on_workers_that_came_a_moment_ago():
     spec = make_spec()
     facts = facts_of(spec, decode={"replicas": 8})
-    windows = windows_of(facts, decode=replace(CALM, num_waiting=10.0))
+    windows = windows_of(facts, decode=replace(CALM, num_requests_waiting=10.0))
     decode = next(each for each in facts if each.role == "decode")
     windows[D][:3] = [replace(sample, workers=pods(decode, sample.workers[0], 4)) for sample in windows[D][:3]]
 
     held = run(spec, facts, windows)
-    later = see(spec, facts, decode=replace(CALM, num_waiting=10.0))
+    later = see(spec, facts, decode=replace(CALM, num_requests_waiting=10.0))
 
     assert (held.decision.replicas[D], later.decision.replicas[D]) == (8, 12)
     assert rules_of(held, "decode") == [rules.PENDING]
@@ -112,7 +112,7 @@ def test_a_queue_is_not_laid_on_workers_that_came_a_moment_ago():
 
 @pytest.mark.parametrize(("usage", "rules_left"), [(0.80, [rules.TOLERANCE]), (0.74, []), (0.29, [rules.TOLERANCE])])
 def test_differences_within_the_tolerance_do_nothing(usage: float, rules_left: list[str]):
-    outcome = agreed(make_spec(), decode=replace(IDLE, kv_usage_ratio=usage))
+    outcome = agreed(make_spec(), decode=replace(IDLE, kv_cache_usage_ratio=usage))
 
     assert outcome.decision.replicas[D] == 4
     assert rules_of(outcome, "decode") == rules_left
@@ -121,7 +121,7 @@ def test_differences_within_the_tolerance_do_nothing(usage: float, rules_left: l
 def test_the_tolerance_is_configurable():
     spec = make_spec(tolerance=0.0)
 
-    assert see(spec, decode=replace(CALM, kv_usage_ratio=0.76)).decision.replicas[D] == 5
+    assert see(spec, decode=replace(CALM, kv_cache_usage_ratio=0.76)).decision.replicas[D] == 5
 
 
 def test_a_role_without_numbers_keeps_its_size_and_says_so():
@@ -143,7 +143,7 @@ def test_a_stale_worker_forbids_to_shrink_and_counts_as_idle_when_the_role_would
     facts = facts_of(spec)
 
     def with_one_stale(usage: float, now: float = NOW):
-        windows = windows_of(facts, now=now, decode=replace(IDLE, kv_usage_ratio=usage))
+        windows = windows_of(facts, now=now, decode=replace(IDLE, kv_cache_usage_ratio=usage))
         windows[D] = [replace(sample, workers=sample.workers[:3], stale=("decode-x-3",)) for sample in windows[D]]
         return windows
 
@@ -157,7 +157,7 @@ def test_a_stale_worker_forbids_to_shrink_and_counts_as_idle_when_the_role_would
     assert reasons(idle) == reasons(full) == reasons(not_proven) == ["MetricsMissing"]
     assert full.decision.replicas[D] == 4  # 3 of 4 at 100 % are 0.75 at least: not over
     assert not_proven.decision.replicas[D] == 4
-    assert see(spec, facts, decode=replace(CALM, kv_usage_ratio=0.9)).decision.replicas[D] == 5
+    assert see(spec, facts, decode=replace(CALM, kv_cache_usage_ratio=0.9)).decision.replicas[D] == 5
 
 
 def test_a_stale_decode_worker_hides_a_part_of_the_prefill_queue():

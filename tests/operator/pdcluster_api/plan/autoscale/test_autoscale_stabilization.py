@@ -32,7 +32,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     windows_of,
 )
 
-FULL = replace(CALM, kv_usage_ratio=0.9)
+FULL = replace(CALM, kv_cache_usage_ratio=0.9)
 
 
 def test_a_role_grows_at_once_and_shrinks_after_its_window():
@@ -62,7 +62,7 @@ def test_steps_are_limited():
     spec = make_spec(decode=[pool(10)], scaleUp={"maxStep": 2}, scaleDown={"maxStep": 3})
     free = make_spec(decode=[pool(10)], scaleDown={"maxStep": 0})
 
-    up = see(spec, decode=replace(CALM, num_waiting=10.0))
+    up = see(spec, decode=replace(CALM, num_requests_waiting=10.0))
     assert up.decision.replicas[D] == 12
     assert rules.MAX_STEP in rules_of(up, "decode")
     assert agreed(spec, decode=IDLE).decision.replicas[D] == 7
@@ -191,7 +191,7 @@ def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: i
     rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
     for number in range((window + 120) // 5):
         now = NOW + 5.0 * number
-        full = replace(IDLE, busy_ratio=1.0, queue_requests=max(0.0, noise.gauss(14.0, 2.5)) / 4)
+        full = replace(IDLE, engine_busy_ratio=1.0, prefill_queue_requests=max(0.0, noise.gauss(14.0, 2.5)) / 4)
         for key, samples in windows_of(facts, now=now, rounds=1, prefill=full).items():
             rounds[key].extend(samples)
         outcome = run(spec, facts, rounds, memory, now=now)
@@ -225,7 +225,7 @@ def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():
         now = NOW + 5.0 * number
         busy = {f"prefill-x-{ordinal}": noise.uniform(0.86, 0.94) for ordinal in range(8)}
         for key, (sample,) in windows_of(facts, now=now, rounds=1).items():
-            workers = tuple(replace(each, busy_ratio=busy.get(each.pod, each.busy_ratio)) for each in sample.workers)
+            workers = tuple(replace(each, engine_busy_ratio=busy.get(each.pod, each.engine_busy_ratio)) for each in sample.workers)
             rounds[key].append(Sample(now, workers))
         outcome = run(spec, facts, rounds, memory, now=now)
         memory = outcome.memory

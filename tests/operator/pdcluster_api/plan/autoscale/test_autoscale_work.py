@@ -29,7 +29,7 @@ MAX_STEPS = 300_000
 """Calls of one decision over twelve pools with a band, a total and limits by type, all of which are searched."""
 
 MAX_BYTES = 1 << 20
-BUSY = replace(CALM, kv_usage_ratio=0.99, busy_ratio=0.99, num_waiting=1e6, queue_requests=1e6)
+BUSY = replace(CALM, kv_cache_usage_ratio=0.99, engine_busy_ratio=0.99, num_requests_waiting=1e6, prefill_queue_requests=1e6)
 
 
 def num_steps(act: Callable[[], Any]) -> int:

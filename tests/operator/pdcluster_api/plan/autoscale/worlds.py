@@ -17,8 +17,16 @@ NOON = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)  # a Wednesday
 NOW = 10_000.0
 P, D, M = ("prefill", "x"), ("decode", "x"), ("mixed", "x")
 
-IDLE = WorkerSample("", num_running=0, num_waiting=0, queue_requests=0, queue_tokens=0, kv_usage_ratio=0, busy_ratio=0)
-CALM = replace(IDLE, kv_usage_ratio=0.5, busy_ratio=0.6)
+IDLE = WorkerSample(
+    "",
+    num_requests_running=0,
+    num_requests_waiting=0,
+    prefill_queue_requests=0,
+    prefill_queue_tokens=0,
+    kv_cache_usage_ratio=0,
+    engine_busy_ratio=0,
+)
+CALM = replace(IDLE, kv_cache_usage_ratio=0.5, engine_busy_ratio=0.6)
 """A worker that neither asks for more nor for fewer."""
 
 

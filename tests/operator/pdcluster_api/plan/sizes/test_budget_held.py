@@ -21,7 +21,7 @@ from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_clust
 
 OLD = "0123abcd"
 PREFILL, DECODE = ("prefill", "cpu"), ("decode", "cpu")
-CROWDED = replace(CALM, num_waiting=30.0)  # asks for twice the workers
+CROWDED = replace(CALM, num_requests_waiting=30.0)  # asks for twice the workers
 
 
 def budgeted(strategy: str = "BlueGreen", decode: Sequence[Mapping[str, Any]] = (pool(2),), **budget: Any) -> PDCluster:
