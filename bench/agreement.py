@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_server import Served, check_installed, running_vllm
 
 from pdcluster_api.errors import StartError
-from pdcluster_worker.engine.messages import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdctl.bench.openai import COMPLETIONS, OpenAIServer
 
 ROOT = Path(__file__).parents[1]

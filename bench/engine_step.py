@@ -20,11 +20,12 @@ import zmq
 
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Submit
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
-from pdcluster_worker.engine.settings import EngineSettings
-from pdcluster_worker.engine_process import Mailbox
 from pdcluster_worker.grammar.book import GrammarBook
+from pdcluster_worker.messages.engine import Submit
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.processes.engine_process import Mailbox
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
 VOCABULARY = 49152

@@ -158,7 +158,7 @@ def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from pdcluster_worker.model.loader import resolve_dtype
+    from pdcluster_worker.model.loading.loader import resolve_dtype
 
     class Steps:
         """What `generate()` calls a streamer: it is given the prompts first, then each step's tokens."""

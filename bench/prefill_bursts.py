@@ -16,14 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.cpu_limit import available_threads
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Submit, Tokens
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.machine.cpu_limit import available_threads
+from pdcluster_worker.messages.engine import Submit, Tokens
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.runner import Runner, make_runner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 

@@ -20,13 +20,13 @@ import grpc
 import httptools
 import uvloop
 
-from pdcluster_worker.config import TLSConfig
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.config.worker import TLSConfig
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Hello, Load, Note
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.notes import notes_to_proto
 from pdcluster_worker.peers.options import SERVER_OPTIONS
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.peers.types import Hello, Load, Note
 from pdcluster_worker.proto import worker_pb2 as pb
 
 MODEL = "m"

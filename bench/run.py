@@ -201,7 +201,7 @@ def machine_dtype() -> str:
     Asked in a process of its own: the worker's model room sets OpenMP's
     environment as it is imported, and every system would inherit that.
     """
-    program = "from pdcluster_worker.model.loader import resolve_dtype; print(resolve_dtype('auto'))"
+    program = "from pdcluster_worker.model.loading.loader import resolve_dtype; print(resolve_dtype('auto'))"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return said.stdout.strip().removeprefix("torch.")
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.model.sample_kernel import kernel_choosing, row_function
-from pdcluster_worker.model.sampler import PLAIN_TENSORS, Choosing, Sampler
+from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.model.sampling.sample_kernel import kernel_choosing, row_function
+from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Choosing, Sampler
 
 VOCAB_SIZE = 49_152
 NUM_TOKENS = 300

@@ -14,11 +14,15 @@ import time
 from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.scheduler import SCHEDULERS, Scheduler, make_scheduler
 from pdcluster_worker.engine.scheduler.order import is_decode
-from pdcluster_worker.engine.settings import EngineSettings, SchedulerName, SchedulerSettings
+from pdcluster_worker.messages.engine_settings import (
+    EngineSettings,
+    SchedulerName,
+    SchedulerSettings,
+)
+from pdcluster_worker.messages.requests import Sampling
 
 CONTEXT, LONG_PROMPT, NUM_WAITING = 300, 200_000, 64
 WEIGHTS = bytearray(64 << 20)

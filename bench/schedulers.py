@@ -24,9 +24,9 @@ from schedulers_load import LOAD, RATES, Answers, Arrival, arrivals, highest
 from pdctl.bench.svg import Curve, Panel, distribution, picture
 
 if TYPE_CHECKING:
-    from pdcluster_worker.config import EngineConfig
+    from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.engine.core import EngineCore
-    from pdcluster_worker.engine.settings import EngineSettings
+    from pdcluster_worker.messages.engine_settings import EngineSettings
     from pdcluster_worker.model.runner import Runner
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
@@ -97,9 +97,9 @@ class Bench:
     """The model, loaded once, and engines on it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from pdcluster_worker.config import EngineConfig
+        from pdcluster_worker.config.engine import EngineConfig
+        from pdcluster_worker.config.model import ModelConfig
         from pdcluster_worker.model.runner import open_runner
-        from pdcluster_worker.model_config import ModelConfig
 
         self._options = options
         engine = EngineConfig(
@@ -152,7 +152,7 @@ class Bench:
         return run(core, clock, arrivals(LOAD, self._options.requests, rate, seed))
 
     def _core(self, name: str, clock: SkippingClock) -> "EngineCore":
-        from pdcluster_worker.config import EngineConfig
+        from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.engine.core import EngineCore
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
@@ -169,7 +169,7 @@ class Bench:
 
 def settings_of(engine: "EngineConfig", num_blocks: int, max_model_len: int) -> "EngineSettings":
     """Settings of a core that runs here, without a prefix cache: each prompt is computed."""
-    from pdcluster_worker.engine.settings import EngineSettings
+    from pdcluster_worker.messages.engine_settings import EngineSettings
 
     return EngineSettings(
         block_size=engine.block_size,
@@ -197,7 +197,7 @@ class NoMemory:
 
 def run(core: "EngineCore", clock: SkippingClock, due: list[Arrival]) -> Answers:
     """Serve all of them; the time of each token is when its step had ended."""
-    from pdcluster_worker.engine.messages import RequestFailed, Submit, Tokens
+    from pdcluster_worker.messages.engine import RequestFailed, Submit, Tokens
 
     start = clock()
     answers = Answers({arrival.spec.request_id: start + arrival.seconds for arrival in due})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdctl.bench.answers import percentile
 from pdctl.bench.load import poisson_arrivals
 

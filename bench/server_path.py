@@ -22,21 +22,23 @@ from pathlib import Path
 import uvloop
 from starlette.types import ASGIApp, Message
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.engine_client import EngineClient
-from pdcluster_worker.dispatch.engines import Engine, Engines
-from pdcluster_worker.dispatch.ingress import Ingress
-from pdcluster_worker.dispatch.remote import RemotePrefill
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.engines.client import EngineClient
+from pdcluster_worker.dispatch.engines.engines import Engine, Engines
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine import messages
-from pdcluster_worker.engine.messages import Device, EngineReady, KVGeometry, Submit, Token, Tokens
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import EngineReady, Submit, Tokens
+from pdcluster_worker.messages.facts import Device, KVGeometry
+from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing_config import PrefillScorePolicy
 from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.run import serve
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.http.run import serve
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 STEP_SECONDS = 0.005
@@ -94,7 +96,7 @@ class PlayedEngine:
                 self.waiting.append(message.spec.request_id)
                 self.arrived.set()
 
-    def step(self, names: Sequence[str], ids: Sequence[int], reason: messages.FinishReason | None) -> None:
+    def step(self, names: Sequence[str], ids: Sequence[int], reason: FinishReason | None) -> None:
         tokens = [Token(name, token_id, finish_reason=reason) for name, token_id in zip(names, ids, strict=True)]
         self._frames.put_nowait(messages.encode([Tokens(tokens)]))
 

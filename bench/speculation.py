@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pdcluster_worker.engine.core import EngineCore
-    from pdcluster_worker.engine.messages import RequestSpec
+    from pdcluster_worker.messages.requests import RequestSpec
 
 ROOT = Path(__file__).parents[1]
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
@@ -64,10 +64,10 @@ class Bench:
     def __init__(self, threads: int) -> None:
         from transformers import AutoTokenizer
 
-        from pdcluster_worker.config import EngineConfig
+        from pdcluster_worker.config.engine import EngineConfig
+        from pdcluster_worker.config.model import ModelConfig
+        from pdcluster_worker.config.speculation import SpeculationConfig
         from pdcluster_worker.model.runner import open_runner
-        from pdcluster_worker.model_config import ModelConfig
-        from pdcluster_worker.speculation_config import SpeculationConfig
 
         engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, speculation=SpeculationConfig())
         self._runner, self._cache, _ = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
@@ -75,7 +75,7 @@ class Bench:
 
     def run(self, load: str, num_streams: int, num_tokens: int, turn: int, *, drafts: bool) -> tuple[list[float], tuple[int, int, int]]:
         """TPOT of each request in seconds; drafts, those of them that were right, and tokens."""
-        from pdcluster_worker.engine.messages import EngineStats, Submit, Tokens
+        from pdcluster_worker.messages.engine import EngineStats, Submit, Tokens
 
         core = self._core(drafts=drafts)
         for number in range(num_streams):
@@ -96,8 +96,8 @@ class Bench:
 
     def _core(self, *, drafts: bool) -> "EngineCore":
         from pdcluster_worker.engine.core import EngineCore
-        from pdcluster_worker.engine.settings import EngineSettings, SpeculationSettings
         from pdcluster_worker.engine.speculation import NgramDrafter
+        from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         speculation = SpeculationSettings() if drafts else None
@@ -107,7 +107,7 @@ class Bench:
         return EngineCore(settings, self._runner, transport, time.monotonic, drafter=drafter)
 
     def _spec(self, load: str, number: int, num_tokens: int, turn: int) -> "RequestSpec":
-        from pdcluster_worker.engine.messages import RequestSpec, Sampling
+        from pdcluster_worker.messages.requests import RequestSpec, Sampling
 
         topic = TOPICS[(number + 16 * turn) % len(TOPICS)]
         if load == "repeat":
@@ -122,7 +122,7 @@ class Bench:
 def _text(number: int) -> str:
     """Some paragraphs of this project's documents."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    start = text.index("\n", number * TEXT_LETTERS) + 1
+    start = text.index("\n", number * TEXT_LETTERS % (len(text) - 3 * TEXT_LETTERS)) + 1
     return text[start : start + TEXT_LETTERS]
 
 

@@ -41,9 +41,9 @@ def main() -> int:
     options = parse()
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, which is why imports come later
     os.environ["GOMP_SPINCOUNT"] = str(options.spin)
-    from pdcluster_worker.config import EngineConfig
+    from pdcluster_worker.config.engine import EngineConfig
+    from pdcluster_worker.config.model import ModelConfig
     from pdcluster_worker.model.runner import open_runner
-    from pdcluster_worker.model_config import ModelConfig
 
     engine = EngineConfig(max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads)
     runner, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype=options.dtype), engine)
@@ -94,8 +94,8 @@ def make_batch(name: str, blocks: Blocks) -> "Batch":
 def scheduled(name: str, context: int, num_tokens: int, blocks: Blocks) -> "Scheduled":
     """The last `num_tokens` of a request of `context` tokens."""
     from pdcluster_worker.engine.batch import Scheduled
-    from pdcluster_worker.engine.messages import Sampling
     from pdcluster_worker.engine.request import Request
+    from pdcluster_worker.messages.requests import Sampling
 
     tokens = [random.Random(f"{name}{place}").randrange(40_000) for place in range(context)]
     sampling = Sampling(max_tokens=100, seed=0, temperature=0.0)

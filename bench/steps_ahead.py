@@ -47,11 +47,11 @@ def main() -> None:
 
 def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]:
     """Both ways over one loaded model."""
-    from pdcluster_worker.config import EngineConfig
+    from pdcluster_worker.config.engine import EngineConfig
+    from pdcluster_worker.config.model import ModelConfig
     from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
     from pdcluster_worker.model.ops.step_limits import StepLimits
     from pdcluster_worker.model.runner import Runner, open_runner
-    from pdcluster_worker.model_config import ModelConfig
 
     engine = EngineConfig(max_batched_tokens=2048, num_blocks=BLOCKS, threads=threads, tensor_parallel_size=tensor_parallel_size)
     opened, cache, info = open_runner(ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine)
@@ -62,7 +62,7 @@ def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]
 
 def measure(runner: "Runner", num_requests: int, num_steps: int) -> list[float]:
     """Seconds of each step in which all requests decode."""
-    from pdcluster_worker.engine import messages
+    from pdcluster_worker.messages import engine as messages
 
     core = started(runner, num_requests)
     seconds = []
@@ -80,8 +80,9 @@ def measure(runner: "Runner", num_requests: int, num_steps: int) -> list[float]:
 def started(runner: "Runner", num_requests: int) -> "EngineCore":
     """An engine in which that many requests decode."""
     from pdcluster_worker.engine.core import EngineCore
-    from pdcluster_worker.engine.messages import RequestSpec, Sampling, Submit
-    from pdcluster_worker.engine.settings import EngineSettings
+    from pdcluster_worker.messages.engine import Submit
+    from pdcluster_worker.messages.engine_settings import EngineSettings
+    from pdcluster_worker.messages.requests import RequestSpec, Sampling
     from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
     settings = EngineSettings(16, BLOCKS, 2048, 128, 4096)

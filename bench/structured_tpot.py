@@ -14,9 +14,10 @@ from pathlib import Path
 
 import tokenizers
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Submit, Tokens
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.engine import Submit, Tokens
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from tests.worker.equality.engines import Engine, Model, engines_over
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()

@@ -44,10 +44,10 @@ class RealServer(Server):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
         from schedulers import NoMemory, settings_of
 
-        from pdcluster_worker.config import EngineConfig
+        from pdcluster_worker.config.engine import EngineConfig
+        from pdcluster_worker.config.model import ModelConfig
         from pdcluster_worker.engine.core import EngineCore
         from pdcluster_worker.model.runner import open_runner
-        from pdcluster_worker.model_config import ModelConfig
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         engine = EngineConfig(max_sequences=SEATS, max_model_len=CONTEXT, num_blocks=NUM_BLOCKS, threads=2)
@@ -61,7 +61,8 @@ class RealServer(Server):
 
     def start(self, job: Job) -> None:
         """Submit it; after an eviction under another id, with the tokens that it has."""
-        from pdcluster_worker.engine.messages import RequestSpec, Sampling, Submit
+        from pdcluster_worker.messages.engine import Submit
+        from pdcluster_worker.messages.requests import RequestSpec, Sampling
 
         self._pass()
         super().start(job)
@@ -73,7 +74,7 @@ class RealServer(Server):
 
     def evict(self, job: Job) -> None:
         """Abort it."""
-        from pdcluster_worker.engine.messages import Abort
+        from pdcluster_worker.messages.engine import Abort
 
         self._core.handle(Abort(_id(job)))
         del self._jobs[_id(job)]
@@ -81,7 +82,7 @@ class RealServer(Server):
 
     def advance(self, until: float) -> list[Job]:
         """Step until a job ends or the time has come."""
-        from pdcluster_worker.engine.messages import RequestFailed, Tokens
+        from pdcluster_worker.messages.engine import RequestFailed, Tokens
 
         ended: list[Job] = []
         while not ended and self.now < until:

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from e2e.client_program import prompt
 from e2e.harness import Json
-from pdcluster_worker.server.conversation import TemplateInput
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.text.chat_template import TemplateInput
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.equality import NEAR_TIE
 
 

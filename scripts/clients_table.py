@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from pdcluster_worker.server.known_fields import Known, table
-from pdcluster_worker.server.messages.schemas import MessagesRequest
+from pdcluster_worker.server.anthropic.schemas import MessagesRequest
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
-from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
+from pdcluster_worker.server.schemas.known_fields import Known, table
+from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
 SCHEMAS: dict[str, type[BaseModel]] = {

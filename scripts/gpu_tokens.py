@@ -6,10 +6,11 @@ gpu_tokens.py MODEL_FOLDER cpu|cuda NUM_TOKENS
 import sys
 from typing import Any
 
-from pdcluster_worker.config import EngineConfig, ModelConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.runner import open_runner
 
 BLOCK_SIZE = 16

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from pdcluster_worker.machine.native_dtype import DType
 from pdcluster_worker.model.answering import answer_once
-from pdcluster_worker.model.answers import Question, folder_of_answers
-from pdcluster_worker.native_dtype import DType
+from pdcluster_worker.model.loading.answers import Question, folder_of_answers
 
 
 def keep_answer(folder: Path, dtype: DType, max_model_len: int | None = None) -> None:

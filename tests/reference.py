@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from pdcluster_worker.engine.messages import RequestSpec, Sampling
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.model.sampler import Sampler
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.model.sampling.sampler import Sampler
 from tests.equality import assert_same_tokens
 
 DRAW_NOISE = 1e-4

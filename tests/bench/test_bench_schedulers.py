@@ -4,9 +4,9 @@ import pytest
 import schedulers as schedulers_module
 from schedulers_load import LOAD, RATES, Answers, arrivals, highest
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.engine.messages import Token
-from pdcluster_worker.engine.settings import SCHEDULER_NAMES
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.messages.engine_settings import SCHEDULER_NAMES
+from pdcluster_worker.messages.requests import Token
 
 
 def test_every_scheduler_is_measured_with_fields_that_the_worker_takes() -> None:

@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry
 from pdcluster_api.schema import conditions
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_worker.engine.messages import FinishReason, KVGeometry
+from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
+from pdcluster_worker.messages.requests import FinishReason
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.geometry import PeerFacts, reason_label
+from pdcluster_worker.routing.geometry import reason_label
 from tests.chart.helm_chart import RELEASE, Manifest, named, of_kind, only, render
 from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of, shared_of
 

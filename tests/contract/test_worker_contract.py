@@ -20,13 +20,17 @@ from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.load import load, parse
 from pdcluster_api.schema.sections import ModelSpec
 from pdcluster_operator.reconcile.key_secret import is_key
-from pdcluster_worker import config, errors
-from pdcluster_worker.api_keys import ApiKeys
+from pdcluster_worker import errors
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.policy import PolicyConfig, load_policy
+from pdcluster_worker.config.worker import DiscoveryConfig, EtcdTLSConfig, ListenConfig, WorkerConfig, load_worker_config
 from pdcluster_worker.dispatch.disaggregation import MAX_REASON, MAX_REFUSED
-from pdcluster_worker.engine.messages import Device
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
+from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdctl.local.certificates import WORKER_NAME
 from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.manifests.test_every_field_counts import ENGINE_VALUES, SCHEDULING_VALUES
@@ -158,11 +162,11 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
     engine, policy = rendered(example, role)
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
-    loaded = config.load_worker_config(tmp_path / "engine.yaml")
+    loaded = load_worker_config(tmp_path / "engine.yaml")
 
     assert loaded.role == role
     assert msgspec.to_builtins(loaded.engine) == load(ROOT / "examples" / example).spec.engine_of(role).model_dump(by_alias=True)
-    assert msgspec.to_builtins(config.load_policy(tmp_path / "policy.yaml")) == policy
+    assert msgspec.to_builtins(load_policy(tmp_path / "policy.yaml")) == policy
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
@@ -172,8 +176,8 @@ def test_rendered_files_set_every_field_of_the_worker() -> None:
     policy = files[0][1]
     only = {"discovery.leaseSeconds", "listen.head"}  # engines on other hosts join only where workers are started by hand
 
-    assert found | only == set(fields(config.WorkerConfig))
-    assert set(paths(policy)) == set(fields(config.PolicyConfig))
+    assert found | only == set(fields(WorkerConfig))
+    assert set(paths(policy)) == set(fields(PolicyConfig))
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULING_VALUES, ids=["threshold", "whole", "sarathi"])
@@ -181,7 +185,7 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(scheduling: dict[str
     engine, _ = nothing_by_default(scheduling)
     engine["listen"]["head"] = 4  # never rendered
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
-    loaded = config.load_worker_config(tmp_path / "engine.yaml")
+    loaded = load_worker_config(tmp_path / "engine.yaml")
 
     assert msgspec.to_builtins(loaded) | {"engine": None, "discovery": None} == engine | {"engine": None, "discovery": None}
     assert engine["engine"].items() <= msgspec.to_builtins(loaded.engine).items()
@@ -189,23 +193,23 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(scheduling: dict[str
 
 def test_defaults_are_equal_on_both_sides() -> None:
     """Values that are left out of the engine file mean the same to the worker."""
-    assert EngineSpec().model_dump(by_alias=True) == msgspec.to_builtins(config.EngineConfig())
-    model = msgspec.to_builtins(config.ModelConfig(name="m", path="/m"))
+    assert EngineSpec().model_dump(by_alias=True) == msgspec.to_builtins(EngineConfig())
+    model = msgspec.to_builtins(ModelConfig(name="m", path="/m"))
     assert ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL) | {"name": "m", "path": "/m"} == model
-    assert (SITE.etcd_tls, config.DiscoveryConfig(endpoints=["h:1"]).tls) == (None, None)
-    ours, theirs = EtcdTls(ca="/ca"), config.EtcdTLSConfig(ca="/ca")
+    assert (SITE.etcd_tls, DiscoveryConfig(endpoints=["h:1"]).tls) == (None, None)
+    ours, theirs = EtcdTls(ca="/ca"), EtcdTLSConfig(ca="/ca")
     assert (ours.certificate, ours.key) == (theirs.certificate, theirs.key)
     _, policy = rendered("mixed.yaml", "mixed")
-    assert policy == msgspec.to_builtins(config.PolicyConfig())
+    assert policy == msgspec.to_builtins(PolicyConfig())
 
 
 def test_default_listeners_are_equal_on_both_sides() -> None:
-    listen = config.ListenConfig()
+    listen = ListenConfig()
 
     assert (SITE.host, SITE.http_port, SITE.grpc_port, SITE.kv_port) == (listen.host, listen.http, listen.grpc, listen.kv)
     assert (listen.http, listen.grpc, listen.kv) == (8000, 9000, 9100)
     assert SITE.api_keys == listen.api_keys
-    assert config.DiscoveryConfig(endpoints=["h:1"]).lease_seconds == 10
+    assert DiscoveryConfig(endpoints=["h:1"]).lease_seconds == 10
 
 
 def test_etcd_keys_are_equal_on_both_sides() -> None:

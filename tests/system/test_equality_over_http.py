@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
-from pdcluster_worker.engine.messages import Sampling
+from pdcluster_worker.messages.requests import Sampling
 from tests.reference import Reference
 from tests.system.client import Answer, body
 from tests.system.cluster import Pair

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from pdcluster_worker.engine.messages import Sampling
+from pdcluster_worker.messages.requests import Sampling
 from tests.reference import Reference
 from tests.system.client import body
 from tests.system.cluster import NewCluster, Pair

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pdcluster_worker.dispatch.journey import LIFETIME
+from pdcluster_worker.journeys.journey import LIFETIME
 from pdctl.cli.main import app
 from tests.otlp_collector import Collector, Span
 from tests.reference import Reference

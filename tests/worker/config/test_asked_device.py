@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker import asked_device as module
-from pdcluster_worker import worker_start
-from pdcluster_worker.asked_device import asked_device, check_gpu
-from pdcluster_worker.config import load_worker_config
+from pdcluster_worker.config import asked_device as module
+from pdcluster_worker.config.asked_device import asked_device, check_gpu
+from pdcluster_worker.config.worker import load_worker_config
 from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.processes import worker_start
 from tests.worker.config.test_worker_config_errors import MINIMUM, write
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_worker import data_parallel
-from pdcluster_worker.config import WorkerConfig, load_worker_config
-from pdcluster_worker.data_parallel import has_board, share_of, thread_share
+from pdcluster_worker.config import data_parallel
+from pdcluster_worker.config.data_parallel import has_board, share_of, thread_share
+from pdcluster_worker.config.worker import WorkerConfig, load_worker_config
 from pdcluster_worker.errors import ConfigError
 
 FILE: dict[str, Any] = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker import policy_file
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.policy_file import PolicyFile
+from pdcluster_worker.config import policy_file
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.policy_file import PolicyFile
 
 
 def test_policy_that_is_newer_is_warned_of_once_for_each_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.config import Identity, load_policy, load_worker_config
-from pdcluster_worker.engine.settings import ChunkSchedule, SchedulerSettings, SpeculationSettings
+from pdcluster_worker.config.policy import load_policy
+from pdcluster_worker.config.worker import Identity, load_worker_config
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.messages.engine_settings import (
+    ChunkSchedule,
+    SchedulerSettings,
+    SpeculationSettings,
+)
 
 MINIMUM = """
 cluster: chat

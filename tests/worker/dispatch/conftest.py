@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.dispatch.engine_client import EngineClient
-from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.dispatch.engines.client import EngineClient
+from pdcluster_worker.dispatch.engines.engines import Engine, Engines
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.metrics import Metrics
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine

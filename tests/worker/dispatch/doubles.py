@@ -8,22 +8,19 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec.structs import replace
 
-from pdcluster_worker.dispatch.engine_client import EngineClient
+from pdcluster_worker.dispatch.engines.client import EngineClient
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine import messages
-from pdcluster_worker.engine.messages import (
-    Device,
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import (
     EngineInput,
     EngineOutput,
     EngineReady,
     EngineStats,
-    KVGeometry,
     PrefillDone,
-    RequestSpec,
-    Target,
-    Token,
 )
-from pdcluster_worker.peers.types import Load
+from pdcluster_worker.messages.facts import Device, KVGeometry
+from pdcluster_worker.messages.peers import Load
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 
 FACTS = EngineReady(
     *("engine-1", 9100, KVGeometry(1, 8, 1, 4, "float32"), "w", "float32"),

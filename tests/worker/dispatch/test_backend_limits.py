@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from pdcluster_worker.dispatch.backend import WorkerBackend
-from pdcluster_worker.dispatch.engine_client import EngineClient
-from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.engines.client import EngineClient
+from pdcluster_worker.dispatch.engines.engines import Engine, Engines
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 
 

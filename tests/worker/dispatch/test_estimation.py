@@ -6,19 +6,20 @@ from contextlib import ExitStack
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.dispatch import journey
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.qos import EarlyRejectionPolicy, EstimationPolicy
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.estimation import MAX_LABELS, Estimation, Followed
-from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestSpec, Sampling, Submit, Token, Tokens
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys import journey
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.qos_config import EarlyRejectionPolicy, EstimationPolicy
 from pdcluster_worker.routing.qos.slo import aged
-from pdcluster_worker.routing_config import PrefillScorePolicy
 from tests.worker.dispatch.doubles import ScriptedEngine
 
 

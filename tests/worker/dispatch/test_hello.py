@@ -5,7 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from pdcluster_worker.config import EngineConfig, WorkerConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.dispatch.node import hello_of
 from tests.worker.dispatch.doubles import FACTS
 

@@ -5,23 +5,23 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config import (
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.routing import PrefillQueuePolicy
+from pdcluster_worker.config.worker import (
     DiscoveryConfig,
-    EngineConfig,
     Identity,
     ListenConfig,
-    ModelConfig,
-    PolicyConfig,
     TLSConfig,
     WorkerConfig,
 )
-from pdcluster_worker.dispatch.engine_client import EngineClient
-from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.engines.client import EngineClient
+from pdcluster_worker.dispatch.engines.engines import Engine, Engines
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.routing_config import PrefillQueuePolicy
 from tests.system.certificates import make_certificates
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
 

@@ -8,7 +8,8 @@ import pytest
 
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import (
     Abort,
     EngineInput,
     EngineOutput,
@@ -16,13 +17,9 @@ from pdcluster_worker.engine.messages import (
     PrefillDone,
     PrefillFailed,
     RequestFailed,
-    RequestSpec,
-    Sampling,
-    Target,
-    Token,
     Tokens,
 )
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from tests.worker.dispatch.doubles import ScriptedEngine
 
 SPEC = RequestSpec("r", [1, 2, 3], Sampling(max_tokens=4, seed=1))

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from pdcluster_worker.dispatch.backend import WorkerBackend
-from pdcluster_worker.dispatch.engine_client import EngineStalledError
-from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.dispatch.engines.client import EngineStalledError
+from pdcluster_worker.dispatch.engines.engines import Engine, Engines
+from pdcluster_worker.dispatch.engines.stall_watch import StallWatch
 from pdcluster_worker.dispatch.pulse import Pulse
-from pdcluster_worker.dispatch.stall_watch import StallWatch
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import Abort, EngineInput, EngineOutput, Ping, Pong
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Ping, Pong
 from pdcluster_worker.testing import FakeClock
 from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, client_of, stats, steps_of
 

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.dispatch.engines import Engines
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.dispatch.engines.engines import Engines
 from pdcluster_worker.dispatch.node import Node
 from pdcluster_worker.dispatch.router_backend import RouterBackend
 from pdcluster_worker.dispatch.worker import Engineless, Worker
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.types import Generated
 
 SPEC = RequestSpec("r", [1, 2, 3], Sampling(max_tokens=2, seed=1))
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pdcluster_worker.config.policy_file import PolicyFile
 from pdcluster_worker.dispatch import worker as worker_module
-from pdcluster_worker.dispatch.broker import ASKING_HEADS
 from pdcluster_worker.dispatch.worker import Worker, merge
-from pdcluster_worker.engine.messages import Abort, BlockEvents, TellBlocks
 from pdcluster_worker.errors import ConfigError, RequestError
-from pdcluster_worker.policy_file import PolicyFile
+from pdcluster_worker.messages.engine import Abort, BlockEvents, TellBlocks
+from pdcluster_worker.routing.waiting import ASKING_HEADS
 from tests.worker.dispatch.doubles import ScriptedEngine, client_of, stats
 
 

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
 from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
 
 
@@ -69,7 +70,7 @@ class EngineRig:
 
 
 def make_spec(request_id="a", prompt=(1, 2, 3, 4, 5), max_tokens=3, output=(), priority=0, **sampling):
-    return m.RequestSpec(request_id, list(prompt), m.Sampling(max_tokens=max_tokens, seed=0, **sampling), list(output), priority)
+    return RequestSpec(request_id, list(prompt), Sampling(max_tokens=max_tokens, seed=0, **sampling), list(output), priority)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def pair():
             """Receive on the decode side, Prefill on the other; returns the ReceiveReady."""
             both.decode.handle(m.Receive(request))
             ready = both.decode.of(m.ReceiveReady)[-1]
-            target = m.Target(ready.epoch, "decode", "nowhere", ready.cached_tokens, ready.block_ids)
+            target = Target(ready.epoch, "decode", "nowhere", ready.cached_tokens, ready.block_ids)
             both.prefill.core.handle(m.Prefill(request, target))
             if prefill_step:
                 both.prefill.step()

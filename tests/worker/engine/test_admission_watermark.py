@@ -2,11 +2,12 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings
+from pdcluster_worker.messages.requests import Sampling
 
 
 def make_tables(num_blocks=10, **sizes):
@@ -15,7 +16,7 @@ def make_tables(num_blocks=10, **sizes):
 
 
 def make_request(name, num_tokens):
-    return Request(name, list(range(num_tokens)), num_tokens, m.Sampling(max_tokens=3, seed=0))
+    return Request(name, list(range(num_tokens)), num_tokens, Sampling(max_tokens=3, seed=0))
 
 
 def test_watermark_counts_only_while_another_request_holds_blocks():

@@ -2,13 +2,14 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.scheduler import SCHEDULERS, make_scheduler
-from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 
 
 @pytest.fixture
@@ -192,7 +193,7 @@ def scheduler_of(name, **values):
 
 
 def request_of(name, num_prompt=5):
-    spec = m.RequestSpec(name, [ord(name)] * num_prompt, m.Sampling(max_tokens=9, seed=0))
+    spec = RequestSpec(name, [ord(name)] * num_prompt, Sampling(max_tokens=9, seed=0))
     return Request.from_spec(spec, 0.0)
 
 

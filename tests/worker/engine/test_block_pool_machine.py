@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
+from pdcluster_worker.messages import engine as m
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 
 NUM_BLOCKS = 8

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
-from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.constraint import Constraint
 
 FORM = Constraint("regex", "form")
 

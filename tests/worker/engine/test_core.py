@@ -2,8 +2,9 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.checking import SLICE_BLOCKS
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.requests import EPOCH_BYTES, Target
 
 PROMPT = list(range(10))
 
@@ -74,7 +75,7 @@ def test_a_repeated_id_of_a_live_request_is_ignored(pair, spec):
     request = spec("a", PROMPT, max_tokens=4)
     ready = both.start(request)
     both.decode.handle(m.Submit(request), m.Receive(request))
-    both.prefill.handle(m.Prefill(request, m.Target(ready.epoch, "decode", "nowhere", 0, ready.block_ids)))
+    both.prefill.handle(m.Prefill(request, Target(ready.epoch, "decode", "nowhere", 0, ready.block_ids)))
     assert len(both.decode.of(m.ReceiveReady)) == 1
     assert both.decode.blocks == {"free": 13, "receiving": 3}
     assert len(both.prefill.tokens("a")) == 1
@@ -254,4 +255,4 @@ def test_epochs_are_unguessable_by_default(engine):
     core = type(rig.core)(rig.settings, rig.runner, rig.transport, rig.clock)
     epochs = {core._receiver._new_epoch() for _ in range(100)}
     assert len(epochs) == 100
-    assert {len(epoch) for epoch in epochs} == {m.EPOCH_BYTES}
+    assert {len(epoch) for epoch in epochs} == {EPOCH_BYTES}

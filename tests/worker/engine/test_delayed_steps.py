@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.prefill_delayer import PAUSE_SECONDS, DelayerSettings, PrefillDelayer, RankState
+from pdcluster_worker.messages import engine as m
 from tests.worker.engine.played_board import PlayedBoard
 
 PROMPT = tuple(range(1, 10))

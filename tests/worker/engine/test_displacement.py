@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
-from pdcluster_worker.engine.settings import SchedulerSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import SchedulerSettings
 
 PREEMPTIVE = SchedulerSettings(policy="preemptive")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import SpeculationSettings
 from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import SpeculationSettings
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.testing import FakeRunner
 
 PROMPT = list(range(10))

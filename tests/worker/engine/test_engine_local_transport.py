@@ -2,9 +2,10 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import Target
 from pdcluster_worker.testing import FakeClock, FakeRunner
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
@@ -23,7 +24,7 @@ def test_remote_prefill_over_the_local_transport(spec, num_tokens, lost):
 
     decode.handle(m.Receive(request))
     ready = next(output for output in decode.step() if isinstance(output, m.ReceiveReady))
-    prefill.handle(m.Prefill(request, m.Target(ready.epoch, "d", "nowhere", ready.cached_tokens, ready.block_ids)))
+    prefill.handle(m.Prefill(request, Target(ready.epoch, "d", "nowhere", ready.cached_tokens, ready.block_ids)))
     said = []
     while prefill.has_work:
         said += prefill.step()

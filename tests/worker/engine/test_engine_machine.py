@@ -15,10 +15,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockState
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.settings import SCHEDULER_NAMES, EngineSettings, SchedulerSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import (
+    SCHEDULER_NAMES,
+    EngineSettings,
+    SchedulerSettings,
+)
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
 
 BLOCK_SIZE = 4
@@ -30,11 +35,11 @@ BASE = [(5 * i + 3) % VOCAB for i in range(40)]  # prompts share prefixes of thi
 
 @dataclass
 class Client:
-    spec: m.RequestSpec
+    spec: RequestSpec
     home: "Engine"
     remote: bool
     shown: list[int] = field(default_factory=list)
-    first: m.Token | None = None  # made by the prefill worker
+    first: Token | None = None  # made by the prefill worker
     epoch: bytes | None = None
     refused: bool = False
     over: bool = False  # finished, failed or aborted
@@ -124,8 +129,8 @@ class EngineMachine(RuleBasedStateMachine):
         stops=st.booleans(),
     )
     def ask(self, num_shared, suffix, max_tokens, where, priority, stops):
-        sampling = m.Sampling(max_tokens=max_tokens, seed=0, eos_token_ids=[EOS], ignore_eos=not stops)
-        spec = m.RequestSpec(f"r{len(self.clients)}", [*BASE[:num_shared], *suffix], sampling, priority=priority)
+        sampling = Sampling(max_tokens=max_tokens, seed=0, eos_token_ids=[EOS], ignore_eos=not stops)
+        spec = RequestSpec(f"r{len(self.clients)}", [*BASE[:num_shared], *suffix], sampling, priority=priority)
         # "prefill": decoded on the prefill engine, which forces preemptions of requests that are being sent
         home = self.prefill if where == "prefill" else self.decode
         self.clients[spec.request_id] = Client(spec, home, where == "remote")
@@ -255,7 +260,7 @@ class EngineMachine(RuleBasedStateMachine):
                 if not client.over:
                     self._take_answer(engine, client, output)
 
-    def _take_token(self, engine: Engine, token: m.Token) -> None:
+    def _take_token(self, engine: Engine, token: Token) -> None:
         client = self.clients[token.request_id]
         if client.over or (engine is not client.home and not client.at_prefill):
             return
@@ -272,7 +277,7 @@ class EngineMachine(RuleBasedStateMachine):
         match output:
             case m.ReceiveReady(epoch=epoch, cached_tokens=cached, block_ids=block_ids):
                 client.epoch = epoch
-                self.prefill.inbox.append(m.Prefill(client.spec, m.Target(epoch, "decode", "nowhere", cached, block_ids)))
+                self.prefill.inbox.append(m.Prefill(client.spec, Target(epoch, "decode", "nowhere", cached, block_ids)))
             case m.ReceiveRefused(needed_blocks=needed):
                 assert needed <= DECODE_BLOCKS
                 client.remote = not client.refused  # once more, then locally

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.execution import EngineBrokenError
 from pdcluster_worker.engine.ports import StepSeconds, failed_row
+from pdcluster_worker.messages import engine as m
 
 
 def test_one_bad_request_of_a_batch_fails_alone(engine, spec):

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.engine import messages as m
-from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.prefix_cache import PrefixCache
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.block_hash import block_hashes
 
 
 def test_match_stops_at_the_first_unknown_hash_and_at_the_limit():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.requests import Token
 
 PROMPT = list(range(10))  # 3 blocks of 4
 
@@ -163,7 +164,7 @@ def test_a_first_token_that_ends_the_request_ends_it_here(pair, spec, kind):
     both = pair()
     both.decode.transport.holding = True
     ready = both.start(spec("a", PROMPT))
-    both.decode.handle(kind("a", ready.epoch, m.Token("a", 1, finish_reason="stop")))
+    both.decode.handle(kind("a", ready.epoch, Token("a", 1, finish_reason="stop")))
     assert both.decode.blocks == {"free": 13, "quarantined": 3}
     both.decode.transport.settle()
     both.decode.step()
@@ -175,7 +176,7 @@ def test_a_first_token_that_ends_the_request_ends_it_here(pair, spec, kind):
 def test_a_stale_word_about_a_transfer_is_ignored(pair, spec, kind):
     """Another epoch, an unknown request, and a second word after the first."""
     both = pair()
-    token = m.Token("a", 1)
+    token = Token("a", 1)
     both.decode.transport.holding = True
     ready = both.start(spec("a", PROMPT))
     both.decode.handle(kind("a", bytes(16), token), kind("b", ready.epoch, token))

@@ -2,13 +2,18 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.scheduler.chunks import ChunkBudget, aligned, stage_sizes
 from pdcluster_worker.engine.scheduler.sarathi import Sarathi
-from pdcluster_worker.engine.settings import ChunkSchedule, EngineSettings, SchedulerSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import (
+    ChunkSchedule,
+    EngineSettings,
+    SchedulerSettings,
+)
+from pdcluster_worker.messages.requests import Sampling
 
 SARATHI = SchedulerSettings(name="sarathi")
 
@@ -88,7 +93,7 @@ def build(num_blocks=16, **sizes):
 
 
 def request_of(name, num_prompt, num_output=0, arrival=0.0):
-    sampling = m.Sampling(max_tokens=50, seed=0)
+    sampling = Sampling(max_tokens=50, seed=0)
     tokens = [ord(name)] * (num_prompt + num_output)
     return Request(name, tokens, num_prompt, sampling, arrival_seconds=arrival)
 

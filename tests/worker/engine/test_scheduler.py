@@ -2,8 +2,8 @@
 
 from msgspec import structs
 
-from pdcluster_worker.engine import messages as m
-from pdcluster_worker.engine.settings import SchedulerSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import SchedulerSettings
 
 
 def test_prefill_is_cut_into_chunks_of_the_budget(engine, spec):

@@ -12,12 +12,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import SCHEDULERS, make_scheduler
-from pdcluster_worker.engine.settings import ChunkSchedule, EngineSettings, SchedulerSettings
+from pdcluster_worker.messages.engine_settings import (
+    ChunkSchedule,
+    EngineSettings,
+    SchedulerSettings,
+)
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
 
 NUM_BLOCKS, BLOCK_SIZE, SEATS = 14, 4, 3
 MAX_MODEL_LEN = 48
@@ -63,9 +67,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _request(self, num_prompt, max_tokens, priority, target=None):
         name = f"r{self.num_asked}"
         self.num_asked += 1
-        sampling = m.Sampling(max_tokens=max_tokens, seed=0)
+        sampling = Sampling(max_tokens=max_tokens, seed=0)
         # Prompts share prefixes, so that hits count too.
-        spec = m.RequestSpec(name, [i % 7 for i in range(num_prompt)], sampling, priority=priority)
+        spec = RequestSpec(name, [i % 7 for i in range(num_prompt)], sampling, priority=priority)
         request = Request.from_spec(spec, float(self.num_asked), target)
         self.requests[name] = request
         return request
@@ -77,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         leaves=st.booleans(),
     )
     def ask(self, num_prompt, max_tokens, priority, leaves):
-        target = m.Target(b"e", "peer", "nowhere", 0, []) if leaves else None
+        target = Target(b"e", "peer", "nowhere", 0, []) if leaves else None
         self.scheduler.add(self._request(num_prompt, max_tokens, priority, target))
 
     @rule(num_prompt=st.integers(1, 30), max_tokens=st.integers(2, 12))

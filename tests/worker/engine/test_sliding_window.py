@@ -5,10 +5,10 @@
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
-from pdcluster_worker.engine.block_hash import block_hashes
 from pdcluster_worker.engine.prefix_cache import PrefixCache
 from pdcluster_worker.engine.window import most_blocks
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.block_hash import block_hashes
 
 WINDOW = {"window": 6, "max_batched_tokens": 8, "max_model_len": 1000}
 PROMPT = list(range(40))

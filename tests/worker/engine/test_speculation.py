@@ -5,9 +5,13 @@ The drafter of these tests knows what will come, and is wrong where it is told t
 
 import pytest
 
-from pdcluster_worker.engine import messages as m
 from pdcluster_worker.engine.ports import Run, Sample, failed_row, verified
-from pdcluster_worker.engine.settings import SCHEDULER_NAMES, SchedulerSettings, SpeculationSettings
+from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import (
+    SCHEDULER_NAMES,
+    SchedulerSettings,
+    SpeculationSettings,
+)
 
 PROMPT = list(range(10))
 

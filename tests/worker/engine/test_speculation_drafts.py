@@ -2,11 +2,11 @@
 
 import pytest
 
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import SpeculationSettings
 from pdcluster_worker.engine.speculation.ngram import NgramDrafter
 from pdcluster_worker.engine.speculation.pace import FIRST_SHARE, Share, StepTimes
+from pdcluster_worker.messages.engine_settings import SpeculationSettings
+from pdcluster_worker.messages.requests import Sampling
 
 NGRAM = SpeculationSettings(lookup_max=5, lookup_min=3)
 

@@ -1,6 +1,6 @@
 """What a step computes, by kind: prefilled, decoded, and computed again after a preemption."""
 
-from pdcluster_worker.engine import messages as m
+from pdcluster_worker.messages import engine as m
 
 
 def test_batches_tell_requests_and_tokens_by_kind(engine, spec):

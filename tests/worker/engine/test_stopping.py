@@ -2,10 +2,10 @@
 
 import pytest
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import RequestSpec, Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.stopping import Finish, check_stop, ends_by_length
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 
 
 def request(output, max_tokens=10, **sampling):

@@ -5,8 +5,8 @@ import doctest
 import pytest
 
 from pdcluster_worker.engine import window as engine_window
-from pdcluster_worker.engine.messages import KVGeometry
-from pdcluster_worker.model.loader import ModelInfo
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model.loading.loader import ModelInfo
 
 
 def test_worked_examples_hold():

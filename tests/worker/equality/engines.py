@@ -9,9 +9,14 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.speculation import SpeculationConfig
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.machine.native_dtype import DType
+from pdcluster_worker.messages.engine import (
     EngineOutput,
     EngineStats,
     Prefill,
@@ -19,21 +24,18 @@ from pdcluster_worker.engine.messages import (
     Receive,
     ReceiveDone,
     ReceiveReady,
-    RequestSpec,
     Submit,
-    Target,
-    Token,
     Tokens,
 )
-from pdcluster_worker.engine.ports import Drafter
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import EngineSettings, SchedulerSettings, SpeculationSettings
+from pdcluster_worker.messages.engine_settings import (
+    EngineSettings,
+    SchedulerSettings,
+    SpeculationSettings,
+)
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.model.beginning import InThread
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner, open_runner
-from pdcluster_worker.model_config import ModelConfig
-from pdcluster_worker.native_dtype import DType
-from pdcluster_worker.speculation_config import SpeculationConfig
 from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 from tests.kept_answer import keep_answer
 

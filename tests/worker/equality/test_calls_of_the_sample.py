@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.messages import RequestSpec, Token
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.server.chat import prepare
-from pdcluster_worker.server.choice import Choice, TextRules
-from pdcluster_worker.server.events import Answer, assembled
-from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
-from pdcluster_worker.server.sampling import ModelLimits, specs_for
-from pdcluster_worker.server.schemas import ChatRequest
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.server.generation.choice import Choice, TextRules
+from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
+from pdcluster_worker.server.generation.sampling import ModelLimits, specs_for
+from pdcluster_worker.server.openai.chat import prepare
+from pdcluster_worker.server.schemas.requests import ChatRequest
+from pdcluster_worker.server.text.events import Answer, assembled
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.chat_model import chat_model
 from tests.worker.equality.engines import Model, Pair, engines_over
 

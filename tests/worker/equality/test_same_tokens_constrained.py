@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar.book import GrammarBook
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from tests.make_tiny_model import EOS, make_tiny_model
 from tests.system.prompts import Prompts
 from tests.worker.equality.engines import Guesses, Model, Pair, engines_over

@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
 from pdcluster_worker.engine.ports import Drafter
-from pdcluster_worker.engine.settings import SCHEDULER_NAMES, ChunkSchedule, SchedulerSettings
+from pdcluster_worker.messages.engine_settings import (
+    SCHEDULER_NAMES,
+    ChunkSchedule,
+    SchedulerSettings,
+)
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference

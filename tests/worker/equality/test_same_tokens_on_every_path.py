@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.grammar.follower import Follower
 from pdcluster_worker.grammar.forms import Forms
 from pdcluster_worker.grammar.native import library
+from pdcluster_worker.messages.constraint import Constraint
 
 END = 256
 VOCAB_SIZE = 260

@@ -10,8 +10,6 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.grammar import book as room
@@ -20,6 +18,8 @@ from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.grammar.child import CompileError, CompileProcess
 from pdcluster_worker.grammar.vocabulary import read_vocabulary
 from pdcluster_worker.grammar.wire import Opened, Wrong, frame
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Sampling
 
 VOCAB_SIZE = 64
 END = 1

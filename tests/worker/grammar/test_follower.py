@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar.follower import OutsideError
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Sampling
 from tests.worker.grammar.conftest import END, VOCAB_SIZE
 
 FORM = Constraint("regex", "a(b|c)d*")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.grammar.forms import FormError, literal
 from pdcluster_worker.grammar.native import complaint, library
+from pdcluster_worker.messages.constraint import Constraint
 from tests.worker.grammar.conftest import END
 
 

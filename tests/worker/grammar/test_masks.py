@@ -2,12 +2,12 @@
 
 import pytest
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.grammar import follower as room
 from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.grammar.masks import MaskMaker
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Sampling
 from tests.worker.grammar.conftest import VOCAB_SIZE
 
 AMBIGUOUS = Constraint("grammar", 'root ::= root root root | "a" | ""')

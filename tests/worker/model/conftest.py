@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.runner import make_runner
 from tests.chat_model import chat_model
 from tests.make_tiny_model import make_tiny_model

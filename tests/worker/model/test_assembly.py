@@ -10,10 +10,11 @@ from torch import nn
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model import families
 from pdcluster_worker.model.assembly import assemble
-from pdcluster_worker.model.families import Family, NotOursError
+from pdcluster_worker.model.families import NotOursError
 from pdcluster_worker.model.generic import PackedLinear
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.model.loading.family import Family
+from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pdcluster_worker.asked_device import Asked
-from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.config.asked_device import Asked
 from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.model.device import NEVER_RUN, Facts, check_computes_on, choose, parse_cpu_name, read_facts
 
 GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")

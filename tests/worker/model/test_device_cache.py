@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.device_cache import STEP_BYTES_PER_TOKEN, DeviceKVCache, DeviceMemory, device_blocks, open_cache
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
 

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.speculation import SpeculationConfig
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.messages import EngineStats, RequestSpec, Sampling, Submit, Tokens
-from pdcluster_worker.engine.settings import EngineSettings, SpeculationSettings
 from pdcluster_worker.engine.speculation import ModelDrafter, NgramDrafter
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.engine import EngineStats, Submit, Tokens
+from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.model.draft_opening import check_vocabulary, divide, make_drafter, open_draft_runner, token_values
 from pdcluster_worker.model.runner import open_runner
-from pdcluster_worker.model_config import ModelConfig
-from pdcluster_worker.speculation_config import SpeculationConfig
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 from tests.make_tiny_model import make_tiny_model
 

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from pdcluster_worker.engine.batch import AfterDrafts, Batch, Scheduled, sample_places
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.model.penalties import PenaltyState
-from pdcluster_worker.model.sampler import Sampler
+from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.model.sampling.penalties import PenaltyState
+from pdcluster_worker.model.sampling.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner
 
 VOCAB = 40

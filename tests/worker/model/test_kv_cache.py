@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="float32")

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.step_plan import NO_SLOT, StepPlanner, padded_rows, row_sizes
 
 SIZE = 4

@@ -26,10 +26,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pdcluster_worker.config import DiscoveryConfig, TLSConfig
-from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig
+from pdcluster_worker.journeys import trace_context
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Generated, Hello, Load, Note, Report
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers import trace_context
 from pdcluster_worker.peers.client import Here, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
@@ -38,7 +41,6 @@ from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.service import WorkerService
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.peers.types import Generated, Hello, Load, Note, Report
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from tests.ports import free_port

@@ -9,12 +9,13 @@ import grpc
 import msgspec
 import pytest
 
-from pdcluster_worker.engine.messages import PrefillDone, Token
 from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.peers import Generated, Load, Report
+from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import open_channel, open_stub
 from pdcluster_worker.peers.service import WorkerService
-from pdcluster_worker.peers.types import Generated, Load, Report
 from pdcluster_worker.proto import worker_pb2 as pb
 
 Eventually = Callable[..., Any]

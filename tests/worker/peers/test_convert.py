@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.engine.constraint import Constraint
-from pdcluster_worker.engine.messages import KVGeometry, PrefillDone, PromptLogprob, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Hello, Load
+from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Sampling, Target, Token
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
 
 naturals = st.integers(0, 2**31 - 1)

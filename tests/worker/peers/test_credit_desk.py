@@ -2,10 +2,10 @@
 
 import asyncio
 
+from pdcluster_worker.config.routing import LatencyClass, PrefillQueuePolicy
 from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.fair_line import Grant
-from pdcluster_worker.routing_config import LatencyClass, PrefillQueuePolicy
 
 WINDOW = PrefillQueuePolicy(mode="throughputFirst", latency_classes=[LatencyClass(priority=0, window_milliseconds=20)])
 

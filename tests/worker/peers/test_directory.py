@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.engine.messages import KVGeometry, RequestSpec, Sampling, Target
 from pdcluster_worker.errors import ConfigError, PeerError
-from pdcluster_worker.peers import trace_context
+from pdcluster_worker.journeys import trace_context
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Load, Note, Report
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.peers.types import Load, Note, Report
 
 Eventually = Callable[..., Any]
 

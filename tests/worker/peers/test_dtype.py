@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pdcluster_worker.config import DiscoveryConfig
+from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.model.loader import resolve_dtype
-from pdcluster_worker.native_dtype import CPU_INFO, DType, native_dtype, read_native_dtype
+from pdcluster_worker.machine.native_dtype import CPU_INFO, DType, native_dtype, read_native_dtype
+from pdcluster_worker.model.loading.loader import resolve_dtype
 from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
 from pdcluster_worker.peers.etcd import Etcd
 from pdcluster_worker.peers.records import dtype_key

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.peers.records import WorkerRecord, command_key, decode_record, encode_record, pod_of, worker_key, workers_prefix
 
 KEY = "/pdcluster/ns/chat/workers/r1/decode/main/a"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.config import AdmissionPolicy
+from pdcluster_worker.config.policy import AdmissionPolicy
 from pdcluster_worker.routing.admission import full
 
 

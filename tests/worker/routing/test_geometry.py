@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from pdcluster_worker.engine.messages import KVGeometry
-from pdcluster_worker.routing.geometry import PeerFacts, mismatch, reason_label
+from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
+from pdcluster_worker.routing.geometry import mismatch, reason_label
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=64, num_layers=30, block_size=16, dtype="bfloat16")
 MINE = PeerFacts(geometry=GEOMETRY, weights="aa11", revision="r1")

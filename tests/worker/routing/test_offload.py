@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.routing import offload
-from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, score, takes_length
-from pdcluster_worker.routing_config import (
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.routing import (
     IslBoundingPolicy,
     OffloadPolicy,
     OffloadPolicyName,
     OffloadScorePolicy,
     PrefillLoadPolicy,
 )
+from pdcluster_worker.routing import offload
+from pdcluster_worker.routing.offload import OffloadFacts, Verdict, decide, length_threshold, score, takes_length
 
 
 def goes(policy: OffloadPolicy, prompt_tokens: int, threshold: int = 256, **others: Any) -> bool:

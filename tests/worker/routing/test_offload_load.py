@@ -11,10 +11,10 @@ from statistics import mean
 
 import pytest
 
+from pdcluster_worker.config.routing import OffloadPolicy, OffloadPolicyName
 from pdcluster_worker.routing.offload import OffloadFacts, decide
 from pdcluster_worker.routing.side_costs import Side, SideCosts
 from pdcluster_worker.routing.slo_feedback import SloFeedback
-from pdcluster_worker.routing_config import OffloadPolicy, OffloadPolicyName
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 CAPACITY = 6 / sum(LENGTHS) * 1000  # requests a second of a worker that computes 1000 tokens in one

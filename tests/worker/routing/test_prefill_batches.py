@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.config import PolicyConfig
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.routing import LatencyClass, PrefillQueuePolicy
 from pdcluster_worker.routing.batching import FAST_IN_A_ROW
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.fair_line import Grant
-from pdcluster_worker.routing_config import LatencyClass, PrefillQueuePolicy
 from pdcluster_worker.testing import FakeClock
 
 LATENCY = PrefillQueuePolicy(mode="latencyFirst")

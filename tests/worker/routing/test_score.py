@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdcluster_worker.config.routing import PrefillScorePolicy
 from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
-from pdcluster_worker.routing_config import PrefillScorePolicy
 
 SIZES = st.integers(0, 3).map(lambda n: 64 * n)
 PREFILL = st.lists(

@@ -4,11 +4,11 @@ import doctest
 
 import pytest
 
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.config.routing import SloFeedbackPolicy
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.routing import pair_rates
 from pdcluster_worker.routing.pair_rates import MAX_PAIRS, PairRates, kv_bytes_per_token
 from pdcluster_worker.routing.slo_feedback import ADJUST_SECONDS, MIN_SAMPLES, PROBE_SECONDS, STEP, SloFeedback
-from pdcluster_worker.routing_config import SloFeedbackPolicy
 
 POLICY = SloFeedbackPolicy()
 START = 256

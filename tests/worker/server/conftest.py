@@ -19,14 +19,15 @@ import tokenizers
 from fastapi import FastAPI
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.engine.messages import Device, PromptLogprob, RequestSpec, Token
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.types import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.run import HttpServer, serve
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.http.run import HttpServer, serve
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] }}<|im_end|>

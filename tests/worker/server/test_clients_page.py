@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 
-from pdcluster_worker.server.run import HttpServer, serve
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.http.run import HttpServer, serve
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.conftest import Rig
 
 ROOT = Path(__file__).parents[3]

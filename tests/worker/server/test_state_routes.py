@@ -7,9 +7,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_worker import __version__
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
 

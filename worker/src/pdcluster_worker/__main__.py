@@ -12,10 +12,10 @@ import os
 import sys
 from pathlib import Path
 
-from pdcluster_worker.data_parallel import EnginePlace
-from pdcluster_worker.early_end import end_on_sigterm
+from pdcluster_worker.config.data_parallel import EnginePlace
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, ModelError
 from pdcluster_worker.logs import start_logging
+from pdcluster_worker.machine.early_end import end_on_sigterm
 
 
 def main() -> int:
@@ -25,19 +25,19 @@ def main() -> int:
     start_logging()
     try:
         if arguments.headless:
-            from pdcluster_worker import engine_process
+            from pdcluster_worker.processes import engine_process
 
             status = engine_process.run_headless(arguments.engine_config, arguments.head)
             logging.shutdown()
             os._exit(status)
         if arguments.engine is not None:
-            from pdcluster_worker import engine_start  # torch is for the engine process only
+            from pdcluster_worker.processes import engine_start
 
             status = engine_start.run(arguments.engine_config, arguments.engine, EnginePlace(arguments.rank, arguments.board))
             logging.shutdown()
             # Nothing is left to save, and the interpreter's own end would report what torch's libraries leak at exit.
             os._exit(status)
-        from pdcluster_worker import worker_start
+        from pdcluster_worker.processes import worker_start
 
         return worker_start.run(arguments.engine_config, arguments.policy)
     except (ConfigError, ModelError) as e:

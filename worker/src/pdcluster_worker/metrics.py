@@ -2,7 +2,7 @@
 
 Attribute names are metric names without the `pdcluster_` prefix and the
 `_total` suffix.  Engine counters arrive as cumulative values in EngineStats
-and are moved forward by their difference (`server.engine_metrics`).
+and are moved forward by their difference (`dispatch.engines.metrics`).
 """
 
 import math
@@ -12,14 +12,14 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pdcluster_worker.engine.constraint import ConstraintKind
-from pdcluster_worker.engine.execution import RAISED
-from pdcluster_worker.engine.messages import Device, FinishReason
-from pdcluster_worker.engine.ports import ROW_FAILURES
+from pdcluster_worker.config.qos import Tier
+from pdcluster_worker.config.speculation import MOST_DRAFTS
 from pdcluster_worker.histogram import TokenHistogram
-from pdcluster_worker.nvidia import GpuUse
-from pdcluster_worker.qos_config import Tier
-from pdcluster_worker.speculation_config import MOST_DRAFTS
+from pdcluster_worker.machine.nvidia import GpuUse
+from pdcluster_worker.messages.constraint import ConstraintKind
+from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES
+from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.requests import FinishReason
 
 _QOS_REASONS = (
     *("slo_ttft", "slo_tpot", "prompt_limit", "prefill_barred", "waited_too_long", "displaced"),

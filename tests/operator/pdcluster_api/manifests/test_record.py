@@ -11,7 +11,8 @@ from pdcluster_api.manifests.policy import policy_config
 from pdcluster_api.manifests.render import image_of_record, render_record, render_workload
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.revision import revision_of
-from pdcluster_worker.config import load_policy, load_worker_config
+from pdcluster_worker.config.policy import load_policy
+from pdcluster_worker.config.worker import load_worker_config
 from tests.operator.object_cases import FULL, GOOD, Change, at, minimal
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, engine_of, pod_of, record_of, workload_of
 

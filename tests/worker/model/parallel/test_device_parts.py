@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, open_part
 from pdcluster_worker.model.parallel.place import Place

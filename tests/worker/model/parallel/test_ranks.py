@@ -11,18 +11,18 @@ from typing import Any
 import psutil
 import pytest
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.execution import EngineBrokenError
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.loader import load_model
+from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.runner import open_runner
-from pdcluster_worker.model_config import ModelConfig
 
 Folder = Callable[[str], Path]
 WAIT_SECONDS = 30.0

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.messages import KVGeometry, Sampling
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.step_limits import StepLimits

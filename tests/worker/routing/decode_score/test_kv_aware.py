@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 from pdcluster_worker.routing.decode_score.kv_aware import Overlap, cost, credit, decay, kv_aware
 from pdcluster_worker.routing.decode_score.selection import select
-from pdcluster_worker.routing_config import KvAwarePolicy
 
 TEN_BLOCKS = Asked(prompt_tokens=160, block_size=16)
 

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
+from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 from pdcluster_worker.routing.decode_score.latency import capacity_aware, extended_cost, latency_aware, simple_cost
 from pdcluster_worker.routing.decode_score.selection import select
-from pdcluster_worker.routing_config import CapacityAwarePolicy, LatencyAwarePolicy
 
 ASKED = Asked(prompt_tokens=160, block_size=16)
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.qos_config import TenantPolicy
+from pdcluster_worker.config.qos import TenantPolicy
 from pdcluster_worker.routing.qos.tenants import Tenants, Wanted
 from pdcluster_worker.routing.qos.verdict import Refusal
 from pdcluster_worker.testing import FakeClock

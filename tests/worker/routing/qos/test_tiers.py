@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdcluster_worker.engine.messages import RequestSpec, Sampling
-from pdcluster_worker.qos_config import SloPolicy, Tier
+from pdcluster_worker.config.qos import SloPolicy, Tier
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
 from pdcluster_worker.routing.qos.slo import Slo, slo_of
 from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 

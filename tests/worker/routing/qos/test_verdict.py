@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from pdcluster_worker.config import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.qos_config import (
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.config.qos import (
     DegradationPolicy,
     EarlyRejectionPolicy,
     HighPriorityPolicy,

@@ -2,16 +2,17 @@
 
 from collections.abc import AsyncGenerator
 
-from pdcluster_worker.dispatch.engines import Engines
+from pdcluster_worker.dispatch.engines.engines import Engines
 from pdcluster_worker.dispatch.node import Node
-from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
 
 class WorkerBackend:
-    """Implements `server.backend.Backend`.  waits_for: why it is not ready until it serves"""
+    """Implements `server.generation.backend.Backend`.  waits_for: why it is not ready until it serves"""
 
     def __init__(self, model_name: str, engines: Engines) -> None:
         self.model_name = model_name
@@ -57,7 +58,7 @@ class WorkerBackend:
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
     def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
-        """See `dispatch.ingress.Ingress.generate`."""
+        """See `dispatch.ingress.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
             raise RequestError(f"this worker is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
         return self._node.ingress.generate(specs, prefill, hints)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil, inf
 
-from pdcluster_worker.dispatch.journey import note
-from pdcluster_worker.engine.messages import RequestSpec, Token
+from pdcluster_worker.config.qos import EstimationPolicy
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys.journey import note
+from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.qos_config import EstimationPolicy
 from pdcluster_worker.routing.estimator import Completion, Estimator, Flight, Line
 from pdcluster_worker.routing.waiting_time.flights import Flights
 from pdcluster_worker.routing.waiting_time.groups import Labels, group_of

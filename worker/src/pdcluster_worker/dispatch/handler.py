@@ -5,16 +5,17 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.lifetime import note_prefill
+from pdcluster_worker.config.routing import CreditPolicy
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Generated, Hello, PrefillMode, Report
+from pdcluster_worker.journeys.lifetime import note_prefill
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode, Report
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.moving import is_held
-from pdcluster_worker.routing_config import CreditPolicy
 
 
 def credit_limit(policy: CreditPolicy, max_batched_tokens: int) -> int:

@@ -13,19 +13,22 @@ from collections.abc import Awaitable, Callable
 import grpc
 import msgspec
 
-from pdcluster_worker.config import Identity, PolicyConfig, WorkerConfig
-from pdcluster_worker.dispatch.address import join_address
-from pdcluster_worker.dispatch.broker import CreditBroker
-from pdcluster_worker.dispatch.decoding import DecodeDispatcher
+from pdcluster_worker.addresses import join_address
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.worker import Identity, WorkerConfig
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
 from pdcluster_worker.dispatch.disaggregation import LOOK_SECONDS, Disaggregating
 from pdcluster_worker.dispatch.draining import Drain
-from pdcluster_worker.dispatch.engines import Engine
+from pdcluster_worker.dispatch.engines.engines import Engine
 from pdcluster_worker.dispatch.handler import Handler, credit_limit
-from pdcluster_worker.dispatch.ingress import Ingress
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.prefilling import PrefillDispatcher
-from pdcluster_worker.dispatch.remote import RemotePrefill
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import EngineReady, KVGeometry
+from pdcluster_worker.messages.engine import EngineReady
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.peers.client import Here, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
@@ -34,7 +37,6 @@ from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.service import WorkerService
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.peers.types import Hello
 from pdcluster_worker.routing.credits import CreditLedger
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from pdcluster_worker.dispatch.worker import Worker
-from pdcluster_worker.engine.messages import Prefill, PrefillDone, PrefillFailed, RequestSpec, Target, Token
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import Prefill, PrefillDone, PrefillFailed
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 
 
 class PrefillDispatcher:

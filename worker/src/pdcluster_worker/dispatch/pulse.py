@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from pdcluster_worker.dispatch.engines import Engine
-from pdcluster_worker.dispatch.stall_watch import period_seconds
+from pdcluster_worker.dispatch.engines.engines import Engine
+from pdcluster_worker.dispatch.engines.stall_watch import period_seconds
 from pdcluster_worker.dispatch.worker import Worker
 
 logger = logging.getLogger(__name__)

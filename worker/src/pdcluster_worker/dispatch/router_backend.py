@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from pdcluster_worker.dispatch.ingress import Ingress
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
 from pdcluster_worker.dispatch.node import Node
-from pdcluster_worker.engine.messages import Device, RequestSpec
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers.types import Generated, PrefillMode
+from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.slo import aged
@@ -22,7 +23,7 @@ from pdcluster_worker.routing.qos.verdict import retry_after
 
 
 class RouterBackend:
-    """Implements `server.backend.Backend`.
+    """Implements `server.generation.backend.Backend`.
 
     max_model_len, vocab_size: of the model; the lowest of the decode workers' as soon as one is seen.
     """
@@ -65,7 +66,7 @@ class RouterBackend:
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
     def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
-        """See `dispatch.ingress.Ingress.generate`."""
+        """See `dispatch.ingress.ingress.Ingress.generate`."""
         if self._node is None or self._node.ingress is None:
             raise RequestError(f"this router is not ready: {self.ready()}", status=503, code="not_ready", retry_after_seconds=1)
         if self._arrived.is_set():

@@ -1,6 +1,6 @@
 """What dispatch knows of this worker, and what every request on it needs: engine, peers, policy, metrics.
 
-Kept up to date by `server_process`; read by `decoding` and `prefilling`.
+Kept up to date by `processes.server_process`; read by `decoding` and `prefilling`.
 """
 
 import asyncio
@@ -8,22 +8,23 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from pdcluster_worker.config import NO_ACCELERATOR, PolicyConfig, Role
-from pdcluster_worker.dispatch.broker import ASKING_HEADS
-from pdcluster_worker.dispatch.engine_client import EngineStalledError
-from pdcluster_worker.dispatch.engines import Engine, Engines
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.worker import NO_ACCELERATOR, Role
+from pdcluster_worker.dispatch.engines.client import EngineStalledError
+from pdcluster_worker.dispatch.engines.engines import Engine, Engines
 from pdcluster_worker.dispatch.estimation import Estimation
-from pdcluster_worker.dispatch.journeys import Journeys
-from pdcluster_worker.engine.block_hash import block_hashes
-from pdcluster_worker.engine.messages import BlockEvents, EngineReady, EngineStats, RequestSpec
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys.recent import Journeys
+from pdcluster_worker.messages.block_hash import block_hashes
+from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats
+from pdcluster_worker.messages.peers import Load, Report
+from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
-from pdcluster_worker.peers.types import Load, Report
 from pdcluster_worker.routing.pair_rates import PairRates, kv_bytes_per_token
 from pdcluster_worker.routing.prefill_share import PrefillShare
 from pdcluster_worker.routing.prefix_index import PrefixIndex
-from pdcluster_worker.routing.waiting import CreditQueue
+from pdcluster_worker.routing.waiting import ASKING_HEADS, CreditQueue
 
 REPORT_SECONDS = 1.0
 """How often peers hear of our load (docs/architecture.md, 'Discovery')."""

@@ -1,9 +1,9 @@
 """Which requests can never run here, and why; each fails alone, with a message that names the limit and the fix."""
 
-from pdcluster_worker.engine.messages import Target
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.window import ceil_div, most_blocks
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import Target
 
 
 def refusal(request: Request, settings: EngineSettings, num_more: int) -> str | None:

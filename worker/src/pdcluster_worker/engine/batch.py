@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.requests import Sampling
 
 
 class Scheduled(msgspec.Struct, frozen=True):

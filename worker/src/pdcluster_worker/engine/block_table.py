@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_block, most_blocks
+from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

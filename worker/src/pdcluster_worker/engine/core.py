@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from pdcluster_worker.engine import messages
 from pdcluster_worker.engine.acceptance import refusal
 from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
@@ -23,7 +22,6 @@ from pdcluster_worker.engine.delayed_schedule import delayed_schedule
 from pdcluster_worker.engine.execution import Executor
 from pdcluster_worker.engine.flights import Flights
 from pdcluster_worker.engine.made_token import made_token
-from pdcluster_worker.engine.messages import EngineInput, EngineOutput, RequestFailed, RequestSpec, Target, Token
 from pdcluster_worker.engine.ports import BlocksSent, Drafter, Fenced, ModelRunner, Run, Sample, SendEnded, TransferEvent, Transport
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver, random_epoch
@@ -31,11 +29,14 @@ from pdcluster_worker.engine.reporting import Parts, Reporter
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
-from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.speculation import Speculation
 from pdcluster_worker.engine.stats import FirstTokens
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput, RequestFailed
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
 
 logger = logging.getLogger(__name__)
 

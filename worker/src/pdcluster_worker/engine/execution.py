@@ -11,9 +11,10 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.ports import ROW_FAILURES, ModelRunner, Run, Sample, StepSeconds
+from pdcluster_worker.engine.ports import ModelRunner, Run, Sample, StepSeconds
 from pdcluster_worker.engine.request import Status
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,6 @@ class EngineBrokenError(RuntimeError):
 Outcome = Sample | Run | Exception | None
 """Of one item: its token or tokens, None when it does not reach the end of its known tokens, or why it failed."""
 
-
-RAISED = "raised"
-"""Reason of an item whose forward pass raised."""
 
 _OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar")
 """Reasons that lie in the request: they say nothing of the device or the model."""

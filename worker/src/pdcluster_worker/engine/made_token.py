@@ -1,9 +1,9 @@
 """What the engine says of one token that it has sampled."""
 
-from pdcluster_worker.engine.messages import Token
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.engine.stopping import Finish
+from pdcluster_worker.messages.requests import Token
 
 
 def made_token(request: Request, sample: Sample, finish: Finish | None, waits: tuple[float | None, float | None]) -> Token:

@@ -8,20 +8,21 @@ a peer; what happens later comes back through `Transport.poll`.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import msgspec
 
 from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.messages import PromptLogprob
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import RowFailure
+from pdcluster_worker.messages.requests import PromptLogprob
 
 
 class Sample(msgspec.Struct, frozen=True):
     """The token chosen after the last scheduled position of one request.
 
-    prompt_logprobs: see `messages.Token`.
+    prompt_logprobs: see `messages.requests.Token`.
     """
 
     token_id: int
@@ -36,21 +37,8 @@ class Run(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...]
 
 
-RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"]
-"""Why one row of a batch has no token.
-
-not_finite:        its logits are NaN or infinite.
-no_token_left:     its sampling excludes every token.
-unknown_token_ids: its sampling names tokens that the model has not.
-outside_grammar:   its output, as it came here, does not fit its constraint.
-slow_grammar:      its constraint takes too long to follow, and others of its steps wait for that.
-"""
-
-ROW_FAILURES: tuple[RowFailure, ...] = get_args(RowFailure)
-
-
 def failed_row(reason: RowFailure, message: str, param: str | None = None) -> RequestError:
-    """The entry of a row that failed; the message names the cause and the fix.  param: see `messages.RequestFailed`."""
+    """The entry of a row that failed; the message names the cause and the fix.  param: see `messages.engine.RequestFailed`."""
     return RequestError(message, status=500 if reason == "not_finite" else 400, code=reason, param=param)
 
 

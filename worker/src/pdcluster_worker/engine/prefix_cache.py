@@ -7,7 +7,7 @@ and when it is reused, is `engine.block_pool`'s business.
 
 from collections.abc import Sequence
 
-from pdcluster_worker.engine.messages import BlockEvents
+from pdcluster_worker.messages.engine import BlockEvents
 
 
 class PrefixCache:

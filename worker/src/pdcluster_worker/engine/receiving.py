@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.messages import EPOCH_BYTES, ReceiveDone, ReceiveReady, ReceiveRefused
 from pdcluster_worker.engine.ports import Fenced, Transport
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.messages.engine import ReceiveDone, ReceiveReady, ReceiveRefused
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.requests import EPOCH_BYTES
 
 logger = logging.getLogger(__name__)
 

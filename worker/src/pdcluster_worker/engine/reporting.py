@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.compiling import Compiling
 from pdcluster_worker.engine.execution import Executor
-from pdcluster_worker.engine.messages import EngineOutput
 from pdcluster_worker.engine.ports import Grammars
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.scheduler.protocol import Scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.stats import Counters, Gauges, with_constraints, with_delays
+from pdcluster_worker.messages.engine import EngineOutput
 
 STATS_INTERVAL_SECONDS = 0.1
 """While the engine works, statistics go out at most this often."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pdcluster_worker.engine.block_hash import extend_hashes
-from pdcluster_worker.engine.messages import RequestSpec, Sampling, Target
+from pdcluster_worker.messages.block_hash import extend_hashes
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
 
 UNDATED_SECONDS = 60.0
 """Deadline of a request that has none, for the order of the waiting line alone: those with one overtake it for so long at most."""

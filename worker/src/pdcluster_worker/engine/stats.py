@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.messages import EngineStats
 from pdcluster_worker.engine.ports import GrammarCounts, StepSeconds
 from pdcluster_worker.engine.prefill_delayer import DelayerCounts
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.engine import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class SpeculationCounts:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started; see `messages.EngineStats` for their meaning."""
+    """Totals since the engine started; see `messages.engine.EngineStats` for their meaning."""
 
     num_steps: int = 0
     busy_seconds: float = 0.0

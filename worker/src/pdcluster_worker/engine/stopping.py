@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.messages import FinishReason
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.requests import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ window is never read again.  A model in which any layer attends to everything
 has no window here.  Positions and counts are tokens of one request.
 """
 
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 def ceil_div(numerator: int, denominator: int) -> int:

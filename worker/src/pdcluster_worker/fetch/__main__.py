@@ -12,10 +12,10 @@ import os
 import sys
 from pathlib import Path
 
-from pdcluster_worker.early_end import end_on_sigterm
 from pdcluster_worker.errors import FetchError, HubError
 from pdcluster_worker.fetch.folder import Wanted, meaning
 from pdcluster_worker.logs import start_logging
+from pdcluster_worker.machine.early_end import end_on_sigterm
 
 ATTEMPTS = 10
 """Failures in a row without one new byte: some five minutes, after which whoever started this may see that it failed."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM, Constraint
 from pdcluster_worker.engine.ports import GrammarCounts
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.grammar.child import CompileError, CompileProcess
 from pdcluster_worker.grammar.follower import Follower
 from pdcluster_worker.grammar.native import library
+from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.grammar.wire import LENGTH_BYTES, Answer, Compiled, Opened, Wrong, decode_answer, frame
+from pdcluster_worker.messages.constraint import Constraint
 
 START_SECONDS = 60.0
 """For the process to import what it needs and read the vocabulary."""

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import cast
 
-from pdcluster_worker.early_end import die_with_parent
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.grammar.forms import FormError, Forms
 from pdcluster_worker.grammar.native import complaint, library
 from pdcluster_worker.grammar.vocabulary import read_vocabulary
 from pdcluster_worker.grammar.wire import Answer, Compiled, Opened, Wrong, decode_constraint, frame, read_frame
+from pdcluster_worker.machine.early_end import die_with_parent
 
 MEMORY_BYTES = 4 << 30
 """Address space of the process; a compile that needs more fails."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pdcluster_worker.engine.constraint import Constraint
 from pdcluster_worker.grammar.native import complaint
 from pdcluster_worker.grammar.schema import Prepared, SchemaError, pointer, prepare
 from pdcluster_worker.grammar.tags import prepared_tag
+from pdcluster_worker.messages.constraint import Constraint
 
 MOST_WHITE_SPACE = 20
 """Between two parts of a JSON text: a model that has nothing to say must not fill its answer with blanks."""

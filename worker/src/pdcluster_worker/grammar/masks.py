@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdcluster_worker.engine.batch import SamplePlace
-from pdcluster_worker.engine.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.grammar.follower import Follower, OutsideError, SlowError
+from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 
 BITS = 32
 

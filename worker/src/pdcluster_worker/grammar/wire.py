@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from pdcluster_worker.engine.constraint import Constraint
+from pdcluster_worker.messages.constraint import Constraint
 
 LENGTH_BYTES = 8
 """Of the number before each frame: its bytes, the least significant first."""

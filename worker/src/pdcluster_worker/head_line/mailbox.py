@@ -15,10 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdcluster_worker.config import TLSConfig
-from pdcluster_worker.engine import messages
+from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.engine.execution import EngineBrokenError
-from pdcluster_worker.engine.messages import EngineInput, EngineOutput
 from pdcluster_worker.head_line.wire import (
     HELLO_BYTES,
     HELLO_SECONDS,
@@ -33,6 +31,8 @@ from pdcluster_worker.head_line.wire import (
     read_frame,
     write_frame,
 )
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput
 
 CONNECT_SECONDS = 60.0
 """For how long a head that does not answer is tried: it may be starting itself."""

@@ -9,7 +9,7 @@ import ssl
 
 import msgspec
 
-from pdcluster_worker.config import TLSConfig
+from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.errors import WorkerError
 
 FRAME_BYTES = 64 << 20

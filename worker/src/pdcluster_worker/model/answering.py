@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdcluster_worker.early_end import die_with_parent
 from pdcluster_worker.errors import WRONG_SETTING, ModelError
 from pdcluster_worker.logs import start_logging
-from pdcluster_worker.model.answers import Question, drop_oldest
+from pdcluster_worker.machine.early_end import die_with_parent
+from pdcluster_worker.model.loading.answers import Question, drop_oldest
 
 if TYPE_CHECKING:
     from pdcluster_worker.model.skeleton import Answer
@@ -50,7 +50,7 @@ def answer(question: Question) -> "Answer":
     """transformers' answer.  Raises ModelError for a model that cannot be served."""
     from pdcluster_worker.model import proof, skeleton
     from pdcluster_worker.model.families import NotOursError
-    from pdcluster_worker.model.loader import load_model
+    from pdcluster_worker.model.loading.loader import load_model
 
     loaded = load_model(
         question.path, question.dtype, block_size=proof.BLOCK_SIZE, max_model_len=question.max_model_len, threads=question.threads

@@ -10,11 +10,11 @@ from pdcluster_worker.model.families import NotOursError, read_weights
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.generic import Generic, pack_linears, unpack
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache
-from pdcluster_worker.model.loader import LoadedModel
+from pdcluster_worker.model.loading.loader import LoadedModel
+from pdcluster_worker.model.loading.probe import probe
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.operations import Operations
 from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.probe import probe
 
 logger = logging.getLogger(__name__)
 

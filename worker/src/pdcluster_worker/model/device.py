@@ -4,7 +4,7 @@
 or to a refusal that says why and what to change.  An engine never computes on
 another device than the one it was asked for: `check_computes_on` compares it
 with where the KV cache really is.  A node without any GPU is refused before, by
-`asked_device`.
+`config.asked_device`.
 """
 
 import importlib.util
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from pdcluster_worker.asked_device import Asked, asked_device
-from pdcluster_worker.config import WorkerConfig
-from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.config.asked_device import Asked, asked_device
+from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.messages.facts import Device
 
 NEVER_RUN = "never run on a GPU by its makers"
 """Stands wherever a cuda device is named, until `make gpu-check` has passed on one and this line goes."""

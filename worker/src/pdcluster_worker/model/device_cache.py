@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache, block_num_bytes, blocks_that_fit
 
 logger = logging.getLogger(__name__)

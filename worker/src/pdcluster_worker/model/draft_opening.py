@@ -13,14 +13,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.ports import Drafter
 from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter, NgramDrafter
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.loader import ModelInfo
+from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.parallel.ranks import rank_threads
 from pdcluster_worker.model.runner import Runner, open_runner
-from pdcluster_worker.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 

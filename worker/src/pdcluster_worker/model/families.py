@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pdcluster_worker.model.decoder import DecoderWeights, Layer
-from pdcluster_worker.model.family import FAMILIES, Family
+from pdcluster_worker.model.loading.family import FAMILIES, Family
 from pdcluster_worker.model.ops.operations import Activation, HeadNorms, Norm, Operations, Packed
 from pdcluster_worker.model.parallel.place import ONE_RANK, Place
 from pdcluster_worker.model.parallel.sharding import Product, split_inputs, split_outputs, split_vocabulary

@@ -11,8 +11,8 @@ import mmap
 
 import torch
 
-from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.parallel.shared import attach
 

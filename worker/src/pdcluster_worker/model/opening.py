@@ -5,11 +5,11 @@ import time
 
 import torch
 
-from pdcluster_worker.cpu_limit import available_threads
+from pdcluster_worker.machine.cpu_limit import available_threads
 from pdcluster_worker.model import skeleton
-from pdcluster_worker.model.answers import Asked, Question, ask, forget
 from pdcluster_worker.model.families import NotOursError
-from pdcluster_worker.model.loader import LoadedModel, load_model
+from pdcluster_worker.model.loading.answers import Asked, Question, ask, forget
+from pdcluster_worker.model.loading.loader import LoadedModel, load_model
 
 logger = logging.getLogger(__name__)
 

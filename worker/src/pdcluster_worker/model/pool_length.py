@@ -3,13 +3,13 @@
 import logging
 from dataclasses import replace
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.window import most_blocks, most_tokens
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import ModelInfo
+from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 
 logger = logging.getLogger(__name__)

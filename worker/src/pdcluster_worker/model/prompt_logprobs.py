@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.messages import PromptLogprob
 from pdcluster_worker.engine.ports import RowOutcome, Sample, failed_row
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.requests import PromptLogprob
 from pdcluster_worker.model.forward import Forward
-from pdcluster_worker.model.logprobs import Rank, Wanted, logprobs
 from pdcluster_worker.model.parallel.plan_parts import plan_parts
+from pdcluster_worker.model.sampling.logprobs import Rank, Wanted, logprobs
 from pdcluster_worker.model.step_plan import StepPlan
 
 MOST_ROWS = 256

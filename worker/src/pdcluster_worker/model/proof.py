@@ -3,7 +3,7 @@
 Both compute the same two short sequences over a KV cache, as a prefill and as
 a decode step after it.  A part that a family's traits do not name (a bias, a
 scale, another rotation) shows as a difference far above rounding.  Ours computes them
-at every load; transformers' logits may be a kept answer (`model.answers`).
+at every load; transformers' logits may be a kept answer (`model.loading.answers`).
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.request import Request
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.generic import Generic
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache
-from pdcluster_worker.model.loader import LoadedModel, ModelInfo
+from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.step_plan import StepPlanner
 

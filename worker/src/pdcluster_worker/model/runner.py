@@ -18,22 +18,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.batch import Batch, SamplePlace, Scheduled, sample_places
-from pdcluster_worker.engine.messages import Sampling
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
 from pdcluster_worker.engine.request import Request
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.grammar.masks import MaskMaker, Masks
-from pdcluster_worker.model.answers import Asked, Question, forget
+from pdcluster_worker.machine.native_dtype import read_native_dtype
+from pdcluster_worker.messages.requests import Sampling
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
 from pdcluster_worker.model.families import NotOursError
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import LoadedModel, ModelInfo
+from pdcluster_worker.model.loading.answers import Asked, Question, forget
+from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
 from pdcluster_worker.model.opening import by_transformers, open_model
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -42,10 +44,8 @@ from pdcluster_worker.model.parallel.opening import open_ranks
 from pdcluster_worker.model.parallel.ranks import OnDeath, Ranks, rank_threads
 from pdcluster_worker.model.pool_length import fit_length
 from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
-from pdcluster_worker.model.sampler import Sampler
+from pdcluster_worker.model.sampling.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
-from pdcluster_worker.model_config import ModelConfig
-from pdcluster_worker.native_dtype import read_native_dtype
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.families import NotOursError, rotary_table, traits_of
 from pdcluster_worker.model.kv_cache import DTYPES
-from pdcluster_worker.model.loader import LoadedModel, ModelInfo
+from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
 from pdcluster_worker.model.ops.operations import AttentionShape
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

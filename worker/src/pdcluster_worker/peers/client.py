@@ -15,16 +15,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
 from pdcluster_worker.errors import PeerError, WorkerError
-from pdcluster_worker.peers import convert, trace_context
+from pdcluster_worker.journeys import trace_context
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode, PrefillPlace
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import Line, replies, unary
 from pdcluster_worker.peers.notes import notes_from_proto
 from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.peers.types import Generated, Hello, Load, PrefillMode, PrefillPlace
 from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.routing.event_order import Arrival, EventOrder
 from pdcluster_worker.routing.prefix_index import PrefixIndex

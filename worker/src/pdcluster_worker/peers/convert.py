@@ -1,4 +1,4 @@
-"""worker.proto <-> engine/messages.py: the same values, typed for the wire and for us.
+"""worker.proto <-> messages/: the same values, typed for the wire and for us.
 
 `*_to_proto` trusts its input; `*_from_proto` does not: a value that no worker
 of ours would send raises ValueError naming the field, and the service answers
@@ -10,20 +10,24 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import get_args
 
-from pdcluster_worker.engine.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, ConstraintKind
-from pdcluster_worker.engine.messages import (
+from pdcluster_worker.messages.constraint import (
+    MAX_CONSTRAINT_CHARACTERS,
+    Constraint,
+    ConstraintKind,
+)
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Hello, Load
+from pdcluster_worker.messages.requests import (
     EPOCH_BYTES,
     SALT_BYTES,
     FinishReason,
-    KVGeometry,
-    PrefillDone,
     PromptLogprob,
     RequestSpec,
     Sampling,
     Target,
     Token,
 )
-from pdcluster_worker.peers.types import Hello, Load
 from pdcluster_worker.proto import worker_pb2 as pb
 
 _CONSTRAINT_KINDS: dict[str, ConstraintKind] = {kind: kind for kind in get_args(ConstraintKind)}

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 
-from pdcluster_worker.config import Role
+from pdcluster_worker.config.worker import Role
 from pdcluster_worker.errors import WorkerError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import convert

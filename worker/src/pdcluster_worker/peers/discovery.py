@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 
-from pdcluster_worker.config import DiscoveryConfig
+from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.peers.etcd import Etcd, EtcdError, KeyEvent, Listing
 from pdcluster_worker.peers.membership import Membership
 from pdcluster_worker.peers.parts import run_until_first_ends

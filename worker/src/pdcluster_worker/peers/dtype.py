@@ -11,9 +11,9 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import get_args
 
-from pdcluster_worker.config import DiscoveryConfig
+from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.native_dtype import DType
+from pdcluster_worker.machine.native_dtype import DType
 from pdcluster_worker.peers.discovery import CALL_SECONDS, FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
 from pdcluster_worker.peers.tls import EtcdCredentials

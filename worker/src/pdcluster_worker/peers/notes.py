@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from math import isfinite
 
-from pdcluster_worker.peers.types import Fact, Note
+from pdcluster_worker.messages.peers import Fact, Note
 from pdcluster_worker.proto import worker_pb2 as pb
 
 MAX_NOTES = 64

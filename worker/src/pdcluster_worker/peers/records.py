@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pdcluster_worker.config import Role
-from pdcluster_worker.engine.messages import Device
+from pdcluster_worker.config.worker import Role
+from pdcluster_worker.messages.facts import Device
 
 logger = logging.getLogger(__name__)
 

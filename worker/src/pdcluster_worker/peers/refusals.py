@@ -6,8 +6,8 @@ requests, and nothing else changes.  The rule itself is `routing.geometry`'s.
 
 import logging
 
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.types import Hello
 from pdcluster_worker.routing.geometry import mismatch, reason_label
 
 logger = logging.getLogger(__name__)

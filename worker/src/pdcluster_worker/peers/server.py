@@ -2,6 +2,7 @@
 
 import grpc
 
+from pdcluster_worker.addresses import join_address
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.options import SERVER_OPTIONS
 from pdcluster_worker.peers.service import WorkerService
@@ -16,7 +17,7 @@ async def start_grpc(service: WorkerService, host: str, port: int, credentials: 
     """
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(service, server)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = join_address(host, port)
     try:
         bound_port = server.add_secure_port(address, credentials.server())
     except RuntimeError as e:

@@ -11,14 +11,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Protocol, TypeVar, get_args
 
-from pdcluster_worker.engine.messages import PrefillDone, RequestSpec, Target, Token
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.peers import convert, trace_context
+from pdcluster_worker.journeys import trace_context
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode, Report
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
 from pdcluster_worker.peers.notes import notes_to_proto
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.status import Context, RefusalError, answering
-from pdcluster_worker.peers.types import Generated, Hello, PrefillMode, Report
 from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.proto.worker_pb2_grpc import WorkerServicer
 from pdcluster_worker.routing.credits import CreditLedger

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from pdcluster_worker.config import EtcdTLSConfig, TLSConfig
+from pdcluster_worker.config.worker import EtcdTLSConfig, TLSConfig
 from pdcluster_worker.peers.pem import Pem, PemFiles, PemPaths
 
 CHECK_SECONDS = 5.0

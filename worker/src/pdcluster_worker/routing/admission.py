@@ -4,7 +4,7 @@ A wait that is bounded in tokens is bounded in time: the bound over the tokens
 that a worker computes in a second is the longest wait for a first token.
 """
 
-from pdcluster_worker.config import AdmissionPolicy
+from pdcluster_worker.config.policy import AdmissionPolicy
 
 
 def full(policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int) -> str | None:

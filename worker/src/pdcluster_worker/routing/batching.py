@@ -12,8 +12,8 @@ from bisect import bisect_left
 from math import inf
 from typing import NamedTuple
 
+from pdcluster_worker.config.routing import PrefillQueuePolicy
 from pdcluster_worker.routing.fair_line import FairLine
-from pdcluster_worker.routing_config import PrefillQueuePolicy
 
 FAST, ORDINARY = 0, 1
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from math import inf
 
+from pdcluster_worker.config.routing import PrefillQueuePolicy
 from pdcluster_worker.routing.batching import FAST, FAST_IN_A_ROW, Batching, LineKey
 from pdcluster_worker.routing.fair_line import FairLine, Grant, Want
-from pdcluster_worker.routing_config import PrefillQueuePolicy
 
 
 class CreditLedger:

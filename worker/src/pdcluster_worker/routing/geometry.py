@@ -8,30 +8,9 @@ model's name are compared.  Both sides come to the same verdict.  A mismatch ref
 only: it says nothing about either worker's health.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 
-from pdcluster_worker.engine.messages import KVGeometry
-
-
-@dataclass(frozen=True, slots=True)
-class PeerFacts:
-    """What one worker tells of itself in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
-
-    operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
-                equal bits; empty where nothing is promised.
-    model:      its name; empty where an older worker does not say.
-    has_engine: False of a router.
-    """
-
-    geometry: KVGeometry
-    weights: str
-    revision: str
-    tensor_parallel_size: int = 1
-    operations: str = ""
-    model: str = ""
-    has_engine: bool = True
+from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:

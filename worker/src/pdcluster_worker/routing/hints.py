@@ -1,8 +1,11 @@
-"""What a request says of its own route, as far as the policy allows: parsed by `server.route_fields`, used by `dispatch.choosing`."""
+"""What a request says of its own route, as far as the policy allows.
+
+Parsed by `server.schemas.route_fields`, used by `dispatch.ingress.choosing`.
+"""
 
 from dataclasses import dataclass
 
-from pdcluster_worker.routing_config import DecodeScorePolicy
+from pdcluster_worker.config.routing import DecodeScorePolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 A move is a new leg of the same choice: its prompt and what it has made so far go to the next
 worker apart, so limits, penalties and draws go on by position.  Pure; what has happened to a
-worker is seen in `dispatch.course`.
+worker is seen in `dispatch.ingress.course`.
 """
 
 from typing import Literal
 
-from pdcluster_worker.moving_config import MovingPolicy
+from pdcluster_worker.config.moving import MovingPolicy
 
 MoveReason = Literal["lost", "stalled", "draining", "preempted"]
 """What is the matter with the worker that a request runs on."""

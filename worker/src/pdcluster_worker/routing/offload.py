@@ -8,7 +8,7 @@ the caller asks only for requests that may go either way.
 
 from dataclasses import dataclass, replace
 
-from pdcluster_worker.routing_config import OffloadPolicy
+from pdcluster_worker.config.routing import OffloadPolicy
 
 MARGIN = 0.1
 """By which the other side is to be faster before the rule of `measured` gives way: expectations are no better than that."""

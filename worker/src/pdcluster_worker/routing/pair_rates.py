@@ -4,7 +4,7 @@ Pure.  An average that fades, so that a link that has become slow shows within a
 few transfers.
 """
 
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.messages.facts import KVGeometry
 
 _NEWEST = 0.2
 """Weight of the newest transfer."""

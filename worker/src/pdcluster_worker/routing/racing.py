@@ -6,7 +6,7 @@ Pure: loads are given, and the share is counted in requests, not in time.
 
 from collections.abc import Mapping
 
-from pdcluster_worker.moving_config import RacingPolicy
+from pdcluster_worker.config.moving import RacingPolicy
 
 _WHOLE = 1 - 1e-9
 """Of a race: ten times a tenth is a little less than one."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from pdcluster_worker.routing_config import PrefillScorePolicy
+from pdcluster_worker.config.routing import PrefillScorePolicy
 
 
 @dataclass(frozen=True, slots=True)

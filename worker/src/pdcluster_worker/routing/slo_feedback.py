@@ -14,7 +14,7 @@ Pure: time is passed in.
 from math import inf
 from typing import Literal
 
-from pdcluster_worker.routing_config import SloFeedbackPolicy
+from pdcluster_worker.config.routing import SloFeedbackPolicy
 
 Side = Literal["local", "remote"]
 

@@ -9,6 +9,9 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from itertools import count
 
+ASKING_HEADS = 8
+"""Requests at the head of the queue that ask for credit at the same time; more would only lengthen the queues of the prefill workers."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:

@@ -15,44 +15,46 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from pdcluster_worker import __version__
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.dispatch.journeys import Journeys
+from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
-from pdcluster_worker.server import chat, completion, error_shapes, openai_errors
-from pdcluster_worker.server.authorization import Authorization, TenantOfKey
-from pdcluster_worker.server.backend import Backend, Worker
-from pdcluster_worker.server.body_limit import BodyLimit, taken_by
-from pdcluster_worker.server.body_route import BodyRoute
-from pdcluster_worker.server.cors import Cors
-from pdcluster_worker.server.crowd import Crowd
-from pdcluster_worker.server.farewell import Farewell
-from pdcluster_worker.server.generation import Serving
-from pdcluster_worker.server.head import Head
-from pdcluster_worker.server.journey_route import add_journeys
-from pdcluster_worker.server.limits import LimitsNow, limits_of
-from pdcluster_worker.server.messages.errors import PATH as MESSAGES
-from pdcluster_worker.server.messages.route import COUNT_PATH as COUNT_TOKENS
-from pdcluster_worker.server.messages.route import add_messages
-from pdcluster_worker.server.model_parsers import ParserNames, model_parsers
-from pdcluster_worker.server.planning import check_model
-from pdcluster_worker.server.replies import (
+from pdcluster_worker.server.anthropic.route import COUNT_PATH as COUNT_TOKENS
+from pdcluster_worker.server.anthropic.route import add_messages
+from pdcluster_worker.server.errors import openai as openai_errors
+from pdcluster_worker.server.errors import shapes as error_shapes
+from pdcluster_worker.server.errors.anthropic import PATH as MESSAGES
+from pdcluster_worker.server.errors.openai import ErrorReply
+from pdcluster_worker.server.generation.backend import Backend, Worker
+from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
+from pdcluster_worker.server.generation.planning import check_model
+from pdcluster_worker.server.http.authorization import Authorization, TenantOfKey
+from pdcluster_worker.server.http.body_limit import BodyLimit, taken_by
+from pdcluster_worker.server.http.body_route import BodyRoute
+from pdcluster_worker.server.http.cors import Cors
+from pdcluster_worker.server.http.crowd import Crowd
+from pdcluster_worker.server.http.farewell import Farewell
+from pdcluster_worker.server.http.head import Head
+from pdcluster_worker.server.http.journey_route import add_journeys
+from pdcluster_worker.server.http.limits import LimitsNow, limits_of
+from pdcluster_worker.server.http.request_context import RequestContextMiddleware, context_of
+from pdcluster_worker.server.openai import chat, completion
+from pdcluster_worker.server.openai.replies import (
     ChatReply,
     CompletionReply,
     DeviceState,
-    ErrorReply,
     ModelCard,
     ModelList,
     State,
     Version,
 )
-from pdcluster_worker.server.request_context import RequestContextMiddleware, context_of
+from pdcluster_worker.server.openai.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import add_responses
-from pdcluster_worker.server.schemas import ChatRequest, CompletionRequest
-from pdcluster_worker.server.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
-from pdcluster_worker.server.tokenizer import Tokenizer
+from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 DEFAULT_PARSERS = ParserNames()
 

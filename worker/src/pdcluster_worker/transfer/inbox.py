@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_worker.engine.messages import EPOCH_BYTES
 from pdcluster_worker.engine.ports import Fenced, KVMemory
+from pdcluster_worker.messages.requests import EPOCH_BYTES
 from pdcluster_worker.transfer.layout import CHECKSUM_START, block_crc, extend_checksum
 
 

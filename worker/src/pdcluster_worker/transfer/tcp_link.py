@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pdcluster_worker.addresses import parse_address
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets, wire
-from pdcluster_worker.transfer.address import parse_address
 from pdcluster_worker.transfer.layout import block_crc
 from pdcluster_worker.transfer.outbox import Frame, Outbox, Peer
 from pdcluster_worker.transfer.pacing import TokenBucket

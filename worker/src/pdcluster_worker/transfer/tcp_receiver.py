@@ -9,11 +9,11 @@ import socket
 import threading
 import time
 
+from pdcluster_worker.addresses import join_address
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.open_files import fitting
+from pdcluster_worker.machine.open_files import fitting
 from pdcluster_worker.transfer import sockets, wire
-from pdcluster_worker.transfer.address import format_address
 from pdcluster_worker.transfer.inbox import Inbox
 from pdcluster_worker.transfer.seats import PortLimits, Seats
 from pdcluster_worker.transfer.tcp_inbound import Inbound
@@ -81,7 +81,7 @@ class TcpReceiver:
             self._start(sock, address[:2])
 
     def _start(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        peer = format_address(*address)
+        peer = join_address(*address)
         name = f"kv-from-{peer}"
         thread = threading.Thread(target=self._serve, args=(sock, address), name=name, daemon=True)
         with self._lock:
@@ -110,7 +110,7 @@ class TcpReceiver:
             logger.warning("refused a KV connection peer=%s refused=%d: %s", peer, count, objection)
 
     def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        peer = format_address(*address)
+        peer = join_address(*address)
         try:
             inbound = Inbound(sock, self._inbox, self._memory, self._engine_id, self._limits)
             inbound.serve(lambda: self._introduce(sock))
@@ -143,7 +143,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=host == "::")
     except OSError as e:
-        where = format_address(host, port)
+        where = join_address(host, port)
         raise ConfigError(f"KV port {where}: {sockets.describe(e)}: choose another listen.kv, or 0 for any free port") from e
 
 

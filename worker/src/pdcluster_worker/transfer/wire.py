@@ -13,8 +13,8 @@ against its limit before it is asked for.  Bad bytes raise WireError, nothing el
 import struct
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.messages import EPOCH_BYTES
 from pdcluster_worker.errors import PeerError
+from pdcluster_worker.messages.requests import EPOCH_BYTES
 
 VERSION = 1
 MAX_ENGINE_ID_BYTES = 256

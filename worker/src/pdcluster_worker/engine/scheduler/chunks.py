@@ -8,7 +8,7 @@ the budget nearer to what just fits and never past it.
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
-from pdcluster_worker.engine.settings import ChunkSchedule
+from pdcluster_worker.messages.engine_settings import ChunkSchedule
 
 TILE = 128
 """Tokens that a matrix product computes at the price of one [A6]; budgets are multiples of it."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.request import Request, Status
-from pdcluster_worker.engine.settings import SchedulingPolicy
+from pdcluster_worker.messages.engine_settings import SchedulingPolicy
 
 
 def num_uncomputed(request: Request) -> int:

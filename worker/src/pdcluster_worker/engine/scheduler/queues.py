@@ -8,8 +8,8 @@ from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler.order import is_decode, num_uncomputed, order_of
 from pdcluster_worker.engine.scheduler.rooms import KnownRoom, Room
-from pdcluster_worker.engine.settings import EngineSettings
 from pdcluster_worker.engine.window import most_blocks
+from pdcluster_worker.messages.engine_settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

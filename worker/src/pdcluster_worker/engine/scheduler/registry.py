@@ -10,8 +10,8 @@ from pdcluster_worker.engine.scheduler.protocol import Scheduler
 from pdcluster_worker.engine.scheduler.request_level import RequestLevel
 from pdcluster_worker.engine.scheduler.sarathi import Sarathi
 from pdcluster_worker.engine.scheduler.simple_chunking import SimpleChunking
-from pdcluster_worker.engine.settings import EngineSettings, SchedulerName, wrong_sizes
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerName, wrong_sizes
 
 SCHEDULERS: Mapping[SchedulerName, Callable[[EngineSettings, BlockTables], Scheduler]] = {
     "continuous": Continuous,

@@ -9,7 +9,7 @@ nothing ever grows, at the price of blocks that stay empty.
 from typing import Protocol
 
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class Room(Protocol):

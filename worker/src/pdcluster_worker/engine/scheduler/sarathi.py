@@ -26,7 +26,7 @@ from pdcluster_worker.engine.scheduler.preemption import (
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.engine.scheduler.seating import seat_ready
-from pdcluster_worker.engine.settings import EngineSettings
+from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class Sarathi(Queues):

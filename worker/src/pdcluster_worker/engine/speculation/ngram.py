@@ -10,7 +10,7 @@ repeats parts of its prompt, as summaries and edits do, is guessed well so.
 from collections.abc import Sequence
 
 from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.settings import SpeculationSettings
+from pdcluster_worker.messages.engine_settings import SpeculationSettings
 
 _LETTERS = 0x110000
 """Tokens are searched as letters of a string; of a larger vocabulary some share one, and the guess is a worse one."""

@@ -17,9 +17,9 @@ from pdcluster_worker.engine.flights import Flight
 from pdcluster_worker.engine.ports import Drafter
 from pdcluster_worker.engine.request import Request, Status
 from pdcluster_worker.engine.scheduler import Schedule
-from pdcluster_worker.engine.settings import EngineSettings, SpeculationSettings
 from pdcluster_worker.engine.speculation.pace import Share, StepTimes
 from pdcluster_worker.engine.stats import SpeculationCounts
+from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings
 
 
 class Speculation:

@@ -28,8 +28,8 @@ from pdcluster_worker.model.ops.kernel_arguments import (
 )
 from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
 from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
-from pdcluster_worker.model.sample_kernel import kernel_choosing
-from pdcluster_worker.model.sampler import PLAIN_TENSORS, Choosing
+from pdcluster_worker.model.sampling.sample_kernel import kernel_choosing
+from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 _STEP_BYTES = 64

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Norm, Rotation
-from pdcluster_worker.model.sample_kernel import RowFunction
+from pdcluster_worker.model.sampling.sample_kernel import RowFunction
 from pdcluster_worker.model.step_plan import StepPlan
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from pdcluster_worker.model.sampler import Choosing
+from pdcluster_worker.model.sampling.sampler import Choosing
 from pdcluster_worker.model.step_plan import StepPlan
 
 Activation = Literal["silu", "gelu_tanh"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdcluster_worker.model.ops.operations import ALONE, Activation, AttentionShape, Forward, Group, HeadNorms, Norm, Rotation
-from pdcluster_worker.model.sampler import PLAIN_TENSORS
+from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.model_config import ModelConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
 
 DONE: Final = b"+"
 FAILED: Final = b"!"

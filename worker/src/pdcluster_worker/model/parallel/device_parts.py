@@ -12,9 +12,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.engine.messages import KVGeometry
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.device_cache import device_blocks, device_memory
 from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.parallel.place import Place

@@ -10,13 +10,13 @@ import os
 import torch
 from torch import Tensor
 
-from pdcluster_worker.config import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.assembly import prove
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.families import NotOursError, read_weights, traits_of
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
-from pdcluster_worker.model.loader import LoadedModel
+from pdcluster_worker.model.loading.loader import LoadedModel
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.device_parts import (

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdcluster_worker.early_end import die_with_parent
-from pdcluster_worker.engine.messages import KVGeometry
 from pdcluster_worker.logs import start_logging
+from pdcluster_worker.machine.early_end import die_with_parent
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.families import read_weights
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loader import LoadedModel, load_model
+from pdcluster_worker.model.loading.loader import LoadedModel, load_model
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.freed_memory import give_back_freed_memory
 from pdcluster_worker.model.ops.step_limits import StepLimits

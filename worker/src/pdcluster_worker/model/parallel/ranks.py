@@ -21,17 +21,17 @@ from typing import NoReturn
 
 import msgspec
 
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.cpu_limit import available_threads
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.execution import EngineBrokenError
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.machine.cpu_limit import available_threads
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire
 from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.parallel.plan_slots import PlanSlots, slot_bytes
 from pdcluster_worker.model.parallel.shared import attach, reserve
 from pdcluster_worker.model.step_plan import StepPlan
-from pdcluster_worker.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ blocks to prefill, those queued before it among them, plus blocks that decode.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
-from pdcluster_worker.routing_config import KvAwarePolicy
 
 HOST_CREDIT, DISK_CREDIT, SHARED_CREDIT = 0.75, 0.25, 0.25
 """Of a block in the worker's host memory, on its disk and in a store of all workers, against one on its device [Y9]."""

@@ -6,8 +6,8 @@ much as three and a third percent of KV occupancy, not more than all of it.
 
 from collections.abc import Sequence
 
+from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
-from pdcluster_worker.routing_config import CapacityAwarePolicy, LatencyAwarePolicy
 
 _NO_ROOM = 1e6
 """Added where the request's blocks do not fit beside those in use: such a worker comes after every other one."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from pdcluster_worker.config.routing import DecodeScorePolicy
 from pdcluster_worker.routing.decode_score.affinity import home_of
 from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
 from pdcluster_worker.routing.decode_score.hit_ratio import with_enough_hits
@@ -18,7 +19,6 @@ from pdcluster_worker.routing.decode_score.latency import capacity_aware, latenc
 from pdcluster_worker.routing.decode_score.load import least_request, round_robin
 from pdcluster_worker.routing.decode_score.prefix_aware import prefix_aware
 from pdcluster_worker.routing.decode_score.selection import select, tainted
-from pdcluster_worker.routing_config import DecodeScorePolicy
 
 PREFIX_POLICIES = frozenset({"prefixAware", "kvAware", "latencyAware"})
 """Those that a cached prefix attracts: they need a prompt's hashes, and hotspot prevention is for them."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.messages import RequestSpec
-from pdcluster_worker.qos_config import SloPolicy
+from pdcluster_worker.config.qos import SloPolicy
+from pdcluster_worker.messages.requests import RequestSpec
 
 LEAST_SECONDS = 0.001
 """Left of a time that has passed: a request that is late is still wanted."""
@@ -32,7 +32,7 @@ def slo_of(spec: RequestSpec, policy: SloPolicy) -> Slo:
 def aged(spec: RequestSpec, seconds: float) -> RequestSpec:
     """The request so many seconds later: its times count from its arrival, not from when another worker gets it.
 
-    >>> from pdcluster_worker.engine.messages import Sampling
+    >>> from pdcluster_worker.messages.requests import Sampling
     >>> spec = RequestSpec("r", [1], Sampling(1, 1), ttft_slo_seconds=0.5, tpot_slo_seconds=0.1, deadline_seconds=20.0)
     >>> later = aged(spec, 5.0)
     >>> later.ttft_slo_seconds, later.tpot_slo_seconds, later.deadline_seconds

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.qos_config import TenantPolicy
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.qos import TenantPolicy
 from pdcluster_worker.routing.qos.verdict import Refusal, retry_after
 
 KEPT = 0.9

@@ -6,7 +6,7 @@ number travels between workers.  Below 0 is high, above 0 is low.
 
 from collections.abc import Mapping
 
-from pdcluster_worker.qos_config import Tier
+from pdcluster_worker.config.qos import Tier
 
 PRIORITIES: Mapping[str, int] = {"high": -100, "normal": 0, "low": 100}
 """The number that each name stands for."""

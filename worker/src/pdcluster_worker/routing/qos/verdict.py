@@ -7,8 +7,8 @@ are taken whatever it says.  An estimate that is not known refuses nothing.
 from dataclasses import dataclass
 from math import ceil
 
-from pdcluster_worker.config import PolicyConfig
-from pdcluster_worker.qos_config import SmallerModelPolicy, Tier
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.qos import SmallerModelPolicy, Tier
 from pdcluster_worker.routing.qos.slo import Slo
 
 MAX_RETRY_SECONDS = 600

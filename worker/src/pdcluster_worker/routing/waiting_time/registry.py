@@ -1,6 +1,6 @@
 """The estimators by the names of `qos.estimation.estimator`."""
 
-from pdcluster_worker.qos_config import EstimationPolicy
+from pdcluster_worker.config.qos import EstimationPolicy
 from pdcluster_worker.routing.estimator import Estimator
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
 from pdcluster_worker.routing.waiting_time.presets import Presets

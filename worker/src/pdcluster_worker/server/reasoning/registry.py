@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pdcluster_worker.model_config import ReasoningParserName
+from pdcluster_worker.config.model import ReasoningParserName
 from pdcluster_worker.server.reasoning.think import CLOSE, Start, start_of
 
 ParserName = Literal["deepseek_r1", "qwen3"]

@@ -11,8 +11,8 @@ all reasoning: the answer is empty.
 from dataclasses import dataclass
 from typing import Literal
 
-from pdcluster_worker.server.events import Part, ReasoningDelta
-from pdcluster_worker.server.held_text import TrailingSpace, held_back
+from pdcluster_worker.server.text.events import Part, ReasoningDelta
+from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
 
 OPEN, CLOSE = "<think>", "</think>"
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.inner_chat import checked_chat
 from pdcluster_worker.server.responses.schemas import (
     LOGPROBS,
     FunctionCallItem,
@@ -19,9 +18,18 @@ from pdcluster_worker.server.responses.schemas import (
     TextFormat,
     Tool,
 )
-from pdcluster_worker.server.schemas import ChatRequest
+from pdcluster_worker.server.schemas.inner_chat import checked_chat
+from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _SAME = ("temperature", "top_p", "top_k", "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "pdcluster")
+
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+"""Chat's fields -> those that a client of this API knows."""
 
 
 def items_of(request: ResponsesRequest) -> list[Item]:
@@ -47,7 +55,7 @@ def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         fields["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and request.text.format is not None:
         fields["response_format"] = _format(request.text.format)
-    return checked_chat(fields)
+    return checked_chat(fields, NAMES)
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[str, Any]]:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pdcluster_worker.server.blocks import Block
-from pdcluster_worker.server.replies import TokenLogprob, Usage
+from pdcluster_worker.server.generation.blocks import Block
+from pdcluster_worker.server.generation.usage import Usage
+from pdcluster_worker.server.openai.replies import TokenLogprob
 from pdcluster_worker.server.responses.schemas import Item, NamedTool, ResponsesRequest
 
 Json = dict[str, Any]

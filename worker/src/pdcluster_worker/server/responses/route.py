@@ -9,18 +9,18 @@ from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import sse
-from pdcluster_worker.server.chat import Prepared, prepare
-from pdcluster_worker.server.generation import Serving
-from pdcluster_worker.server.logprobs import TokenNames
-from pdcluster_worker.server.planning import check_servable, respond
-from pdcluster_worker.server.request_context import RequestContext, context_of
+from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.http.request_context import RequestContext, context_of
+from pdcluster_worker.server.openai.chat import Prepared, prepare
+from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import replies
-from pdcluster_worker.server.responses.chat_request import chat_of, items_of
+from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
 from pdcluster_worker.server.responses.schemas import FunctionCallItem, FunctionCallOutputItem, Item, ResponsesRequest
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
-from pdcluster_worker.server.schemas import ChatRequest
+from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.tools.calls import object_of
 
 PATH = "/v1/responses"
@@ -98,7 +98,10 @@ def _is_whole(item: dict[str, Any]) -> bool:
 
 async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]) -> Prepared:
     """The chat request with its tokens; with truncation auto, of as many of the last items as fit."""
-    prepared = await prepare(serving, chat)
+    try:
+        prepared = await prepare(serving, chat)
+    except RequestError as e:
+        raise _renamed(e) from e
     room = serving.limits.max_model_len - (body.max_output_tokens or 1)
     if body.truncation != "auto" or len(prepared.prompt) <= room:
         return prepared
@@ -108,6 +111,15 @@ async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest,
         tried = await prepare(serving, chat_of(body, _last(items, middle)))
         fewest, most = (fewest, middle) if len(tried.prompt) <= room else (middle + 1, most)
     return await prepare(serving, chat_of(body, _last(items, most)))
+
+
+def _renamed(error: RequestError) -> RequestError:
+    """The error with this API's name of its field, without the place within it, which is chat's."""
+    param = error.param or ""
+    name = NAMES.get(param.split("[")[0].split(".")[0])
+    if name is not None:
+        error.param, error.message = name, error.message.replace(param, name, 1)
+    return error
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:

@@ -9,10 +9,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from pdcluster_worker.server.chat_fields import MAX_TOOLS, CallId, ReasoningEffort, ToolName
-from pdcluster_worker.server.fields import MAX_MESSAGES, Body, CacheSalt, Only, Priority, StopList, Text, check_sendable, no_value
-from pdcluster_worker.server.known_fields import Ignored
-from pdcluster_worker.server.schemas import Extension, Logprobs, PositiveInt
+from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, ReasoningEffort, ToolName
+from pdcluster_worker.server.schemas.fields import (
+    MAX_MESSAGES,
+    Body,
+    CacheSalt,
+    Only,
+    Priority,
+    StopList,
+    Text,
+    check_sendable,
+    no_value,
+)
+from pdcluster_worker.server.schemas.known_fields import Ignored
+from pdcluster_worker.server.schemas.requests import Extension, Logprobs, PositiveInt
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64

@@ -8,13 +8,15 @@ from typing import Any
 from fastapi import Response
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server import logprobs, openai_errors, sse
-from pdcluster_worker.server.blocks import Block, Blocks, Change, Ended, Grew, Started
-from pdcluster_worker.server.events import Delta
-from pdcluster_worker.server.logprobs import TokenNames
-from pdcluster_worker.server.replies import Usage
+from pdcluster_worker.server.errors import openai as openai_errors
+from pdcluster_worker.server.generation.blocks import Block, Blocks, Change, Ended, Grew, Started
+from pdcluster_worker.server.generation.usage import Usage
+from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.openai import logprobs
+from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import replies
 from pdcluster_worker.server.responses.replies import Json
+from pdcluster_worker.server.text.events import Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Begun:
 
 
 class ResponsesWriter:
-    """See `generation_response.Writer`."""
+    """See `generation.response.Writer`."""
 
     def __init__(self, begun: Begun) -> None:
         self._begun = begun

@@ -10,7 +10,13 @@ import json
 import re
 from collections.abc import Sequence
 
-from pdcluster_worker.server.events import ArgumentsDelta, Part, TextDelta, ToolCallBegin, ToolCallEnd
+from pdcluster_worker.server.text.events import (
+    ArgumentsDelta,
+    Part,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallEnd,
+)
 from pdcluster_worker.server.tools.calls import Tools, object_of
 from pdcluster_worker.server.tools.scanning import Numbering
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pdcluster_worker.model_config import ToolParserName
-from pdcluster_worker.server.events import Part
+from pdcluster_worker.config.model import ToolParserName
+from pdcluster_worker.server.text.events import Part
 from pdcluster_worker.server.tools.calls import Reader, Tools
 from pdcluster_worker.server.tools.json_calls import read_hermes, read_llama, read_mistral
 from pdcluster_worker.server.tools.pythonic import read_pythonic

@@ -11,8 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from pdcluster_worker.server.events import ArgumentsDelta, Part, TextDelta, ToolCallBegin, ToolCallEnd
-from pdcluster_worker.server.held_text import TrailingSpace, held_back
+from pdcluster_worker.server.text.events import (
+    ArgumentsDelta,
+    Part,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Call, Reader, Tools
 
 NewId = Callable[[], str]

@@ -1,0 +1,509 @@
+"""The remote leg: what the engine, the peer and the client see when it works, when it fails and when the client leaves."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.config.routing import (
+    IslBoundingPolicy,
+    OffloadPolicy,
+    OffloadPolicyName,
+    PrefillLoadPolicy,
+    PrefillScorePolicy,
+)
+from pdcluster_worker.config.worker import Role
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.offloading import Offloading, Pace
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.journeys.journey import LIFETIME, Fact, Journey, begun, note
+from pdcluster_worker.messages.engine import (
+    Abort,
+    EngineInput,
+    EngineOutput,
+    PrefillDone,
+    Receive,
+    ReceiveDone,
+    ReceiveFailed,
+    ReceiveReady,
+    ReceiveRefused,
+    Submit,
+    Tokens,
+)
+from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.routing.side_costs import MIN_SAMPLES, SideCosts
+from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
+from pdcluster_worker.testing import FakeClock
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, stats
+
+EPOCH = b"e" * 16
+SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
+FIRST = Token("r", 7)
+DONE = PrefillDone("r", num_bytes=64, seconds=0.01)
+
+
+class GrantingPeer(RecordingPeer):
+    """Grants every want."""
+
+    broker: CreditBroker
+
+    def want(self, request_id: str, tokens: int, priority: int) -> None:
+        super().want(request_id, tokens, priority)
+        asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
+
+
+def serve(message: EngineInput) -> Sequence[EngineOutput]:
+    """An engine with room that makes one more token and ends."""
+    match message:
+        case Receive(spec=spec):
+            return [ReceiveReady(spec.request_id, EPOCH, 4, [5, 6])]
+        case Submit() | ReceiveFailed(first=None):
+            return [Tokens([Token("r", 7)]), Tokens([Token("r", 8, finish_reason="length")])]
+        case ReceiveDone() | ReceiveFailed():
+            return [Tokens([Token("r", 8, finish_reason="length")])]
+    return []
+
+
+@pytest.fixture
+def peer() -> GrantingPeer:
+    return GrantingPeer("p")
+
+
+@pytest.fixture
+def peers(peer: GrantingPeer) -> list[RecordingPeer]:
+    return [peer]
+
+
+@pytest.fixture
+def dispatcher(worker: Worker, engine: ScriptedEngine, peer: GrantingPeer, peers: list[RecordingPeer]) -> DecodeDispatcher:
+    engine.answer = serve
+    peer.broker = CreditBroker(worker.credit_queue, lambda: peers, PrefillScorePolicy, worker.block_size)
+    return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: peers, list)
+
+
+async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode = "remote") -> list[Generated]:
+    return [generated async for generated in dispatcher.run(SPEC, prefill)]
+
+
+def outcomes(worker: Worker) -> dict[str, float]:
+    samples = worker.metrics.remote_prefill.collect()[0].samples
+    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
+
+
+async def test_remote_prefill_streams_the_peers_token_then_the_engines(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    tokens = await collect(dispatcher)
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "remote"), (8, None)]
+    assert (peer.targets[0].epoch, peer.targets[0].block_ids, peer.targets[0].cached_tokens) == (EPOCH, [5, 6], 4)
+    assert [type(m) for m in engine.inputs] == [Receive, ReceiveDone]
+    assert (outcomes(worker), worker.credit_queue.num_requests, peer.released) == ({"ok": 1.0}, 0, [])
+
+
+@pytest.mark.parametrize("mode", ["remote", "local"])
+async def test_request_notes_its_lifetime_in_order(dispatcher: DecodeDispatcher, peer: GrantingPeer, mode: PrefillMode) -> None:
+    peer.replies = [FIRST, DONE]
+    with begun("r") as journey:
+        note("issued")
+        await collect(dispatcher, mode)
+
+    migration = ("migration_begin", "migration_end")
+    events = [event for event in journey.events if event.name in LIFETIME]
+    assert [event.name for event in events] == [name for name in LIFETIME if mode == "remote" or name not in migration]
+    assert [event.seconds for event in events] == sorted(event.seconds for event in events)  # [D1]
+    others = {event.name: event.facts for event in journey.events if event.name not in LIFETIME}
+    assert [name for name in others if name in ("credit", "first_step")] == (["credit", "first_step"] if mode == "remote" else [])
+    assert mode == "local" or others["credit"]["peer"] == "p"
+
+
+async def test_request_notes_a_prefill_that_failed_and_what_followed(dispatcher: DecodeDispatcher, peer: GrantingPeer) -> None:
+    peer.replies = [PeerError("gone")]
+    with begun("r") as journey:
+        dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
+        await collect(dispatcher, "auto")
+
+    facts = {event.name: event.facts for event in journey.events}
+    assert facts["prefill_failed"] == {"peer": "p", "outcome": "failed"}
+    assert facts["context_end"]["prefill"] == "local"
+
+
+async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    worker.policy = type(worker.policy)(offload=type(worker.policy.offload)(prefill_length_threshold=0))
+    peer.replies = [PeerError("gone")]
+    tokens = await collect(dispatcher, "auto")
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "local"), (8, None)]
+    assert engine.inputs[1] == ReceiveFailed("r", EPOCH, None)
+    assert (outcomes(worker), peer.released) == ({"failed": 1.0}, ["r"])
+
+
+async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(dispatcher: DecodeDispatcher, peer: GrantingPeer) -> None:
+    """Else `sloFeedback` would take it for slowness here, and send more there."""
+    dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
+    peer.replies = [PeerError("gone")]
+    await collect(dispatcher, "auto")
+
+    lines = dispatcher._offloading._feedback._lines
+    assert {side: line.num_samples for side, line in lines.items()} == {"local": 0, "remote": 1}
+
+
+async def test_remote_prefill_failure_after_the_first_token_keeps_it(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
+) -> None:
+    peer.replies = [FIRST, PeerError("gone")]
+    tokens = await collect(dispatcher)
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "remote"), (8, None)]
+    failed = engine.inputs[1]
+    assert isinstance(failed, ReceiveFailed)
+    assert failed.first is not None
+    assert failed.first.token_id == 7
+
+
+async def test_remote_prefill_stream_that_ends_without_done_is_a_failure(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST]
+    await collect(dispatcher)
+
+    assert outcomes(worker) == {"failed": 1.0}
+
+
+async def test_remote_prefill_forced_fails_clean_when_the_peer_fails_first(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
+) -> None:
+    peer.replies = [PeerError("gone")]
+    with pytest.raises(RequestError, match="the prefill worker failed") as caught:
+        await collect(dispatcher)
+
+    assert caught.value.status == 503
+    engine.say()
+    await asyncio.sleep(0)
+    assert engine.inputs[-1] == Abort("r")
+
+
+async def test_remote_prefill_forced_without_a_prefill_worker_is_a_503(
+    dispatcher: DecodeDispatcher, peers: list[RecordingPeer], worker: Worker
+) -> None:
+    peers.clear()
+    with pytest.raises(RequestError, match="no prefill worker is ready") as caught:
+        await collect(dispatcher)
+
+    assert caught.value.status == 503
+    assert worker.credit_queue.num_requests == 0
+
+
+async def test_remote_prefill_first_token_that_ends_the_request_moves_nothing(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [Token("r", 2, finish_reason="stop")]
+    tokens = await collect(dispatcher)
+    await asyncio.sleep(0)
+
+    assert [(g.token.token_id, g.token.finish_reason) for g in tokens] == [(2, "stop")]
+    assert engine.inputs[-1] == Abort("r")  # gives the reserved blocks back
+    assert outcomes(worker) == {"ok": 1.0}
+
+
+async def test_remote_prefill_out_of_blocks_returns_the_credit_and_waits_for_room(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    answers = iter([[ReceiveRefused("r", needed_blocks=3)], serve(Receive(SPEC))])
+    engine.answer = lambda m: next(answers) if isinstance(m, Receive) else serve(m)
+    peer.replies = [FIRST, DONE]
+    task = asyncio.create_task(collect(dispatcher))
+    while not peer.released:
+        await asyncio.sleep(0)
+    assert worker.credit_queue.num_requests == 1  # it waits in the queue, visibly, without a credit
+    engine.say(stats(free_blocks=2))
+    await asyncio.sleep(0)
+    assert not task.done()
+    assert (worker.load().num_waiting, worker.load().credit_queue_requests) == (1, 0)  # for this worker, not for prefill
+    engine.say(stats(free_blocks=3))
+
+    assert [g.token.token_id for g in await task] == [7, 8]
+    assert len(peer.wants) == 2
+
+
+async def test_remote_prefill_client_gone_ends_both_legs(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    async with aclosing(dispatcher.run(SPEC, "remote")) as tokens:
+        await anext(tokens)
+    await asyncio.sleep(0)
+
+    assert peer.closed
+    assert engine.inputs[-1] == Abort("r")
+    assert (outcomes(worker), dispatcher.num_requests) == ({"cancelled": 1.0}, 0)
+
+
+async def test_decoding_auto_prefills_short_prompts_locally(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
+) -> None:
+    tokens = await collect(dispatcher, "auto")
+
+    assert tokens[0].prefill == "local"
+    assert engine.inputs == [Submit(SPEC)]
+    assert not peer.wants
+
+
+def prompt_of(num_tokens: int) -> RequestSpec:
+    return RequestSpec("other", [1] * num_tokens, Sampling(max_tokens=1, seed=1))
+
+
+async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+    engine.answer = lambda _: ()
+    worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
+    dispatcher.admit([prompt_of(10)])
+    waiting = asyncio.create_task(collect(dispatcher, "local"))
+    while not engine.inputs:
+        await asyncio.sleep(0)
+    with pytest.raises(RequestError, match="maxQueuedRequests is 1") as caught:
+        dispatcher.admit([prompt_of(10)])
+
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "queue_full", 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
+    """[V8]: before the engine hears of it, and until those that wait have their first token."""
+    engine.answer = lambda _: ()
+    worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
+    dispatcher.admit([prompt_of(1000)])  # nobody waits
+    waiting = asyncio.create_task(collect(dispatcher, "local"))
+    while not engine.inputs:
+        await asyncio.sleep(0)
+    dispatcher.admit([prompt_of(15)])
+    with pytest.raises(RequestError, match=r"10 prompt tokens wait here, and 16 more are over .*maxQueuedTokens \(25\)") as caught:
+        dispatcher.admit([prompt_of(16)])
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "queue_full", 1)
+    assert len(engine.inputs) == 1
+
+    engine.say(Tokens([Token("r", 7)]))
+    while dispatcher._quality.num_waiting:
+        await asyncio.sleep(0)
+    dispatcher.admit([prompt_of(1000)])
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert (dispatcher.num_requests, dispatcher._quality.waiting_tokens) == (0, 0)
+
+
+def long_prompts(worker: Worker) -> tuple[int, int]:
+    """(all, remote) that the worker has counted, as its metric has them too."""
+    value = worker.metrics.registry.get_sample_value
+    remote, local = (value("pdcluster_long_prompts_total", {"prefill": place}) for place in ("remote", "local"))
+    assert (remote, local) == (worker.share.num_remote, worker.share.num_long - worker.share.num_remote)
+    return worker.share.num_long, worker.share.num_remote
+
+
+@pytest.mark.parametrize(
+    ("threshold", "replies", "prefill", "expected"),
+    [
+        (0, [FIRST, DONE], "auto", (1, 1)),
+        (0, [PeerError("gone")], "auto", (1, 0)),
+        (0, [FIRST, PeerError("gone")], "auto", (1, 0)),
+        (0, [FIRST, DONE], "local", (0, 0)),  # the client's own wish says nothing about the cluster
+        (11, [FIRST, DONE], "auto", (0, 0)),  # a short prompt: nothing to offload
+        (11, [FIRST, DONE], "remote", (1, 1)),
+    ],
+)
+async def test_long_prompts_are_counted_by_where_they_were_prefilled(
+    dispatcher: DecodeDispatcher,
+    peer: GrantingPeer,
+    worker: Worker,
+    threshold: int,
+    replies: list[Token | PrefillDone | Exception],
+    prefill: PrefillMode,
+    expected: tuple[int, int],
+) -> None:
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=threshold))
+    peer.replies = replies
+    await collect(dispatcher, prefill)
+
+    assert long_prompts(worker) == expected
+
+
+@pytest.mark.parametrize(("role", "expected"), [("decode", (1, 0)), ("mixed", (0, 0))])
+async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
+    dispatcher: DecodeDispatcher, peers: list[RecordingPeer], worker: Worker, role: Role, expected: tuple[int, int]
+) -> None:
+    peers.clear()
+    worker.role = role
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=10))
+    await collect(dispatcher, "auto")
+
+    assert long_prompts(worker) == expected
+
+
+async def reported(worker: Worker, engine: ScriptedEngine) -> None:
+    """The engine has told that a quarter of its blocks is in use."""
+    engine.say(stats(free_blocks=48))
+    while client_of(worker).stats is None:
+        await asyncio.sleep(0)
+
+
+def offload_event(journey: Journey) -> dict[str, Fact]:
+    (event,) = [event for event in journey.events if event.name == "offload"]
+    return event.facts
+
+
+async def test_offload_notes_what_it_was_decided_by(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    peer.max_batched_tokens, peer.load = 256, Load(waiting_tokens=64, num_waiting=2, credit_tokens=512)
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=10))
+    worker.pair_rates.add("p", 640, 1.0)  # 64 bytes a token
+    await reported(worker, engine)
+    with begun("r") as journey:
+        await collect(dispatcher, "auto")
+
+    assert offload_event(journey) == {
+        "prefill": "remote",
+        "reason": "long",
+        "policy": "rule",
+        "threshold": 10,
+        "uncached_tokens": 10,
+        "prefill_queue": 2,
+        "prefill_batches": 2.0,
+        "decode_active": 0,
+        "decode_ratio": 0.25,
+        "transfer_seconds": 1.0,
+        "local_seconds": 0.0,
+        "remote_seconds": 0.0,
+    }
+    assert [event.name for event in journey.events if event.name not in (*LIFETIME, "first_step")] == ["offload", "credit"]
+    assert journey.events[1].facts["peer"] == "p"
+
+
+@pytest.mark.parametrize(("max_model_len", "reason"), [(10, "no_prefill_worker"), (11, "long")])
+async def test_offload_goes_by_workers_that_take_the_prompt(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker, max_model_len: int, reason: str
+) -> None:
+    peer.replies = [FIRST, DONE]
+    peer.max_model_len = max_model_len
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=1))
+    with begun("r") as journey:
+        tokens = await collect(dispatcher, "auto")
+
+    assert (offload_event(journey)["reason"], tokens[0].prefill) == (reason, "local" if max_model_len == 10 else "remote")
+
+
+@pytest.mark.parametrize(
+    ("policy", "place"),
+    [
+        (OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingPolicy(max_ratio=1.0)), "remote"),
+        (OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadPolicy(busy_batches=1.0)), "local"),
+        (OffloadPolicy(policy="prefillLoad"), "remote"),
+        (OffloadPolicy(prefill_length_threshold=1, max_transfer_milliseconds=999), "local"),
+        (OffloadPolicy(prefill_length_threshold=1, length_thresholds={"cpu": 11}), "local"),
+        (OffloadPolicy(decode_busy_ratio=0.2), "remote"),
+        (OffloadPolicy(decode_busy_ratio=0.25), "local"),
+    ],
+)
+async def test_offload_changes_with_the_policy_in_force(
+    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: Worker, policy: OffloadPolicy, place: str
+) -> None:
+    peer.replies = [FIRST, DONE]
+    peer.max_batched_tokens, peer.load = 256, Load(credit_tokens=512)
+    worker.pair_rates.add("p", 640, 1.0)
+    await reported(worker, engine)
+    worker.policy = PolicyConfig(offload=policy)
+
+    assert (await collect(dispatcher, "auto"))[0].prefill == place
+
+
+async def test_remote_prefill_measures_the_pair_and_the_wait_for_its_credit(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker
+) -> None:
+    peer.replies = [FIRST, replace(DONE, busy_seconds=0.5)]
+    await collect(dispatcher)
+
+    assert worker.pair_rates.bytes_per_second("p") == 128
+    assert worker.metrics.registry.get_sample_value("pdcluster_credit_wait_seconds_count") == 1
+
+
+async def test_waits_for_a_credit_are_counted_by_their_end(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, peers: list[RecordingPeer], worker: Worker
+) -> None:
+    peer.replies = [FIRST, DONE]
+    await collect(dispatcher)
+    silent = RecordingPeer("silent")
+    peers[:] = [silent]
+    task = asyncio.create_task(collect(dispatcher))
+    while not silent.wants:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    peers.clear()
+    with pytest.raises(RequestError, match="no prefill worker is ready"):
+        await collect(dispatcher)
+    value = worker.metrics.registry.get_sample_value
+    ends = ("granted", "cancelled", "no_prefill_worker")
+
+    assert [value("pdcluster_credit_requests_total", {"outcome": end}) for end in ends] == [1, 1, 1]
+    assert silent.released == ["r"]
+
+
+async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker: Worker) -> None:
+    """Each prompt takes 10 s here and is there at once: the clock is the test's."""
+    clock = FakeClock()
+    offloading = Offloading(worker, list, list)
+    feedback = SloFeedback()
+    for side in ("local", "remote") * 4:
+        pace = Pace(feedback, SideCosts(), "r", 100, clock)
+        pace.sent(side)
+        clock.advance(10.0 if side == "local" else 0.01)
+        pace.token(Generated(Token("r", 1), side))
+        clock.advance(0.02)
+        pace.token(Generated(Token("r", 2, finish_reason="length")))
+    policy = PolicyConfig(offload=OffloadPolicy(policy="sloFeedback")).offload
+
+    assert feedback.threshold(policy.slo_feedback, 256, clock()) == round(256 / STEP)
+    worker.policy = PolicyConfig(offload=policy)
+    assert offloading.threshold(256) == 256  # of its own, which has seen nothing
+
+
+@pytest.mark.parametrize(("policy", "prefill"), [("measured", "local"), ("rule", "remote")])
+async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_slower(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: Worker, policy: OffloadPolicyName, prefill: str
+) -> None:
+    peer.replies = [FIRST, DONE]
+    costs = dispatcher._offloading._costs
+    now = asyncio.get_running_loop().time()
+    for number in range(MIN_SAMPLES):
+        costs.first_token("local", str(number), 100, 0.1, now)
+        costs.first_token("remote", str(number), 100, 0.3, now)
+    worker.policy = PolicyConfig(offload=OffloadPolicy(policy=policy, prefill_length_threshold=5, min_offload_length=1))
+    with begun("r") as told:
+        made = await collect(dispatcher, "auto")
+
+    assert made[0].prefill == prefill
+    offload = next(event.facts for event in told.events if event.name == "offload")
+    assert offload["reason"] == ("slower" if policy == "measured" else "long")
+    assert (offload["local_seconds"], offload["remote_seconds"]) == (pytest.approx(0.01), pytest.approx(0.03))
+
+
+async def test_time_to_the_first_token_is_measured_for_both_sides_and_forgotten_with_the_request(
+    dispatcher: DecodeDispatcher, peer: GrantingPeer
+) -> None:
+    costs = dispatcher._offloading._costs
+    for mode in ("local", "remote"):
+        peer.replies = [replace(FIRST, prefill_seconds=0.2), DONE]
+        await collect(dispatcher, mode)
+
+    assert costs._sides["remote"].num_samples == 1
+    assert not any(side.waiting for side in costs._sides.values())

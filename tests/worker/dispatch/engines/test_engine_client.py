@@ -1,0 +1,165 @@
+"""The server's end of the wall to the engine: sorting, death, duplicates."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+
+import pytest
+
+from pdcluster_worker.dispatch.engines.client import EngineClient, EngineDiedError
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import (
+    Abort,
+    BlockEvents,
+    EngineFailed,
+    EngineInput,
+    EngineOutput,
+    RequestFailed,
+    Submit,
+    Tokens,
+)
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from tests.worker.dispatch.doubles import stats
+
+SPEC = RequestSpec("r1", [1, 2], Sampling(max_tokens=1, seed=0))
+
+
+class Wire:
+    """Both directions of the socket as queues."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[bytes] = asyncio.Queue()
+        self.arriving: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def recv(self) -> bytes:
+        return await self.arriving.get()
+
+    async def send(self, data: bytes) -> None:
+        self.sent.put_nowait(data)
+
+    def say(self, *outputs: EngineOutput) -> None:
+        self.arriving.put_nowait(messages.encode(list(outputs)))
+
+    async def heard(self) -> list[EngineInput]:
+        return messages.decode_inputs(await self.sent.get())
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+async def client(wire: Wire) -> AsyncIterator[EngineClient]:
+    client = EngineClient(wire)
+    task = asyncio.create_task(client.run())
+    yield client
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_client_sorts_outputs_by_request(client: EngineClient, wire: Wire) -> None:
+    one, two = client.open("r1"), client.open("r2")
+    wire.say(Tokens([Token("r2", 22), Token("r1", 11)]))
+
+    assert (await one.token()).token_id == 11
+    assert (await two.token()).token_id == 22
+
+
+async def test_client_keeps_the_order_of_messages(client: EngineClient, wire: Wire) -> None:
+    client.send(Submit(SPEC))
+    client.send(Abort("r1"))
+
+    assert await wire.heard() == [Submit(SPEC), Abort("r1")]
+
+
+async def test_client_close_aborts_a_request_that_has_not_ended(client: EngineClient, wire: Wire) -> None:
+    client.close(client.open("r1"))
+
+    assert await wire.heard() == [Abort("r1")]
+
+
+async def test_client_close_says_nothing_of_a_request_that_has_ended(client: EngineClient, wire: Wire) -> None:
+    mailbox = client.open("r1")
+    wire.say(Tokens([Token("r1", 1, finish_reason="stop")]))
+    await mailbox.token()
+    client.close(mailbox)
+    client.send(Abort("marker"))
+
+    assert await wire.heard() == [Abort("marker")]
+
+
+async def test_client_refuses_an_id_in_use(client: EngineClient) -> None:
+    client.open("r1")
+    with pytest.raises(RequestError, match="already being served"):
+        client.open("r1")
+
+
+async def test_client_one_failed_request_fails_alone(client: EngineClient, wire: Wire) -> None:
+    bad, good = client.open("bad"), client.open("good")
+    refused = client.open("refused")
+    wire.say(RequestFailed("refused", "too large", is_refusal=True))
+    with pytest.raises(RequestError, match="too large") as caught:
+        await refused.get()
+    assert (caught.value.status, caught.value.code) == (400, None)
+
+    wire.say(RequestFailed("bad", "not finite"), Tokens([Token("good", 1)]))
+
+    with pytest.raises(RequestError, match="not finite"):
+        await bad.get()
+    assert (await good.token()).token_id == 1
+
+
+async def test_client_death_of_the_engine_fails_open_and_later_requests(client: EngineClient, wire: Wire) -> None:
+    mailbox = client.open("r1")
+    wire.say(EngineFailed("out of memory"))
+
+    with pytest.raises(EngineDiedError, match="out of memory"):
+        await mailbox.get()
+    with pytest.raises(EngineDiedError, match="out of memory"):
+        client.send(Submit(SPEC))
+    with pytest.raises(EngineDiedError, match="out of memory"):
+        await client.ready()
+
+
+async def test_begin_is_sent_first_and_is_no_message_that_statistics_know_of(client: EngineClient, wire: Wire) -> None:
+    client.begin("bfloat16")
+    client.send(Submit(SPEC))
+    assert (await wire.heard()) == [messages.Begin("bfloat16"), Submit(SPEC)]
+    client.stats = stats(free_blocks=0, num_inputs=1)
+    assert client.is_reported
+
+
+async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client: EngineClient) -> None:
+    assert client.is_loading
+    client.fail("it is gone")
+    assert not client.is_loading
+
+
+async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(client: EngineClient, wire: Wire) -> None:
+    """Its counters would be added a second time, for those of its rank begin anew, and its blocks are no choice any more."""
+    told: list[object] = []
+    client.on_stats.append(told.append)
+    client.on_blocks.append(told.append)
+    wire.say(stats(free_blocks=1))
+    while not told:
+        await asyncio.sleep(0)
+    client.fail("it stands still")
+    wire.say(stats(free_blocks=2), BlockEvents([b"a"], [], 1))
+    while not wire.arriving.empty():
+        await asyncio.sleep(0)
+
+    assert told == [stats(free_blocks=1)]
+    assert client.stats == stats(free_blocks=1)
+
+
+async def test_engine_that_dies_unawaited_leaves_nothing_unretrieved(wire: Wire) -> None:
+    unretrieved: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
+    client = EngineClient(wire)
+    client.fail("it is gone")
+    del client
+    gc.collect()
+
+    assert unretrieved == []

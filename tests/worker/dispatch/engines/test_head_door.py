@@ -1,0 +1,169 @@
+"""Who gets through the door of a head: certificates, hellos and frames that are wrong, and one engine too many."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import DiscoveryConfig, ListenConfig, TLSConfig, WorkerConfig
+from pdcluster_worker.dispatch.engines import head_door
+from pdcluster_worker.dispatch.engines.group import EngineGroup
+from pdcluster_worker.dispatch.engines.head_door import HeadDoor
+from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.head_line.wire import (
+    HELLO_BYTES,
+    SERVER_NAME,
+    VERSION,
+    Answer,
+    Hello,
+    LineError,
+    client_context,
+    decode_answer,
+    encode,
+    read_frame,
+    write_frame,
+)
+from pdcluster_worker.messages.engine import Ping, decode_inputs
+from tests.system.certificates import make_certificates
+
+HELLO = Hello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TLSConfig:
+    return TLSConfig(**make_certificates(tmp_path_factory.mktemp("tls") / "ours").settings())
+
+
+def config_of(tls: TLSConfig, **engine: int) -> WorkerConfig:
+    return WorkerConfig(
+        cluster="c",
+        revision="r1",
+        role="mixed",
+        pool="p",
+        model=ModelConfig(name="m", path="/m"),
+        discovery=DiscoveryConfig(endpoints=["h:1"]),
+        tls=tls,
+        engine=EngineConfig(**engine),
+        listen=ListenConfig(host="127.0.0.1"),
+    )
+
+
+class Line:
+    """A connection to the door."""
+
+    def __init__(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        self.reader, self.writer = streams
+
+    @classmethod
+    async def open(cls, door: HeadDoor, context: ssl.SSLContext) -> "Line":
+        return cls(await asyncio.open_connection("127.0.0.1", door.port, ssl=context, server_hostname=SERVER_NAME))
+
+    async def ask(self, hello: Hello) -> Answer:
+        write_frame(self.writer, encode(hello))
+        return decode_answer(await asyncio.wait_for(read_frame(self.reader), 5))
+
+    async def ended(self) -> bool:
+        with pytest.raises(LineError):
+            await asyncio.wait_for(read_frame(self.reader), 5)
+        self.writer.close()
+        return True
+
+
+def group_of(size: int) -> EngineGroup:
+    return EngineGroup(size, lambda rank: SimpleNamespace(rank=rank), str)
+
+
+@pytest.fixture
+async def door(tls: TLSConfig) -> AsyncIterator[HeadDoor]:
+    door = HeadDoor(config_of(tls), "float32", group_of(1))
+    await door.open(0)
+    yield door
+    await door.close()
+
+
+async def test_engine_of_the_cluster_hears_what_to_compute_in(door: HeadDoor, tls: TLSConfig) -> None:
+    line = await Line.open(door, client_context(tls))
+
+    assert await line.ask(HELLO) == Answer(dtype="float32")
+    line.writer.close()
+
+
+async def test_engine_that_loads_hears_of_its_head(door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a head that says nothing for one that is gone, and a large model loads for minutes."""
+    monkeypatch.setattr(head_door, "CALL_SECONDS", 0.01)
+    line = await Line.open(door, client_context(tls))
+    await line.ask(HELLO)
+
+    for _ in range(3):
+        assert decode_inputs(await asyncio.wait_for(read_frame(line.reader), 5)) == [Ping()]
+    line.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("version", 2, "its version is 2, the head's 1"),
+        ("cluster", "d", "its cluster is 'd', the head's 'c'"),
+        ("revision", "r2", "its revision is 'r2', the head's 'r1'"),
+        ("role", "decode", "its role is 'decode', the head's 'mixed'"),
+    ],
+)
+async def test_engine_that_is_not_of_the_head_is_refused_with_the_reason(
+    door: HeadDoor, tls: TLSConfig, field: str, value: str | int, reason: str
+) -> None:
+    hello = Hello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value})
+    line = await Line.open(door, client_context(tls))
+
+    assert await line.ask(hello) == Answer(refused=reason)
+    assert await line.ended()
+
+
+async def test_one_engine_too_many_is_refused(tls: TLSConfig) -> None:
+    door = HeadDoor(config_of(tls, data_parallel_size=8), "float32", group_of(8))
+    await door.open(0)
+    line = await Line.open(door, client_context(tls))
+
+    assert (await line.ask(HELLO)).refused == "the head has 8 engines and others on nodes, at most 8 together"
+    line.writer.close()
+    await door.close()
+
+
+async def test_stranger_gets_no_further_than_tls(door: HeadDoor, tls: TLSConfig, tmp_path: Path) -> None:
+    """Without a certificate, and with one of another authority."""
+    nameless = ssl.create_default_context(cafile=tls.ca)
+    foreign = TLSConfig(**make_certificates(tmp_path / "theirs").settings())
+    other = ssl.create_default_context(cafile=tls.ca)
+    other.load_cert_chain(foreign.certificate, foreign.key)
+
+    async def stranger(context: ssl.SSLContext) -> None:
+        line = await Line.open(door, context)
+        await line.ask(HELLO)
+
+    for context in (nameless, other):
+        with pytest.raises((ssl.SSLError, ConnectionError, LineError)):
+            await stranger(context)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", (HELLO_BYTES + 1).to_bytes(4, "big"), b"\0\0\0\3abc"])
+async def test_nonsense_ends_the_connection(door: HeadDoor, tls: TLSConfig, data: bytes) -> None:
+    line = await Line.open(door, client_context(tls))
+    line.writer.write(data)
+
+    assert await line.ended()
+
+
+async def test_silence_ends_the_connection(door: HeadDoor, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_door, "HELLO_SECONDS", 0.0)
+    line = await Line.open(door, client_context(tls))
+
+    assert await line.ended()
+
+
+async def test_port_in_use_is_a_wrong_setting(door: HeadDoor, tls: TLSConfig) -> None:
+    with pytest.raises(ConfigError, match=rf"listen\.head: cannot listen on 127\.0\.0\.1:{door.port}"):
+        await HeadDoor(config_of(tls), "float32", group_of(1)).open(door.port)

@@ -1,0 +1,228 @@
+"""Which decode worker runs a request, and what happens when that worker fails."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.config.qos import EstimationPolicy
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.dispatch.decode.broker import CreditBroker
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.decode.remote import RemotePrefill
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
+from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from tests.worker.dispatch.doubles import ScriptedEngine
+
+
+class DecodePeer:
+    """A decode worker that plays a script of tokens and errors."""
+
+    def __init__(self, *script: Generated | Exception, key: str = "peer") -> None:
+        self.key = key
+        self.script = script
+        self.load = Load()
+        self.is_draining = False
+        self.asked: list[str] = []
+        self.outputs: list[list[int]] = []
+
+    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        self.asked.append(spec.request_id)
+        self.outputs.append(spec.output)
+        for item in self.script:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+def spec(request_id: str = "r") -> RequestSpec:
+    return RequestSpec(request_id, [1, 2, 3], Sampling(max_tokens=2, seed=1))
+
+
+def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
+    if not isinstance(message, Submit):
+        return ()
+    request_id = message.spec.request_id
+    return [Tokens([Token(request_id, 7)]), Tokens([Token(request_id, 8, finish_reason="length")])]
+
+
+def make_ingress(worker: Worker, engine: ScriptedEngine, *peers: DecodePeer) -> Ingress:
+    engine.answer = two_tokens
+    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
+
+    def decodes() -> list[DecodePeer]:
+        return [peer for peer in peers if not peer.is_draining]
+
+    here = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, decodes)
+    return Ingress(worker, here, decodes)
+
+
+def busy_here(ingress: Ingress) -> None:
+    """Make this worker the worse choice."""
+    ingress._here._num_decoding = 3
+
+
+async def collect(ingress: Ingress, *specs: RequestSpec) -> list[tuple[int, int]]:
+    return [(g.index, g.token.token_id) async for g in ingress.generate(list(specs), "auto")]
+
+
+async def test_ingress_keeps_a_request_that_it_can_serve_as_well(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer()
+
+    assert await collect(make_ingress(worker, engine, peer), spec()) == [(0, 7), (0, 8)]
+    assert not peer.asked
+
+
+async def test_ingress_relays_to_the_worker_with_fewest_requests(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
+    ingress = make_ingress(worker, engine, peer)
+    busy_here(ingress)
+
+    assert await collect(ingress, spec()) == [(0, 5)]
+    assert peer.asked == ["r"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerError("connection refused"),
+        RequestError("the engine of this worker stopped", status=503, code="engine_dead"),
+        RequestError("this worker is draining", status=503, code="draining"),
+        RequestError("too many wait", status=503, code="queue_full"),
+    ],
+    ids=lambda e: getattr(e, "code", None) or "lost",
+)
+async def test_ingress_peer_that_fails_before_the_first_token_means_another_try(
+    worker: Worker, engine: ScriptedEngine, error: Exception
+) -> None:
+    peer = DecodePeer(error)
+    ingress = make_ingress(worker, engine, peer)
+    busy_here(ingress)
+
+    assert await collect(ingress, spec()) == [(0, 7), (0, 8)]
+    assert peer.asked == ["r"]
+
+
+async def test_ingress_fault_of_the_request_itself_is_not_tried_again(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = DecodePeer(RequestError("bad", status=400))
+    ingress = make_ingress(worker, engine, peer)
+    busy_here(ingress)
+    with pytest.raises(RequestError, match="bad"):
+        await collect(ingress, spec())
+
+    assert not engine.inputs
+
+
+async def test_ingress_of_a_draining_worker_relays_what_comes_and_counts_it(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    peer = DecodePeer(Generated(Token("r", 5), "local"), Generated(Token("r", 6, finish_reason="stop")))
+    peer.load = Load(num_running=100)  # whatever its load: this worker runs nothing new
+    tokens = make_ingress(worker, engine, peer).generate([spec()], "auto")
+    async with aclosing(tokens):
+        assert (await anext(tokens)).token.token_id == 5
+        assert worker.active == 1
+        assert [g.token.token_id async for g in tokens] == [6]
+
+    assert worker.active == 0
+    assert not engine.inputs
+
+
+@pytest.mark.parametrize("state", ["draining", "drained"])
+async def test_ingress_of_a_draining_worker_without_a_peer_names_another_way(
+    worker: Worker, engine: ScriptedEngine, state: Literal["draining", "drained"]
+) -> None:
+    worker.announce(state)
+    begun: list[int] = []
+    worker.on_request = lambda: begun.append(1)
+    with pytest.raises(RequestError, match=state) as caught:
+        await collect(make_ingress(worker, engine), spec())
+
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "draining", 1)
+    assert (begun, engine.inputs) == ([], [])  # a refusal holds no drain
+
+
+async def test_ingress_of_a_draining_worker_tries_every_peer(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    broken = DecodePeer(PeerError("connection refused"), key="a")
+    full = DecodePeer(RequestError("too many wait", status=503, code="queue_full"), key="b")
+    good = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"), key="c")
+    good.load = Load(num_running=9)
+
+    assert await collect(make_ingress(worker, engine, broken, full, good), spec()) == [(0, 5)]
+    assert (len(broken.asked), len(full.asked), len(good.asked)) == (1, 1, 1)
+
+
+async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    peers = [DecodePeer(PeerError("connection refused"), key=key) for key in "ab"]
+    with pytest.raises(RequestError, match="draining") as caught:
+        await collect(make_ingress(worker, engine, *peers), spec())
+
+    assert (caught.value.code, worker.active, engine.inputs) == ("draining", 0, [])
+
+
+async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.announce("draining")
+    lost = DecodePeer(PeerError("connection refused"), key="a")
+    full = DecodePeer(RequestError("too many wait", status=503, code="queue_full", retry_after_seconds=1), key="b")
+    full.load = Load(num_running=1)
+    with pytest.raises(RequestError, match="too many wait") as caught:
+        await collect(make_ingress(worker, engine, lost, full), spec())
+
+    assert (caught.value.code, caught.value.retry_after_seconds, worker.active) == ("queue_full", 1, 0)
+
+
+@pytest.mark.parametrize("change", [("ready", "draining"), ("draining", "ready")], ids=lambda change: change[0])
+async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(worker: Worker, engine: ScriptedEngine, change: Any) -> None:
+    """A drain that begins later lets the request go on; one that was withdrawn is over."""
+    before, after = change
+    worker.announce(before)
+
+    class Failing(DecodePeer):
+        async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+            worker.announce(after)
+            raise PeerError("connection refused")
+            yield
+
+    ingress = make_ingress(worker, engine, Failing())
+    busy_here(ingress)
+
+    assert await collect(ingress, spec()) == [(0, 7), (0, 8)]
+
+
+async def test_ingress_admits_all_choices_of_a_prompt_as_one(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.policy = type(worker.policy)(admission=type(worker.policy.admission)(max_queued_requests=1))
+    tokens = await collect(make_ingress(worker, engine), spec("a"), spec("b"), spec("c"))
+
+    assert sorted(tokens) == [(0, 7), (0, 8), (1, 7), (1, 8), (2, 7), (2, 8)]
+
+
+async def test_ingress_runs_a_lone_choice_in_its_readers_task(worker: Worker, engine: ScriptedEngine) -> None:
+    ingress = make_ingress(worker, engine)
+    before = asyncio.all_tasks()
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        async for _ in tokens:
+            assert asyncio.all_tasks() == before
+    ingress.abort("r")
+
+
+async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(worker: Worker, engine: ScriptedEngine) -> None:
+    estimation = EstimationPolicy(estimator="rwt", preset_token_milliseconds=1e6, reject_unmeetable=True)
+    worker.policy = replace(worker.policy, estimation=estimation)
+    hasty = replace(spec(), deadline_seconds=1.0)
+    peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
+
+    assert await collect(make_ingress(worker, engine, peer), hasty) == [(0, 5)]
+    alone = make_ingress(worker, engine)
+    alone._clock = lambda: 0.0
+    with pytest.raises(RequestError, match="after the deadline of 1 s") as refused:
+        await collect(alone, hasty)
+    assert (refused.value.status, refused.value.code) == (503, "deadline_unmeetable")
+    assert not engine.inputs

@@ -1,0 +1,458 @@
+"""A request that has begun goes on at another worker: what the next one is asked, and what the client sees."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.config.moving import MovingPolicy
+from pdcluster_worker.config.policy import AdmissionPolicy
+from pdcluster_worker.dispatch.handler import Handler
+from pdcluster_worker.dispatch.ingress.ingress import Ingress
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.journeys import journey
+from pdcluster_worker.messages.engine import (
+    Abort,
+    EngineInput,
+    EngineOutput,
+    EngineStats,
+    Preempted,
+    Submit,
+    Tokens,
+)
+from pdcluster_worker.messages.peers import Generated, Hello, Load, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.routing.credits import CreditLedger
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, stats
+from tests.worker.dispatch.ingress.test_ingress import DecodePeer, busy_here, make_ingress
+
+MAX_TOKENS = 6
+LOST = PeerError("reset")
+
+
+def spec(request_id: str = "r") -> RequestSpec:
+    return RequestSpec(request_id, [1, 2, 3], Sampling(max_tokens=MAX_TOKENS, seed=1, logprobs=1))
+
+
+def token_at(spec: RequestSpec, position: int) -> Token:
+    """What every worker would draw there: by the position alone."""
+    reason = "length" if position == MAX_TOKENS - 1 else None
+    return Token(spec.request_id, 10 + position, -0.5 * position, finish_reason=reason, cached_tokens=position, queue_seconds=0.1)
+
+
+class Model(DecodePeer):
+    """A decode worker that makes the tokens of a request from where it stands; after `ends_after` of its own it fails."""
+
+    def __init__(self, key: str, *, ends_after: int = 99, error: Exception = LOST) -> None:
+        super().__init__(key=key)
+        self.ends_after, self.error = ends_after, error
+        self.modes: list[PrefillMode] = []
+        self.holders: list[str] = []
+        self.waits_at: int | None = None
+        self.goes_on = asyncio.Event()
+        self.num_open = 0
+
+    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        self.asked.append(spec.request_id)
+        self.outputs.append(spec.output)
+        self.modes.append(prefill)
+        self.holders.append(spec.kv_holder)
+        self.num_open += 1
+        try:
+            for count, position in enumerate(range(len(spec.output), MAX_TOKENS)):
+                if count == self.ends_after:
+                    raise self.error
+                if count == self.waits_at:
+                    await self.goes_on.wait()
+                yield Generated(token_at(spec, position), "local" if count == 0 else None)
+        finally:
+            self.num_open -= 1
+
+
+class BreaksAtTheEnd(Model):
+    """Its call fails after the last token."""
+
+    async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+        async with aclosing(super().generate(spec, prefill)) as tokens:
+            async for generated in tokens:
+                yield generated
+        raise self.error
+
+
+def model_here(message: EngineInput) -> Sequence[EngineOutput]:
+    if not isinstance(message, Submit):
+        return ()
+    return [Tokens([token_at(message.spec, position)]) for position in range(len(message.spec.output), MAX_TOKENS)]
+
+
+def ingress_of(worker: Worker, engine: ScriptedEngine, *peers: Model) -> Ingress:
+    """One that had rather not run anything here."""
+    ingress = make_ingress(worker, engine, *peers)
+    engine.answer = model_here
+    busy_here(ingress)
+    return ingress
+
+
+async def collect(ingress: Ingress, *specs: RequestSpec, prefill: PrefillMode = "auto") -> list[Generated]:
+    async with asyncio.timeout(5):
+        return [generated async for generated in ingress.generate(list(specs or [spec()]), prefill)]
+
+
+def ids(made: list[Generated], index: int = 0) -> list[int]:
+    return [g.token.token_id for g in made if g.index == index]
+
+
+WHOLE = [10, 11, 12, 13, 14, 15]
+
+
+def counted(worker: Worker) -> dict[tuple[str, str], float]:
+    samples = worker.metrics.request_moves.collect()[0].samples
+    return {(s.labels["reason"], s.labels["outcome"]): s.value for s in samples if s.name.endswith("_total") and s.value}
+
+
+async def test_moved_request_goes_on_where_it_was(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a", ends_after=2), Model("b")
+    second.load = Load(num_running=1)
+    with journey.begun("r") as told:
+        made = await collect(ingress_of(worker, engine, first, second))
+
+    assert ids(made) == WHOLE
+    assert (first.asked, second.asked) == (["r"], ["r~1"])  # another request for its blocks
+    assert second.outputs == [[10, 11]]
+    assert [event.facts for event in told.events if event.name == "move"] == [
+        {"reason": "lost", "left": "a", "goes_to": "b", "tokens": 2, "moves": 1}
+    ]
+    assert counted(worker) == {("lost", "moved"): 1}
+
+
+async def test_moved_request_looks_like_one_to_its_reader(worker: Worker, engine: ScriptedEngine) -> None:
+    made = await collect(ingress_of(worker, engine, Model("a", ends_after=2)))
+
+    assert {g.token.request_id for g in made} == {"r"}
+    assert [g.prefill for g in made] == ["local"] + [None] * 5
+    assert [g.token.queue_seconds is None for g in made[2:]] == [True] * 4  # of another worker's queue
+    assert [g.token.logprob for g in made] == [-0.5 * position for position in range(6)]
+
+
+async def test_request_that_has_ended_is_not_moved(worker: Worker, engine: ScriptedEngine) -> None:
+    """Its worker is lost before the call is over."""
+    first, second = BreaksAtTheEnd("a"), Model("b")
+    second.load = Load(num_running=1)
+
+    assert ids(await collect(ingress_of(worker, engine, first, second))) == WHOLE
+    assert (second.asked, engine.inputs, counted(worker)) == ([], [], {})
+
+
+async def test_moved_request_ends_up_here_when_no_peer_is_better(worker: Worker, engine: ScriptedEngine) -> None:
+    assert ids(await collect(ingress_of(worker, engine, Model("a", ends_after=3)))) == WHOLE
+    submitted = engine.inputs[0]
+    assert isinstance(submitted, Submit)
+    assert (submitted.spec.request_id, submitted.spec.prompt, submitted.spec.output) == ("r~1", [1, 2, 3], [10, 11, 12])
+
+
+async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a", ends_after=1), Model("b")
+    second.load = Load(num_running=1)
+    await collect(ingress_of(worker, engine, first, second), prefill="remote")
+
+    assert (first.modes, second.modes) == (["remote"], ["auto"])
+
+
+async def test_moves_are_bounded(worker: Worker, engine: ScriptedEngine) -> None:
+    """A request that ends whatever runs it ends three workers at most."""
+    peers = [Model(key, ends_after=1) for key in "abcd"]
+    with pytest.raises(RequestError, match="was lost: reset") as caught:
+        await collect(ingress_of(worker, engine, *peers))
+
+    assert (caught.value.status, caught.value.code, worker.active) == (503, "decode_worker_lost", 0)
+    assert sum(len(peer.asked) for peer in peers) == 3
+    assert counted(worker) == {("lost", "moved"): 2, ("lost", "refused"): 1}
+
+
+async def test_moving_that_is_off_ends_in_an_error(worker: Worker, engine: ScriptedEngine) -> None:
+    worker.policy = replace(worker.policy, moving=MovingPolicy(enabled=False))
+    with pytest.raises(RequestError, match="was lost: reset"):
+        await collect(ingress_of(worker, engine, Model("a", ends_after=1)))
+
+    assert counted(worker) == {("lost", "refused"): 1}
+
+
+async def test_move_without_anyone_left_is_a_clean_error(worker: Worker, engine: ScriptedEngine) -> None:
+    ingress = ingress_of(worker, engine, Model("a", ends_after=1))
+    tokens = ingress.generate([spec()], "auto")
+    async with aclosing(tokens):
+        await anext(tokens)
+        worker.engines.first.client.stall("it stands still")
+        with pytest.raises(RequestError, match="was lost: reset"):
+            await anext(tokens)
+
+    assert counted(worker) == {("lost", "nowhere"): 1}
+
+
+async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_tried_again(worker: Worker, engine: ScriptedEngine) -> None:
+    second = Model("b", ends_after=0, error=RequestError("bad", status=400))
+    second.load = Load(num_running=1)
+    with pytest.raises(RequestError, match="bad"):
+        await collect(ingress_of(worker, engine, Model("a", ends_after=1), second))
+
+
+async def test_choices_of_a_prompt_move_each_from_where_it_stands(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a", ends_after=3), Model("b")
+    second.load = Load(num_running=1)
+    made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
+
+    assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
+
+
+async def test_choices_that_begin_later_begin_where_the_first_has_gone(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a", ends_after=1), Model("b")
+    second.load = Load(num_running=1)
+    made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
+
+    assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
+    assert (first.asked, second.asked) == (["x"], ["x~1", "y"])
+
+
+async def test_choices_are_tried_elsewhere_before_their_first_token(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a", ends_after=0), Model("b")
+    second.load = Load(num_running=1)
+    worker.announce("draining")
+    made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
+
+    assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
+    assert (first.asked, second.asked) == (["x"], ["x~1", "y"])
+    assert counted(worker) == {}
+
+
+# --- drains ---------------------------------------------------------------------------------------
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def drain(ingress: Ingress, peer: Model) -> None:
+    """As its report says it."""
+    peer.is_draining = True
+    ingress._legs.on_change()
+
+
+async def waiting(ingress: Ingress, peer: Model) -> "asyncio.Task[list[Generated]]":
+    """A request that has got as far as it gets at that worker."""
+    asked = asyncio.create_task(collect(ingress))
+    await until(lambda: peer.num_open == 1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return asked
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+async def test_request_leaves_a_worker_that_drains_while_it_waits_for_a_token(
+    worker: Worker, engine: ScriptedEngine, num_tokens: int
+) -> None:
+    first, second = Model("a"), Model("b")
+    first.waits_at, second.load = num_tokens, Load(num_running=1)
+    ingress = ingress_of(worker, engine, first, second)
+    worker.announce("draining")  # so that nothing is tried again here
+    asked = await waiting(ingress, first)
+    drain(ingress, first)
+    while first.num_open:  # its record says so too, and its reports do again
+        ingress.on_change()
+        await asyncio.sleep(0)
+
+    assert ids(await asked) == WHOLE
+    assert (first.num_open, second.outputs) == (0, [WHOLE[:num_tokens]])
+    assert second.holders == (["a"] if num_tokens else [""])  # whose KV it may read, once there is some
+    assert counted(worker) == ({("draining", "moved"): 1} if num_tokens else {})
+
+
+async def test_request_leaves_a_draining_worker_between_two_tokens(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a"), Model("b")
+    second.load = Load(num_running=1)
+    ingress = ingress_of(worker, engine, first, second)
+    made: list[int] = []
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        async for generated in tokens:
+            made.append(generated.token.token_id)
+            if len(made) == 2:
+                drain(ingress, first)
+
+    assert (made, second.outputs, first.num_open) == (WHOLE, [[10, 11]], 0)
+
+
+@pytest.mark.parametrize("is_off", [True, False], ids=["off", "nobody"])
+async def test_request_stays_at_a_draining_worker(worker: Worker, engine: ScriptedEngine, is_off: bool) -> None:
+    first, second = Model("a"), Model("b")
+    second.load = Load(num_running=1)
+    first.waits_at = 2
+    worker.policy = replace(worker.policy, moving=MovingPolicy(enabled=not is_off))
+    ingress = ingress_of(worker, engine, first, second)
+    worker.announce("draining")
+    asked = await waiting(ingress, first)
+    second.is_draining = not is_off
+    drain(ingress, first)
+    first.goes_on.set()
+
+    assert ids(await asked) == WHOLE
+    assert (first.asked, second.asked, counted(worker)) == (["r"], [], {})
+
+
+async def test_request_goes_back_to_a_draining_worker_when_no_other_takes_it(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a"), Model("b", ends_after=0)
+    first.waits_at, second.load = 1, Load(num_running=1)
+    ingress = ingress_of(worker, engine, first, second)
+    worker.announce("draining")
+    asked = await waiting(ingress, first)
+    first.waits_at = None
+    drain(ingress, first)
+
+    assert ids(await asked) == WHOLE
+    assert (first.outputs, second.outputs) == ([[], [10]], [[10]])
+    assert counted(worker) == {("draining", "nowhere"): 1, ("draining", "moved"): 1}
+
+
+async def test_request_whose_ingress_drains_too_ends_there_rather_than_nowhere(worker: Worker, engine: ScriptedEngine) -> None:
+    first = Model("a", ends_after=2)
+    ingress = ingress_of(worker, engine, first)
+    worker.announce("draining")
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert isinstance(engine.inputs[0], Submit)
+
+
+# --- want of blocks -------------------------------------------------------------------------------
+
+
+def preempting(num_tokens: int, num_preemptions: int) -> Callable[[EngineInput], Sequence[EngineOutput]]:
+    """An engine that preempts a request so often after so many tokens, and then would go on with it."""
+
+    def answer(message: EngineInput) -> Sequence[EngineOutput]:
+        if not isinstance(message, Submit):
+            return ()
+        tokens = model_here(message)
+        cut = num_tokens if not message.spec.output else len(tokens)
+        preemptions = [Preempted(message.spec.request_id)] * (num_preemptions if cut < len(tokens) else 0)
+        return [*tokens[:cut], *preemptions, *tokens[cut:]]
+
+    return answer
+
+
+def short_of_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, *peers: Model) -> Ingress:
+    worker.policy = replace(worker.policy, moving=MovingPolicy(after_preemptions=2))
+    ingress = make_ingress(worker, engine, *peers)
+    engine.answer = preempting(3, num_preemptions)
+    return ingress
+
+
+def with_room(free_blocks: int) -> Model:
+    peer = Model("a")
+    peer.load = Load(num_running=5, free_blocks=free_blocks, total_blocks=64)
+    return peer
+
+
+async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_room(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = with_room(4)  # twice the two blocks of 3 + 3 tokens
+    ingress = short_of_blocks(worker, engine, 2, peer)
+    engine.answer = lambda message: preempting(3, 2)(message)[:5]  # and no more
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert peer.outputs == [[10, 11, 12]]
+    assert counted(worker) == {("preempted", "moved"): 1}
+    await until(lambda: Abort("r") in engine.inputs)  # it held the request still
+
+
+@pytest.mark.parametrize(("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["seldom", "no room"])
+async def test_preempted_request_waits_for_blocks(worker: Worker, engine: ScriptedEngine, num_preemptions: int, free_blocks: int) -> None:
+    peer = with_room(free_blocks)
+
+    assert ids(await collect(short_of_blocks(worker, engine, num_preemptions, peer))) == WHOLE
+    assert (peer.asked, counted(worker)) == ([], {})
+
+
+async def test_preempted_request_goes_back_when_no_other_takes_it(worker: Worker, engine: ScriptedEngine) -> None:
+    peer = with_room(64)
+    peer.ends_after = 0
+
+    assert ids(await collect(short_of_blocks(worker, engine, 2, peer))) == WHOLE
+    assert (len(peer.asked), counted(worker)) == (1, {("preempted", "nowhere"): 1, ("preempted", "moved"): 1})
+
+
+async def test_request_that_is_preempted_before_its_first_token_is_not_begun_again_where_it_was(
+    worker: Worker, engine: ScriptedEngine
+) -> None:
+    peer = with_room(64)
+    ingress = short_of_blocks(worker, engine, 2, peer)
+    engine.answer = lambda message: preempting(0, 2)(message)[:2]  # and no more
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert peer.outputs == [[]]
+    assert len([message for message in engine.inputs if isinstance(message, Submit)]) == 1
+
+
+async def test_request_that_a_peer_preempts_goes_where_there_is_room(worker: Worker, engine: ScriptedEngine) -> None:
+    first, second = Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks")), Model("b")
+    first.load = Load(free_blocks=64)
+    second.load = Load(num_running=1, free_blocks=2)
+    ingress = ingress_of(worker, engine, first, second)
+    await say(worker, engine, stats(free_blocks=64))
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert (len(first.asked), len(second.asked)) == (1, 0)  # this worker alone has room
+    assert counted(worker) == {("preempted", "moved"): 1}
+
+
+async def test_request_that_a_peer_preempts_stays_where_nobody_has_room(worker: Worker, engine: ScriptedEngine) -> None:
+    first = Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks"))
+    ingress = ingress_of(worker, engine, first)
+    await say(worker, engine, stats(free_blocks=1))
+
+    assert ids(await collect(ingress)) == WHOLE
+    assert (len(first.asked), engine.inputs) == (3, [])
+
+
+async def say(worker: Worker, engine: ScriptedEngine, said: EngineStats) -> None:
+    engine.say(said)
+    await until(lambda: worker.engines.first.client.stats == said)
+
+
+# --- at the worker that it goes to ----------------------------------------------------------------
+
+
+async def test_request_that_has_begun_is_not_asked_by_admission_again(worker: Worker, engine: ScriptedEngine) -> None:
+    ingress = make_ingress(worker, engine)
+    engine.answer = model_here
+    handler = Handler(worker, Hello("e", "decode", FACTS.geometry, "w", "r1"), CreditLedger(1), ingress._here)
+    admission = AdmissionPolicy(max_queued_requests=1)
+    worker.policy = replace(worker.policy, admission=admission)
+    ingress._here._quality._meter.joined()  # one waits
+
+    with pytest.raises(RequestError, match="maxQueuedRequests"):
+        await anext(handler.generate(spec(), "auto"))
+    begun = replace(spec("r~1"), output=WHOLE[:2])
+    assert [g.token.token_id async for g in handler.generate(begun, "auto")] == WHOLE[2:]
+
+
+async def test_moved_request_keeps_its_deadline_and_the_tier_that_it_was_demoted_to(worker: Worker, engine: ScriptedEngine) -> None:
+    now = [100.0]
+
+    class Slow(Model):
+        async def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
+            specs.append(spec)
+            async with aclosing(super().generate(spec, prefill)) as tokens:
+                async for generated in tokens:
+                    now[0] += 3.0
+                    yield replace(generated, degraded=("priority=low",) if self.key == "a" else ())
+
+    specs: list[RequestSpec] = []
+    first, second = Slow("a", ends_after=2), Slow("b")
+    second.load = Load(num_running=1)
+    ingress = ingress_of(worker, engine, first, second)
+    ingress._clock = lambda: now[0]
+    await collect(ingress, replace(spec(), deadline_seconds=20.0))
+
+    assert [(each.deadline_seconds, each.priority) for each in specs] == [(20.0, 0), (14.0, 100)]

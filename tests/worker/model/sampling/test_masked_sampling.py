@@ -1,0 +1,103 @@
+"""A mask leaves its row the allowed tokens alone, by plain tensors and by the kernel, and changes nothing else."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pdcluster_worker.engine.ports import Sample, failed_row
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.grammar.masks import Masks, bar
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.model.ops.cpu import host_choosing
+from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
+
+VOCAB = 300
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 5, "min_p": 0.05, "repetition_penalty": 1.3, "logit_bias": {4: 2.0}},
+]
+
+
+def request_of(index, **options):
+    sampling = Sampling(**{"max_tokens": 9, "seed": index, "logprobs": 2, "constraint": Constraint("regex", "a"), **options})
+    return Request(f"r{index}", [1, 2, 3], 2, sampling)
+
+
+def masks_of(rows, allowed, errors=None):
+    mask = np.zeros((len(rows), VOCAB), dtype=np.bool_)
+    for place, ids in enumerate(allowed):
+        mask[place, ids] = True
+    return Masks(np.array(rows, dtype=np.int64), mask, errors or {})
+
+
+@pytest.fixture(params=["plain", "kernel"])
+def choosing(request):
+    return PLAIN_TENSORS if request.param == "plain" else host_choosing()
+
+
+@pytest.mark.parametrize("options", SETTINGS)
+def test_a_masked_row_chooses_as_if_it_had_no_other_tokens(choosing, options):
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    before = logits.clone()
+    ids = [4, 17, 40, 41, 200, 299]
+    requests = [request_of(index, **options) for index in range(3)]
+    free = Sampler(VOCAB, choosing).sample(logits, requests)
+    alone = logits.clone()
+    alone[1, [token for token in range(VOCAB) if token not in ids]] = -math.inf
+    expected = Sampler(VOCAB, choosing).sample(alone, requests)[1]
+
+    masked = Sampler(VOCAB, choosing).sample(logits, requests, masks_of([1], [ids]))
+
+    assert masked[1].token_id == expected.token_id in ids
+    assert [masked[0], masked[2]] == [free[0], free[2]]
+    assert torch.equal(logits, before)
+    assert masked[1].top_logprobs == free[1].top_logprobs  # those of the model, before any of this
+
+
+def test_all_rows_may_be_masked(choosing):
+    sampler = Sampler(VOCAB, choosing)
+    outcomes = sampler.sample(torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]]))
+
+    assert [outcome.token_id for outcome in outcomes] == [7, 9]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_mask_does_not_hide_a_logit_that_is_not_finite(choosing, bad):
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 5] = bad
+    error, other = Sampler(VOCAB, choosing).sample(logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]]))
+
+    assert error.code == "not_finite"
+    assert other.token_id == 9
+
+
+def test_a_row_whose_allowed_tokens_the_model_excludes_fails_alone(choosing):
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 7] = -math.inf
+    error, other = Sampler(VOCAB, choosing).sample(logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]]))
+
+    assert error.code == "no_token_left"
+    assert "its constraint allows none that its other settings do" in str(error)
+    assert isinstance(other, Sample)
+
+
+def test_a_row_that_does_not_fit_its_grammar_fails_alone(choosing):
+    error = failed_row("outside_grammar", "no")
+    outcomes = Sampler(VOCAB, choosing).sample(torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([1], [[9]], {0: error}))
+
+    assert outcomes[0] is error
+    assert outcomes[1].token_id == 9
+
+
+def test_tokens_that_are_barred_stay_where_nothing_else_is_left():
+    mask = np.zeros(10, dtype=np.bool_)
+    mask[[2, 5]] = True
+    bar(mask, [5, 99])
+    assert np.flatnonzero(mask).tolist() == [2]
+    bar(mask, [2, 5])
+    assert np.flatnonzero(mask).tolist() == [2]

@@ -1,0 +1,332 @@
+"""POST /v1/messages by Anthropic's official client, unchanged, and what the wire has beneath it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import anthropic
+import httpx
+import httpx2
+import pytest
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.server.app import create_app, create_prefill_app
+from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
+
+ASK = [{"role": "user", "content": "Hi"}]
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+BODY = {"model": "tiny", "max_tokens": 64, "messages": ASK}
+
+
+@pytest.fixture
+async def client(rig, model_folder) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """Over a model with tools that thinks."""
+    rig.tokenizer = Tokenizer.load(model_folder, "chatml-tools")
+    rig.backend.max_model_len = 4000
+    rig.policy = PolicyConfig()
+    names = ParserNames(reasoning="qwen3")
+    rig.app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=names)
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(rig.app), trust_env=False)
+    async with anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=http) as client:
+        yield client
+
+
+def prompt(rig) -> str:
+    return rig.tokenizer._tokenizer.decode(rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False)
+
+
+def events_of(text: str) -> list[tuple[str, dict]]:
+    """Names and bodies of a stream."""
+    events = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        body = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {body['type']}"
+        events.append((body["type"], body))
+    return events
+
+
+async def test_an_answer_is_a_message_of_text(rig, client):
+    reply = await client.messages.create(model="tiny", max_tokens=64, messages=ASK, system="Be brief")
+
+    assert [block.model_dump(exclude_none=True) for block in reply.content] == [{"type": "text", "text": "Hello, world!"}]
+    assert (reply.role, reply.type, reply.model, reply.stop_reason, reply.stop_sequence) == (
+        "assistant",
+        "message",
+        "tiny",
+        "end_turn",
+        None,
+    )
+    spec = rig.backend.calls[0][0][0]
+    assert reply.usage.input_tokens + reply.usage.cache_read_input_tokens == len(spec.prompt)
+    assert (reply.usage.cache_read_input_tokens, reply.usage.cache_creation_input_tokens, reply.usage.output_tokens) == (16, 0, 14)
+    assert reply._request_id
+    assert reply.id == f"msg_{reply._request_id}"
+    assert spec.sampling.max_tokens == 64
+    assert "system\nBe brief<|im_end|>" in prompt(rig)
+
+
+async def test_sampling_and_stop_sequences_reach_the_engine(rig, client):
+    reply = await client.messages.create(
+        model="tiny",
+        max_tokens=9,
+        messages=ASK,
+        stop_sequences=["nothing", ", w"],
+        extra_body={"temperature": 0.5, "top_p": 0.25, "top_k": 7},
+    )
+    sampling = rig.backend.calls[0][0][0].sampling
+
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.5, 0.25, 7, 9)
+    assert (reply.content[0].text, reply.stop_reason, reply.stop_sequence) == ("Hello", "stop_sequence", ", w")
+    cut = await client.messages.create(model="tiny", max_tokens=2, messages=ASK)
+    assert (cut.content[0].text, cut.stop_reason) == ("He", "max_tokens")
+
+
+async def test_a_stream_has_anthropics_events_in_their_order(rig, client):
+    rig.say("Hi!")
+    async with client.messages.stream(model="tiny", max_tokens=64, messages=ASK) as stream:
+        names = [event.type async for event in stream]
+        final = await stream.get_final_message()
+
+    raw = [name for name in names if name not in ("text", "ping")]
+    assert raw == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * 3,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert (final.content[0].text, final.stop_reason, final.usage.output_tokens) == ("Hi!", "end_turn", 4)
+    assert final.usage.cache_read_input_tokens == 16
+
+
+async def test_the_wire_of_a_stream(rig, http):
+    rig.say("Hi")
+    reply = await http.post("/v1/messages", json={**BODY, "stream": True})
+    events = events_of(reply.text)
+
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    assert [name for name, _ in events] == [
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0][1]["message"]["content"] == []
+    assert events[0][1]["message"]["stop_reason"] is None
+    assert events[2][1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert events[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2][1]["usage"]["output_tokens"] == 3
+
+
+async def test_calls_of_tools_are_blocks(rig, client):
+    rig.say(f"Let me look.\n{HERMES_PARIS}\n{HERMES_NOW}")
+    reply = await client.messages.create(model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW])
+
+    assert [block.type for block in reply.content] == ["text", "tool_use", "tool_use"]
+    assert [(block.name, block.input) for block in reply.content[1:]] == [("get_weather", {"city": "Paris"}), ("now", {})]
+    assert reply.stop_reason == "tool_use"
+    assert '"get_weather"' in prompt(rig)
+    async with client.messages.stream(model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW]) as stream:
+        final = await stream.get_final_message()
+    assert [block.model_dump(exclude={"id"}) for block in final.content] == [block.model_dump(exclude={"id"}) for block in reply.content]
+
+
+async def test_results_of_tools_go_back_to_the_model(rig, client):
+    history = [
+        *ASK,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "They want the weather.", "signature": "x"},
+                {"type": "text", "text": "Let me look."},
+                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}},
+                {"type": "tool_use", "id": "toolu_2", "name": "now", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sunny"}]},
+                {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no clock", "is_error": True},
+                {"type": "text", "text": "So?"},
+            ],
+        },
+    ]
+    await client.messages.create(model="tiny", max_tokens=64, messages=history, tools=[WEATHER, NOW])
+    shown = prompt(rig)
+
+    assert shown.index("Let me look.") < shown.index('"Paris"') < shown.index("sunny") < shown.index("Error: no clock") < shown.index("So?")
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [({"type": "any"}, ["get_weather", "now"]), ({"type": "tool", "name": "now"}, ["now"])],
+)
+async def test_forced_calls_are_constrained_and_end_by_tool_use(rig, client, choice, expected):
+    rig.say("{}" if choice["type"] == "tool" else '[{"name": "now", "parameters": {}}]')
+    reply = await client.messages.create(model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER, NOW], tool_choice=choice)
+
+    assert [(block.type, block.name, block.input) for block in reply.content] == [("tool_use", "now", {})]
+    assert reply.stop_reason == "tool_use"
+    constraint = rig.backend.calls[-1][0][0].sampling.constraint
+    assert constraint is not None
+    assert choice["type"] == "tool" or all(name in constraint.text for name in expected)
+
+
+@pytest.mark.parametrize("written", ['{"x": "\\ud800"}', '{"x": ' + "[" * 1500 + "]" * 1500 + "}"])
+async def test_a_call_whose_input_json_cannot_carry_is_empty(rig, client, http, written):
+    rig.say(written)
+    choice = {"type": "tool", "name": "now"}
+    reply = await http.post("/v1/messages", json={**BODY, "max_tokens": 3500, "tools": [NOW], "tool_choice": choice})
+
+    assert reply.status_code == 200
+    assert reply.json()["content"][0]["input"] == {}
+
+
+async def test_no_tool_is_shown_with_choice_none(rig, client):
+    await client.messages.create(model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"})
+
+    assert "get_weather" not in prompt(rig)
+
+
+async def test_thinking_is_a_block_before_the_text(rig, client):
+    rig.say("<think>Hm.</think>\n\nYes.")
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    reply = await client.messages.create(model="tiny", max_tokens=2000, messages=ASK, thinking=thinking)
+    assert [block.model_dump(exclude_none=True) for block in reply.content] == [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": reply.content[1].text},
+    ]
+    assert reply.content[1].text.strip() == "Yes."
+
+    async with client.messages.stream(model="tiny", max_tokens=2000, messages=ASK, thinking=thinking) as stream:
+        final = await stream.get_final_message()
+    assert [block.type for block in final.content] == ["thinking", "text"]
+    assert final.content[0].thinking == "Hm."
+
+
+async def test_hints_for_other_models_change_nothing(rig, http):
+    """As coding agents send them to any model: this one is not known to think."""
+    rig.policy = PolicyConfig()
+    hints = {
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "context_management": {"edits": []},
+        "metadata": {"user_id": "x"},
+        "output_config": {"effort": "high"},
+        "system": [{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral"}}],
+    }
+    rig.backend.max_model_len = 4000
+    reply = await http.post("/v1/messages?beta=true", json=BODY | {"max_tokens": 2000} | hints)
+
+    assert reply.status_code == 200
+    assert reply.json()["content"] == [{"type": "text", "text": "Hello, world!"}]
+    assert rig.backend.calls[0][0][0].sampling.constraint is None
+
+
+async def test_a_schema_constrains_the_answer(rig, client):
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+    rig.say('{"x": 1}')
+    body = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    await client.messages.create(model="tiny", max_tokens=64, messages=ASK, extra_body=body)
+
+    assert '"integer"' in rig.backend.calls[-1][0][0].sampling.constraint.text
+
+
+async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
+    counted = await client.messages.count_tokens(model="tiny", messages=ASK, system="Be brief", tools=[NOW])
+    await client.messages.create(model="tiny", max_tokens=8, messages=ASK, system="Be brief", tools=[NOW])
+
+    assert counted.input_tokens == len(rig.backend.calls[0][0][0].prompt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": None}, "max_tokens: must be a valid integer"),
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]: has type 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: is required"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
+            "belongs to role assistant",
+        ),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "belongs to role user"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "no earlier message has a call 'a'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"system": 3}, "system: "),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: is not supported here"),
+        ({"tools": [{"name": "now", "input_schema": {"description": "\ud800"}}]}, "tools[0].input_schema: "),
+        ({"tool_choice": {"type": "tool"}, "tools": [NOW]}, "tool_choice.name: is required"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: is required"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens: must be less than max_tokens=64"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers: is not supported here"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+    ],
+)
+async def test_bad_input_is_refused_in_anthropics_shape(rig, client, http, fields, words):
+    reply = await http.post("/v1/messages", content=json.dumps(BODY | fields), headers={"content-type": "application/json"})
+    body = reply.json()
+
+    assert reply.status_code == 400
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert words in body["error"]["message"]
+    assert body["request_id"] == reply.headers["x-request-id"]
+
+
+async def test_every_door_answers_in_anthropics_shape(rig):
+    rig.policy = PolicyConfig()
+    app = rig.make_app(tenant_of=lambda key: "team" if key == "good" else None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        found = []
+        for headers, body in (({}, BODY), ({"x-api-key": "bad"}, BODY), ({"x-api-key": "good"}, BODY | {"model": "other"})):
+            reply = await http.post("/v1/messages", json=body, headers=headers)
+            found.append((reply.status_code, reply.json()["error"]["type"]))
+        good = {"x-api-key": "good", "anthropic-version": "2023-06-01"}
+        assert (await http.post("/v1/messages", json=BODY, headers=good)).status_code == 200
+        assert (await http.post("/v1/messages", json=BODY, headers={"authorization": "Bearer good"})).status_code == 200
+        missing = await http.get("/v1/messages/none", headers=good)
+        rig.backend.not_ready = "it loads"
+        busy = await http.post("/v1/messages", json=BODY, headers=good)
+    assert found == [(401, "authentication_error"), (401, "authentication_error"), (404, "not_found_error")]
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    assert (busy.status_code, busy.json()["error"]["type"], busy.headers["retry-after"]) == (503, "overloaded_error", "1")
+    assert rig.backend.calls[0][0][0].cache_salt
+
+
+async def test_a_failure_after_the_first_token_is_an_error_event(rig, http):
+    rig.backend.error, rig.backend.error_after = RuntimeError("broken"), 2
+    events = events_of((await http.post("/v1/messages", json={**BODY, "stream": True})).text)
+
+    assert events[-1][1]["error"]["type"] == "api_error"
+    assert "message_stop" not in [name for name, _ in events]
+
+
+async def test_a_client_that_leaves_cancels_the_answer(rig, wire):
+    rig.backend.hold_after = 2
+    async with wire.stream("POST", "/v1/messages", json={**BODY, "stream": True}) as reply:
+        await anext(reply.aiter_bytes())
+    async with asyncio.timeout(10):
+        await rig.backend.cancelled.wait()
+
+
+async def test_a_prefill_worker_serves_no_messages(rig):
+    app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            reply = await http.post(path, json=BODY)
+            assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+            assert "prefill worker" in reply.json()["error"]["message"]

@@ -1,0 +1,170 @@
+"""What the constraint on a whole answer lets through, by the grammar library itself."""
+
+from pathlib import Path
+
+import pytest
+import xgrammar
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.grammar.schema import SchemaError
+from pdcluster_worker.grammar.tags import prepared_tag
+from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
+from pdcluster_worker.server.generation.answer_format import Reasoning, answer_constraint
+from pdcluster_worker.server.generation.tool_choice import NO_PARAMETERS, ToolUse
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.server.tools.calls import Tool
+from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
+
+CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"], "$defs": {"City": {"type": "string"}}}
+TOOLS = {"get_weather": Tool("get_weather", CITY, is_strict=True), "now": Tool("now", NO_PARAMETERS)}
+NONE = ToolUse("none", {})
+AUTO, REQUIRED, ONE = ToolUse("auto", TOOLS), ToolUse("required", TOOLS), ToolUse("required", TOOLS, most=1)
+NAMED = ToolUse("named", {"get_weather": TOOLS["get_weather"]}, "get_weather", most=1)
+JSON = Constraint("json_schema", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
+ANSWER = Reasoning()
+INSIDE, BEFORE = Reasoning("inside", 3), Reasoning("before", 3)
+
+
+class Grammar:
+    """Constraints over the bytes of the tests' tokenizer; 258 ends an answer."""
+
+    def __init__(self, folder: Path) -> None:
+        tokenizer = Tokenizer.load(folder)
+        self._vocabulary = [tokenizer.token_bytes(i) for i in range(257)] + [b"<|im_start|>", b"<|im_end|>"]
+        info = xgrammar.TokenizerInfo(self._vocabulary, xgrammar.VocabType.RAW, stop_token_ids=[258])
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+
+    def matcher(self, constraint: Constraint | None) -> xgrammar.GrammarMatcher:
+        assert constraint is not None
+        assert constraint.kind == "structural_tag"
+        return xgrammar.GrammarMatcher(self._compiler.compile_structural_tag(constraint.text))
+
+    def takes(self, constraint: Constraint | None, text: str) -> bool:
+        """Whether an answer may be this text and end after it."""
+        matcher = self.matcher(constraint)
+        return all(self._allows(matcher, token_id) and matcher.accept_token(token_id) for token_id in [*self.ids(text), 258])
+
+    def ids(self, text: str) -> list[int]:
+        """One token for each byte."""
+        return [self._vocabulary.index(bytes([byte])) for byte in text.encode()]
+
+    def allowed(self, matcher: xgrammar.GrammarMatcher) -> list[bytes]:
+        """The tokens that may come next: budgets count in the mask alone."""
+        return [piece for token_id, piece in enumerate(self._vocabulary) if self._allows(matcher, token_id)]
+
+    def _allows(self, matcher: xgrammar.GrammarMatcher, token_id: int) -> bool:
+        mask = xgrammar.allocate_token_bitmask(1, len(self._vocabulary))
+        matcher.fill_next_token_bitmask(mask)
+        return bool(int(mask[0][token_id // 32]) >> (token_id % 32) & 1)
+
+
+@pytest.fixture(scope="module")
+def grammar(model_folder: Path) -> Grammar:
+    return Grammar(model_folder)
+
+
+PARIS = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
+CALL_NOW = '{"name": "now", "parameters": {}}'
+CODER = "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("use", "parser", "asked", "right", "wrong"),
+    [
+        (
+            REQUIRED,
+            None,
+            None,
+            [f"[{PARIS}]", f"[{PARIS}, {CALL_NOW}]"],
+            ["[]", "", "Sure", '[{"name": "launch", "parameters": {}}]', '[{"name": "get_weather", "parameters": {}}]', f"[{PARIS}"],
+        ),
+        (ONE, None, None, [f"[{PARIS}]", f"[{CALL_NOW}]"], [f"[{PARIS}, {CALL_NOW}]"]),
+        (
+            AUTO,
+            "hermes",
+            None,
+            ["Hello.", HERMES_PARIS, f"So. {HERMES_PARIS}\n{HERMES_NOW} Done."],
+            [HERMES_PARIS.replace('"Paris"', "3"), HERMES_PARIS.replace("city", "town"), HERMES_NOW.replace("now", "launch")],
+        ),
+        (AUTO, "qwen3_coder", None, ["Hello.", CODER], [CODER.replace("city", "town"), CODER.replace("get_weather", "launch")]),
+        (
+            AUTO,
+            "hermes",
+            JSON,
+            ['{"a": 1}', HERMES_PARIS, f"{HERMES_PARIS}\n{HERMES_NOW}"],
+            ["Hello.", '{"a": "x"}', f'{HERMES_NOW}{{"a": 1}}'],
+        ),
+        (AUTO, "llama3_json", JSON, ['{"a": 1}', PARIS, f"{PARIS}; {CALL_NOW}"], ["Hello.", '{"name": "launch", "parameters": {}}']),
+    ],
+)
+def test_calls_have_the_form_that_is_asked_for(grammar, use, parser, asked, right, wrong) -> None:
+    constraint = answer_constraint(asked, use, parser, ANSWER)
+
+    assert [text for text in right if not grammar.takes(constraint, text)] == []
+    assert [text for text in wrong if grammar.takes(constraint, text)] == []
+
+
+def test_a_named_call_is_its_parameters(grammar) -> None:
+    constraint = answer_constraint(None, NAMED, None, ANSWER)
+
+    assert grammar.takes(constraint, '{"city": "Paris"}')
+    assert not grammar.takes(constraint, '{"town": "Paris"}')
+
+
+@pytest.mark.parametrize(
+    ("use", "asked", "reasoning", "right", "wrong"),
+    [
+        (NONE, None, INSIDE, ["ab</think>Yes.", "abc</think>\n\nYes.", "</think>"], ["abcd</think>Yes.", "abcd", "abc"]),
+        (NONE, None, BEFORE, ["<think>ab</think>Yes.", "Yes.", "<think>abc</think>"], ["<think>abcd</think>Yes.", "Yes.<think>"]),
+        (NONE, None, Reasoning("inside", 0), ["</think>Yes."], ["a</think>"]),
+        (NONE, JSON, Reasoning("inside"), ['a long thought</think>\n\n{"a": 1}', '</think>{"a": 1}'], ["so</think>Yes.", '{"a": 1}']),
+        (NONE, JSON, Reasoning("before"), ['<think>so</think>{"a": 1}', '{"a": 1}'], ["<think>so</think>Yes.", "Yes."]),
+        (NONE, JSON, INSIDE, ['abc</think>\n{"a": 1}'], ['abcd</think>{"a": 1}']),
+        (REQUIRED, None, Reasoning("inside"), [f"so</think>[{PARIS}]"], [f"[{PARIS}]", "so</think>Yes."]),
+        (NAMED, None, Reasoning("before"), ['<think>so</think>{"city": "P"}', '{"city": "P"}'], ["<think>so</think>Yes."]),
+        (NONE, Constraint("choice", '["a","b"]'), Reasoning("inside"), ["so</think>a", "so</think>b"], ["so</think>c"]),
+        (NONE, Constraint("regex", "x+"), Reasoning("inside"), ["so</think>xx"], ["so</think>c"]),
+        (NONE, Constraint("grammar", 'root ::= "x" | "y"'), Reasoning("inside"), ["so</think>y"], ["so</think>c"]),
+        (NONE, Constraint("json_object"), Reasoning("inside"), ['so</think>{"b": []}'], ["so</think>[]"]),
+    ],
+)
+def test_the_form_begins_after_the_reasoning_which_has_a_budget(grammar, use, asked, reasoning, right, wrong) -> None:
+    constraint = answer_constraint(asked, use, "hermes", reasoning)
+
+    assert [text for text in right if not grammar.takes(constraint, text)] == []
+    assert [text for text in wrong if grammar.takes(constraint, text)] == []
+
+
+def test_a_budget_counts_tokens_that_are_fed_again(grammar) -> None:
+    """As after a preemption or a move: no mask is made for them."""
+    matcher = grammar.matcher(answer_constraint(None, NONE, None, INSIDE))
+    for token_id in grammar.ids("abc"):
+        assert matcher.accept_token(token_id)
+
+    assert grammar.allowed(matcher) == [b"<"]
+
+
+def test_what_needs_no_constraint_of_ours_is_left_as_it_is() -> None:
+    lenient = ToolUse("auto", {"now": TOOLS["now"]})
+
+    assert answer_constraint(None, lenient, "hermes", ANSWER) is None
+    assert answer_constraint(None, AUTO, "pythonic", ANSWER) is None
+    assert answer_constraint(JSON, NONE, "hermes", ANSWER) is JSON
+    assert answer_constraint(None, NONE, None, Reasoning("answer", 5)) is None
+    assert answer_constraint(None, NONE, None, Reasoning("inside")) is None
+
+
+def test_a_strict_schema_is_strict_also_after_reasoning() -> None:
+    strict = Constraint("json_schema", '{"uniqueItems":true}', strict=True)
+    made = answer_constraint(strict, NONE, None, Reasoning("inside"))
+
+    assert made is not None
+    with pytest.raises(SchemaError, match="uniqueItems: cannot be enforced"):
+        prepared_tag(made.text, 9)
+
+
+def test_schemas_that_are_too_large_together_are_refused() -> None:
+    big = Tool("big", {"type": "object", "description": "x" * MAX_CONSTRAINT_CHARACTERS})
+
+    with pytest.raises(RequestError, match="send fewer tools"):
+        answer_constraint(None, ToolUse("required", {"big": big}), None, ANSWER)

@@ -1,0 +1,98 @@
+"""Which requests share cached blocks: those of one API key, and of one `cache_salt` of the client's own."""
+
+import doctest
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.generation import cache_salt as module
+from pdcluster_worker.server.generation.cache_salt import cache_salt
+from pdcluster_worker.server.http.api_keys import ApiKeys
+
+ALICE, BOB = b"a" * 32, b"b" * 32
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": "tiny", "prompt": ["Hi", "Ho"], "n": 2}
+
+Asked = Callable[..., Awaitable[list[bytes]]]
+
+
+def test_documented_examples_hold():
+    assert doctest.testmod(module) == (0, 4)
+
+
+def test_a_key_and_a_salt_of_the_client_s_own_are_told_apart():
+    """No pair of (key, salt) meets another, a missing one included."""
+    pairs = [(key, own) for key in (b"", ALICE, BOB) for own in (None, "a", "b")]
+    salts = [cache_salt(key, own, shared=False) for key, own in pairs]
+
+    assert len(set(salts)) == len(pairs)
+    assert {len(salt) for salt in salts[1:]} == {32}
+
+
+def test_a_shared_cache_still_keeps_a_client_s_own_salts_apart():
+    salts = {(key, own): cache_salt(key, own, shared=True) for key in (b"", ALICE) for own in (None, "a", "b")}
+
+    assert salts[ALICE, "a"] == salts[b"", "a"] != salts[b"", "b"]
+    assert salts[ALICE, None] == salts[b"", None] == b""
+
+
+@pytest.fixture
+async def asked(rig, tmp_path: Path) -> AsyncIterator[Asked]:
+    """Sends a body with a key; returns the salts of the requests that reached the backend."""
+    for name in ("alice", "bob"):
+        (tmp_path / name).write_text(f"sk-{name}")
+    policies = {shared: replace(PolicyConfig(), shared_prefix_cache=shared) for shared in (False, True)}
+    in_force = policies[False]
+    app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: in_force, tenant_of=ApiKeys(tmp_path).tenant_of)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+
+        async def ask(key: str, body: dict[str, Any], *, shared: bool = False) -> list[bytes]:
+            nonlocal in_force
+            in_force = policies[shared]
+            rig.backend.calls.clear()
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            reply = await http.post(path, json=body, headers={"authorization": f"Bearer {key}"})
+            assert reply.status_code == 200, reply.text
+            return [spec.cache_salt for specs, _ in rig.backend.calls for spec in specs]
+
+        yield ask
+
+
+async def test_two_keys_have_two_caches_in_both_apis(asked: Asked):
+    alice, again, bob = [(await asked(key, CHAT))[0] for key in ("sk-alice", "sk-alice", "sk-bob")]
+
+    assert alice == again != bob
+    assert await asked("sk-alice", COMPLETION) == [alice] * 4
+
+
+async def test_the_policy_gives_all_keys_one_cache_at_once(asked: Asked):
+    assert [await asked(key, CHAT, shared=True) for key in ("sk-alice", "sk-bob")] == [[b""], [b""]]
+    assert await asked("sk-alice", CHAT) != [b""]
+
+
+async def test_without_keys_there_is_one_cache_and_a_client_may_divide_it(rig, http):
+    for extra in ({}, {"cache_salt": "tenant-1"}, {"cache_salt": "tenant-2"}, {"cache_salt": None}):
+        assert (await http.post("/v1/chat/completions", json={**CHAT, **extra})).status_code == 200
+    none, one, two, null = [specs[0].cache_salt for specs, _ in rig.backend.calls]
+
+    assert (none, null) == (b"", b"")
+    assert one != two
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 257, 5, "\ud800"])
+async def test_a_salt_that_is_no_short_text_is_refused_by_name(rig, http, salt):
+    content = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "Hi"}}], "cache_salt": {_json(salt)}}}'
+    reply = await http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cache_salt")
+    assert rig.backend.calls == []
+
+
+def _json(salt: str | int) -> str:
+    return f'"{salt}"'.encode("ascii", "backslashreplace").decode() if isinstance(salt, str) else str(salt)

@@ -1,0 +1,46 @@
+"""HEAD says what GET says, without a body: status, headers and who needs a key."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pdcluster_worker.server.http.api_keys import ApiKeys
+
+PATHS = ["/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/metrics"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_head_has_the_status_and_the_headers_of_get(wire, path):
+    got, head = await wire.get(path), await wire.head(path)
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert got.content
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+    assert (await wire.get(path)).status_code == 200  # on the same connection, which is not out of step
+
+
+async def test_head_tells_that_a_worker_is_not_ready(rig, wire):
+    rig.backend.not_ready = "the model is loading"
+    reply = await wire.head("/ready")
+
+    assert (reply.status_code, reply.content) == (503, b"")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 405), ("/v2/nothing", 404)])
+async def test_head_of_what_get_does_not_serve_is_refused(wire, path, status):
+    reply = await wire.head(path)
+
+    assert (reply.status_code, reply.content) == (status, b"")
+
+
+async def test_head_needs_a_key_where_get_does(rig, tmp_path: Path):
+    (tmp_path / "alice").write_text("sk-alice")
+    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        replies = [await client.head(path) for path in ("/v1/models", "/health")]
+        keyed = await client.head("/v1/models", headers={"authorization": "Bearer sk-alice"})
+
+    assert [reply.status_code for reply in (*replies, keyed)] == [401, 200, 200]
+    assert [reply.content for reply in (*replies, keyed)] == [b""] * 3

@@ -1,0 +1,254 @@
+"""The official client, unchanged, against a real socket."""
+
+import asyncio
+
+import httpx
+import openai
+import pytest
+
+from pdcluster_worker.config.policy import PolicyConfig
+
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+async def test_chat_answers_whole(rig, client):
+    reply = await client.chat.completions.with_raw_response.create(model="tiny", messages=HELLO)
+    body = reply.parse()
+
+    assert body.choices[0].message.content == "Hello, world!"
+    assert body.choices[0].finish_reason == "stop"
+    assert body.id == f"chatcmpl-{reply.headers['x-request-id']}"
+    assert reply.headers["x-pdcluster-prefill"] == "local"
+    assert body.usage.prompt_tokens == len(rig.backend.calls[0][0][0].prompt)
+    assert body.usage.completion_tokens == 14
+    assert body.usage.total_tokens == body.usage.prompt_tokens + 14
+    assert body.usage.prompt_tokens_details.cached_tokens == 16
+    assert not rig.backend.cancelled.is_set()
+
+
+async def test_chat_streams_the_same_text(rig, client):
+    rig.backend.place = "remote"
+    options = {"include_usage": True}
+    async with client.chat.completions.with_streaming_response.create(
+        model="tiny", messages=HELLO, stream=True, stream_options=options
+    ) as reply:
+        assert reply.headers["x-pdcluster-prefill"] == "remote"
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        chunks = [chunk async for chunk in await reply.parse()]
+
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "Hello, world!"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * 13 + ["stop"]
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 14
+
+
+async def test_sync_client_works(url):
+    def ask() -> tuple[str, str]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, http_client=httpx.Client(trust_env=False)) as client:
+            whole = client.completions.create(model="tiny", prompt="Say", max_tokens=4)
+            parts = client.completions.create(model="tiny", prompt="Say", max_tokens=4, stream=True)
+            return whole.choices[0].text, "".join(part.choices[0].text for part in parts)
+
+    assert await asyncio.to_thread(ask) == ("Hell", "Hell")
+
+
+async def test_completion_defaults_to_16_tokens_and_ends_by_length(rig, client):
+    rig.say("x" * 50)
+    reply = await client.completions.create(model="tiny", prompt="Say")
+
+    assert (reply.choices[0].text, reply.choices[0].finish_reason) == ("x" * 16, "length")
+
+
+async def test_chat_defaults_to_the_rest_of_the_context(rig, client):
+    await client.chat.completions.create(model="tiny", messages=HELLO)
+    spec = rig.backend.calls[0][0][0]
+
+    assert spec.sampling.max_tokens == 200 - len(spec.prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("ab", ["ab"]),
+        (["ab", "c"], ["ab", "c"]),
+        ([0, 1], [[0, 1]]),
+        ([[0, 1], [2]], [[0, 1], [2]]),
+    ],
+)
+async def test_completion_takes_every_form_of_prompt(rig, client, prompt, expected):
+    reply = await client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
+    asked = sorted(calls[0][0].prompt for calls in rig.backend.calls)
+
+    assert asked == sorted([rig.tokenizer._tokenizer.encode(item).ids if isinstance(item, str) else item for item in expected])
+    assert [choice.index for choice in reply.choices] == list(range(len(expected)))
+
+
+async def test_list_prompts_with_n_number_choices_by_prompt(rig, client):
+    rig.backend.script = lambda spec: [*spec.prompt, spec.sampling.seed % 5, 258]
+    reply = await client.completions.create(model="tiny", prompt=[[50], [60]], n=2, seed=5, max_tokens=5)
+    letters = [rig.tokenizer.token_bytes(i).decode() for i in (50, 0, 50, 1, 60, 2, 60, 3)]
+
+    assert [choice.text for choice in reply.choices] == ["".join(letters[i : i + 2]) for i in (0, 2, 4, 6)]
+    assert reply.usage.prompt_tokens == 2
+    assert reply.usage.completion_tokens == 12
+    assert reply.usage.prompt_tokens_details.cached_tokens == 32
+
+
+async def test_n_choices_have_their_own_ids_and_seeds(rig, client):
+    reply = await client.chat.completions.create(model="tiny", messages=HELLO, n=3, seed=2**63 - 1)
+    (specs, prefill) = rig.backend.calls[0]
+
+    assert [choice.message.content for choice in reply.choices] == ["Hello, world!"] * 3
+    assert [spec.sampling.seed for spec in specs] == [2**63 - 1, 0, 1]
+    assert [spec.request_id for spec in specs] == [f"{reply.id}-{i}" for i in range(3)]
+    assert prefill == "auto"
+
+
+async def test_streamed_choices_keep_their_texts_apart(rig, client):
+    rig.backend.script = lambda spec: [50 + spec.sampling.seed] * (3 + spec.sampling.seed) + [258]
+    texts = ["", "", ""]
+    async for chunk in await client.chat.completions.create(model="tiny", messages=HELLO, n=3, seed=0, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+
+    assert texts == [rig.tokenizer.token_bytes(50 + i).decode() * (3 + i) for i in range(3)]
+
+
+async def test_seed_is_drawn_when_none_is_given(rig, client):
+    for _ in range(2):
+        await client.completions.create(model="tiny", prompt="a")
+    seeds = [specs[0].sampling.seed for specs, _ in rig.backend.calls]
+
+    assert seeds[0] != seeds[1]
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+async def test_every_sampling_field_reaches_the_engine(rig, client):
+    rig.policy = PolicyConfig(allow_client_priority=True)
+    extra = {
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "min_tokens": 1,
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "priority": -3,
+        "pdcluster": {"prefill": "remote"},
+    }
+    await client.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        max_completion_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        logit_bias={"3": -100},
+        seed=4,
+        user="me",
+        extra_body=extra,
+    )
+    (specs, prefill) = rig.backend.calls[0]
+    sampling = specs[0].sampling
+
+    assert (prefill, specs[0].priority, sampling.max_tokens, sampling.seed) == ("remote", -3, 9, 4)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 5, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.2)
+    assert (sampling.logit_bias, sampling.min_tokens, sampling.stop_token_ids) == ({3: -100.0}, 1, [7])
+    assert (sampling.eos_token_ids, sampling.ignore_eos, sampling.logprobs) == ([258], True, None)
+
+
+async def test_top_p_zero_is_greedy(rig, client):
+    await client.completions.create(model="tiny", prompt="a", top_p=0, temperature=1.5)
+    sampling = rig.backend.calls[0][0][0].sampling
+
+    assert (sampling.temperature, sampling.top_p) == (0.0, 1.0)
+
+
+async def test_chat_prompt_is_the_template_and_takes_text_parts(rig, client):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "d"}, {"role": "user", "name": "n", "content": parts}]
+    await client.chat.completions.create(model="tiny", messages=messages)
+    text = "<|im_start|>system\nd<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
+
+    assert rig.backend.calls[0][0][0].prompt == rig.tokenizer._tokenizer.encode(text).ids
+
+
+async def test_models_list_the_one_model(client):
+    listed = await client.models.list()
+    one = await client.models.retrieve("tiny")
+
+    assert [model.id for model in listed.data] == ["tiny"]
+    assert one.model_extra["max_model_len"] == 200
+
+
+async def test_characters_of_several_tokens_arrive_whole(rig, client):
+    rig.say("né 日本 👩‍🚀!")
+    stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+
+    assert "".join(pieces) == "né 日本 👩‍🚀!"
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+async def test_stop_string_ends_one_choice_and_its_siblings_go_on(rig, client):
+    texts = {0: "one END two", 1: "no end here"}
+    encoded = {seed: [i for c in text for i in rig.tokenizer._tokenizer.encode(c).ids] for seed, text in texts.items()}
+    rig.backend.script = lambda spec: [*encoded[spec.sampling.seed], 258]
+    reply = await client.chat.completions.create(model="tiny", messages=HELLO, n=2, seed=0, stop=["END", "zzz"])
+
+    assert [choice.message.content for choice in reply.choices] == ["one ", "no end here"]
+    assert [choice.finish_reason for choice in reply.choices] == ["stop", "stop"]
+    assert rig.backend.aborted == [f"{reply.id}-0"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_stop_string_ends_one_prompt_and_the_others_go_on(rig, client, n):
+    """A prompt whose choices have all ended is closed; nothing more of it is computed."""
+    encoded = [i for c in "one END two" for i in rig.tokenizer._tokenizer.encode(c).ids]
+    rig.backend.script = lambda spec: [*(encoded if len(spec.prompt) == 1 else encoded[:4] * 9), 258]
+    reply = await client.completions.create(model="tiny", prompt=["x", "yy"], n=n, stop="END", max_tokens=60)
+
+    assert [choice.text for choice in reply.choices] == ["one "] * n + ["one " * 9] * n
+    assert [choice.finish_reason for choice in reply.choices] == ["stop"] * (2 * n)
+    assert rig.backend.cancelled.is_set()
+    assert rig.backend.aborted == [f"{reply.id}-{i}" for i in range(n - 1)]
+
+
+async def test_stop_string_of_the_last_choice_closes_the_backend(rig, client):
+    reply = await client.chat.completions.create(model="tiny", messages=HELLO, stop=",", extra_body={"include_stop_str_in_output": True})
+
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("Hello,", "stop")
+    assert rig.backend.cancelled.is_set()
+    assert reply.usage.completion_tokens == 6
+
+
+async def test_chat_logprobs_have_openais_shape(rig, client):
+    rig.say("é!")
+    reply = await client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=2)
+    content = reply.choices[0].logprobs.content
+
+    assert [entry.token for entry in content] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]
+    assert content[2].bytes == [33]
+    assert [top.logprob for top in content[2].top_logprobs] == [-0.5, -9999.0]
+
+
+async def test_completion_logprobs_have_openais_shape(rig, client):
+    rig.say("ab")
+    reply = await client.completions.create(model="tiny", prompt="x", logprobs=0)
+    logprobs = reply.choices[0].logprobs
+
+    assert logprobs.tokens == ["a", "b", "<|im_end|>"]
+    assert logprobs.token_logprobs == [-0.5] * 3
+    assert logprobs.top_logprobs == [{"a": -0.5}, {"b": -0.5}, {"<|im_end|>": -0.5}]
+    assert logprobs.text_offset == [0, 1, 2]
+
+
+async def test_streamed_logprobs_come_with_their_tokens(rig, client):
+    rig.say("é!")
+    tokens = []
+    async for chunk in await client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, stream=True):
+        tokens += [entry.token for entry in chunk.choices[0].logprobs.content]
+
+    assert tokens == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]

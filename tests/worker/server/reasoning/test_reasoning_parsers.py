@@ -1,0 +1,94 @@
+"""What stands between think tags is told from the answer, however the text is cut into pieces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer
+from pdcluster_worker.server.reasoning.registry import parser_for, start_for
+from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
+from pdcluster_worker.server.text.events import Answer, Delta, assembled
+from pdcluster_worker.server.tools.registry import FORMS
+from pdcluster_worker.server.tools.scanning import Numbering
+from tests.worker.server.recorded_calls import HERMES_NOW, TOOLS
+from tests.worker.server.tools.test_tool_parsers import called, cut
+
+QWEN3 = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+R1 = "<\uff5cAssistant\uff5c><think>\n {% if '</think>' in content %}"
+
+
+def parsed(start: Start, pieces: list[str], *, shows: bool = True, has_tools: bool = False) -> Answer:
+    calls = FORMS["hermes"].parser(TOOLS, Numbering(lambda: "call")) if has_tools else None
+    parser = ReasonedAnswer(ThinkTags(start), calls, shows_reasoning=shows)
+    parts = [*(part for piece in pieces for part in parser.feed(piece)), *parser.end()]
+    return assembled([Delta(0, tuple(parts), finish_reason="stop")])
+
+
+@pytest.mark.parametrize(
+    ("start", "text", "reasoning", "answer"),
+    [
+        ("inside", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+        ("inside", "<think>\nHm.</think>Yes.", "Hm.", "Yes."),
+        ("inside", "\n\n</think>\n\nYes.", "", "Yes."),
+        ("inside", "Hm, and it never ends", "Hm, and it never ends", ""),
+        ("inside", "a </thin", "a </thin", ""),
+        ("before", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+        ("before", "\n<think>Hm.</think> Yes.", "Hm.", "Yes."),
+        ("before", "Yes. <think>no</think>", "", "Yes. <think>no</think>"),
+        ("before", "  Yes.", "", "  Yes."),
+        ("before", "<thi", "", "<thi"),
+        ("before", "", "", ""),
+        ("answer", "Yes.</think>\n", "", "Yes.</think>\n"),
+        ("inside", "a</think>b</think>c", "a", "b</think>c"),
+    ],
+)
+def test_reasoning_and_answer(start, text, reasoning, answer) -> None:
+    for pieces in ([text], list(text)):
+        got = parsed(start, pieces)
+        assert (got.reasoning, got.text) == (reasoning, answer)
+
+
+@given(
+    st.sampled_from(["inside", "before", "answer"]),
+    st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "a", "<", "</thi", HERMES_NOW]), max_size=8).map("".join),
+    st.lists(st.integers(0, 200), max_size=10),
+)
+def test_any_cut_gives_the_same(start, text, places) -> None:
+    assert parsed(start, cut(text, places), has_tools=True) == parsed(start, [text], has_tools=True)
+
+
+def test_reasoning_that_is_not_wanted_is_left_out_of_the_text_too() -> None:
+    got = parsed("inside", ["Hm.</think>\nYes."], shows=False)
+
+    assert (got.reasoning, got.text) == ("", "Yes.")
+
+
+def test_calls_come_after_the_reasoning_and_those_within_it_are_thoughts() -> None:
+    got = parsed("inside", [f"Shall I {HERMES_NOW}?</think>\n\n{HERMES_NOW}"], has_tools=True)
+
+    assert (got.reasoning, got.text) == (f"Shall I {HERMES_NOW}?", "")
+    assert called(got) == (("now", {}),)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "start"),
+    [
+        ("qwen3", "<|im_start|>assistant\n", "before"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", "inside"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "answer"),
+        ("deepseek_r1", "<\uff5cAssistant\uff5c>", "inside"),
+        ("deepseek_r1", "<\uff5cAssistant\uff5c><think>\n", "inside"),
+        ("deepseek_r1", "<\uff5cAssistant\uff5c></think>", "answer"),
+    ],
+)
+def test_where_an_answer_begins_is_seen_in_the_prompt(name, prompt, start) -> None:
+    assert start_for(name, prompt) == start
+
+
+def test_an_answer_that_goes_on_begins_where_the_message_ends() -> None:
+    assert [start_within(text) for text in ("<think>Hm", "<think>Hm</think>So", "So")] == ["inside", "answer", "answer"]
+
+
+def test_a_parser_is_found_from_the_template() -> None:
+    assert [parser_for("auto", template) for template in (QWEN3, R1, "{{ messages }}")] == ["qwen3", "deepseek_r1", None]
+    assert [parser_for(name, QWEN3) for name in ("none", "deepseek_r1")] == [None, "deepseek_r1"]

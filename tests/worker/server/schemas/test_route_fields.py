@@ -1,0 +1,83 @@
+"""What a request may say of its route: a session, and for tests a worker, a policy and weights [Y9], [Y10]."""
+
+import pytest
+from msgspec.structs import replace
+
+from pdcluster_worker.config.routing import DecodeScorePolicy, KvAwarePolicy
+from pdcluster_worker.routing.hints import RouteHints
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+def allowing(rig):
+    """A policy under which requests may say how they are routed."""
+    score = DecodeScorePolicy(policy="kvAware", kv_aware=KvAwarePolicy(overlap_credit=2.0), allow_request_overrides=True)
+    rig.policy = replace(rig.policy, decode_score=score)
+    return score
+
+
+async def hints_of(rig, http, **fields):
+    response = await http.post(CHAT, json=BODY | {"pdcluster": fields})
+    assert response.status_code == 200, response.text
+    return rig.backend.hints[-1]
+
+
+async def test_session_is_passed_on_under_any_policy(rig, http):
+    assert await hints_of(rig, http, session="chat-7") == RouteHints(session="chat-7")
+    assert await hints_of(rig, http, session=None) == RouteHints()
+    assert await hints_of(rig, http) == RouteHints()
+
+
+async def test_route_names_a_worker_a_policy_and_weights(rig, http, allowing):
+    route = {"worker": "chat-decode-0", "policy": "roundRobin", "temperature": 1, "overlap_credit": 0.5, "active_request_weight": 3}
+    hints = await hints_of(rig, http, session="s", route=route)
+    expected = replace(
+        allowing, policy="roundRobin", temperature=1.0, kv_aware=KvAwarePolicy(overlap_credit=0.5, active_request_weight=3.0)
+    )
+
+    assert hints == RouteHints("s", "chat-decode-0", expected)
+
+
+async def test_y9_all_four_weights_are_overridable(rig, http, allowing):
+    names = ("overlap_credit", "prefill_load_scale", "prefill_decay", "active_request_weight")
+    hints = await hints_of(rig, http, route={name: number + 5.0 for number, name in enumerate(names)})
+
+    assert hints.decode_score == replace(allowing, kv_aware=KvAwarePolicy(**{name: n + 5.0 for n, name in enumerate(names)}))
+
+
+async def test_route_with_a_worker_alone_keeps_the_policy(rig, http, allowing):
+    assert await hints_of(rig, http, route={"worker": "a"}) == RouteHints(worker="a")
+
+
+@pytest.mark.parametrize("route", [{}, {"worker": "a"}, {"policy": "roundRobin"}])
+async def test_route_is_refused_where_the_policy_does_not_allow_it(rig, http, route):
+    response = await http.post(CHAT, json=BODY | {"pdcluster": {"route": route}})
+    error = response.json()["error"]
+
+    assert (response.status_code, error["param"]) == (400, "pdcluster.route")
+    assert "routing.decodeScore.allowRequestOverrides" in error["message"]
+    assert rig.backend.calls == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"session": ""}, "pdcluster.session", "at least 1 character"),
+        ({"session": "s" * 257}, "pdcluster.session", "at most 256"),
+        ({"session": 7}, "pdcluster.session", "string"),
+        ({"route": {"policy": "fastest"}}, "pdcluster.route.policy", "'leastRequest', 'roundRobin'"),
+        ({"route": {"worker": ""}}, "pdcluster.route.worker", "at least 1 character"),
+        ({"route": {"temperature": -1}}, "pdcluster.route.temperature", "greater than or equal to 0"),
+        ({"route": {"overlap_credit": 1e7}}, "pdcluster.route.overlap_credit", "less than or equal to 1000000"),
+        ({"route": {"overlapCredit": 1}}, "pdcluster.route.overlapCredit", "not permitted"),
+    ],
+)
+async def test_wrong_route_is_refused_by_field_and_limit(rig, http, allowing, fields, param, words):
+    response = await http.post(CHAT, json=BODY | {"pdcluster": fields})
+    error = response.json()["error"]
+
+    assert (response.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert rig.backend.calls == []

@@ -1,0 +1,58 @@
+"""What each of several engines of one worker gets of the worker's settings: an even share of what they divide.
+
+Threads, KV memory, blocks and bandwidth are the worker's and are divided; the sizes
+of a step (`maxBatchedTokens`, `maxSequences`) are each engine's own, and so is its
+KV port.  Weights are loaded by each.  Pure but for the number of threads that the
+machine gives.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.worker import WorkerConfig
+from pdcluster_worker.machine.cpu_limit import available_threads
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """An engine among those of its worker.  board: descriptor of the memory that they share; None = there is none."""
+
+    rank: int = 0
+    board: int | None = None
+
+
+def share_of(config: WorkerConfig, rank: int) -> WorkerConfig:
+    """The settings of one engine; those of a lone one are the worker's."""
+    if config.engine.data_parallel_size == 1:
+        return config
+    kv = config.listen.kv
+    listen = msgspec.structs.replace(config.listen, kv=kv + rank if kv else 0)
+    return msgspec.structs.replace(config, engine=_share(config.engine), listen=listen)
+
+
+def has_board(engine: EngineConfig) -> bool:
+    """Whether the engines of a worker have something to tell one another."""
+    delayer = engine.prefill_delayer
+    return engine.data_parallel_size > 1 and delayer is not None and delayer.enabled
+
+
+def thread_share(engine: EngineConfig) -> int:
+    """CPU threads of the model in each engine; 0 = from the machine, of a lone engine."""
+    size = engine.data_parallel_size
+    return engine.threads if size == 1 else max(1, (engine.threads or available_threads()) // size)
+
+
+def _share(engine: EngineConfig) -> EngineConfig:
+    size = engine.data_parallel_size
+    memory_share, num_blocks = engine.device_memory_share, engine.num_blocks
+    return msgspec.structs.replace(
+        engine,
+        threads=thread_share(engine),
+        kv_cache_memory=max(1, engine.kv_cache_memory // size),
+        num_blocks=None if num_blocks is None else num_blocks // size,
+        device_memory_share=None if memory_share is None else memory_share / size,
+        # 0 would be no limit at all.
+        transfer_bandwidth=max(1, engine.transfer_bandwidth // size) if engine.transfer_bandwidth else 0,
+    )

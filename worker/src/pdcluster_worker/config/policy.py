@@ -1,0 +1,105 @@
+"""The policy file: what may change while a worker runs.
+
+It is hot-reloaded (`policy_file`), and one that is wrong leaves the last good one in
+force.  Unknown fields are named in a warning and passed over: an operator that is newer
+than a revision's image renders more of them.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+
+from pdcluster_worker.config.documents import converted, document_of
+from pdcluster_worker.config.http import CorsPolicy, HttpLimitsPolicy
+from pdcluster_worker.config.moving import MovingPolicy, RacingPolicy
+from pdcluster_worker.config.qos import (
+    DegradationPolicy,
+    EarlyRejectionPolicy,
+    EstimationPolicy,
+    HighPriorityPolicy,
+    LowPriorityPolicy,
+    SloPolicy,
+    TenantPolicy,
+)
+from pdcluster_worker.config.routing import CreditPolicy, DecodeScorePolicy, OffloadPolicy, PrefillQueuePolicy, PrefillScorePolicy
+from pdcluster_worker.config.section import Natural, PolicySection, Positive, Section
+
+logger = logging.getLogger(__name__)
+
+
+class AdmissionPolicy(PolicySection, frozen=True):
+    """Bounds of the ingress; beyond them a request is answered 503 (queue, [V8]) or 413 (body).
+
+    max_queued_requests: that wait for their first token.
+        One request has at most as many generations (prompts times n).
+    max_queued_tokens:   of their prompts, in all; 0 = no bound.
+    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new work; 0 = is refused at once.
+    """
+
+    max_queued_requests: Positive = 1024
+    max_queued_tokens: Natural = 0
+    max_body_bytes: Positive = 4 << 20
+    worker_wait_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=600.0)] = 0.0
+
+
+class PolicyConfig(PolicySection, frozen=True):
+    """The policy file.
+
+    shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
+    stall_seconds: time beyond its longest step for which an engine may stand still.
+    allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where it does not.
+    tenants: limits by the name of the file that holds the API key; tenant_defaults: of all others.
+    """
+
+    offload: OffloadPolicy = OffloadPolicy()
+    prefill_score: PrefillScorePolicy = PrefillScorePolicy()
+    prefill_queue: PrefillQueuePolicy = PrefillQueuePolicy()
+    credits: CreditPolicy = CreditPolicy()
+    decode_score: DecodeScorePolicy = DecodeScorePolicy()
+    admission: AdmissionPolicy = AdmissionPolicy()
+    slo: SloPolicy = SloPolicy()
+    early_rejection: EarlyRejectionPolicy = EarlyRejectionPolicy()
+    high_priority: HighPriorityPolicy = HighPriorityPolicy()
+    low_priority: LowPriorityPolicy = LowPriorityPolicy()
+    degradation: DegradationPolicy = DegradationPolicy()
+    estimation: EstimationPolicy = EstimationPolicy()
+    tenant_defaults: TenantPolicy = TenantPolicy()
+    tenants: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
+    shared_prefix_cache: bool = False
+    stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
+    allow_client_priority: bool = False
+    moving: MovingPolicy = MovingPolicy()
+    racing: RacingPolicy = RacingPolicy()
+    cors: CorsPolicy = CorsPolicy()
+    http_limits: HttpLimitsPolicy = HttpLimitsPolicy()
+
+
+def load_policy(path: Path) -> PolicyConfig:
+    """Read the policy file.  Raises ConfigError with the file, the field's path and the reason; unknown fields are logged."""
+    document = document_of(path)
+    policy = converted(path, document, PolicyConfig)
+    unknown = list(_unknown_fields(document, PolicyConfig))
+    if unknown:
+        logger.warning("passed over unknown fields of the policy, the others are taken path=%s fields=%s", path, ",".join(unknown))
+    return policy
+
+
+def _unknown_fields(document: Mapping[str, Any], kind: type[Section], prefix: str = "") -> Iterator[str]:
+    """Paths of the fields that a section of `kind` does not have, in a document that was converted to it."""
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for name, value in document.items():
+        if name not in known:
+            yield f"{prefix}{name}"
+        elif isinstance(value, Mapping) and (section := _section_in(known[name])) is not None:
+            entries = {f"{name}.{key}": entry for key, entry in value.items()} if get_origin(known[name]) is dict else {name: value}
+            for path, entry in entries.items():
+                yield from _unknown_fields(entry, section, f"{prefix}{path}.")
+
+
+def _section_in(kind: Any) -> type[Section] | None:
+    """The section that a field is, may be, or maps names to; None of a field of plain values."""
+    kinds = (kind, *get_args(kind))
+    return next((each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None)

@@ -1,0 +1,57 @@
+"""The policy file as it is on disk now: hot-reloaded, a bad one refused and the last good one kept."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from pdcluster_worker.config.policy import PolicyConfig, load_policy
+from pdcluster_worker.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+"""How often the file is looked at; by content, since a mounted ConfigMap swaps links without touching times that we could trust."""
+
+
+class PolicyFile:
+    """`current` is the policy in force; without a path it is the default for good.  Raises ConfigError if the first reading fails."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.current = PolicyConfig() if path is None else load_policy(path)
+        self._path = path
+        self._read = _content(path)
+
+    async def watch(self, on_change: Callable[[PolicyConfig], None]) -> None:
+        """Follow the file until cancelled; what `on_change` raises is logged, and the next edit is taken as ever."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            if self.reload():
+                try:
+                    on_change(self.current)
+                except Exception:
+                    logger.exception("a policy change was not applied whole path=%s", self._path)
+
+    def reload(self) -> bool:
+        """Look once; True if another policy is in force now."""
+        content = _content(self._path)
+        if self._path is None or content == self._read:
+            return False
+        self._read = content
+        try:
+            policy = load_policy(self._path)
+        except ConfigError as e:
+            logger.error("refused a policy change, the last good one stays reason=%s", e)
+            return False
+        changed = policy != self.current
+        self.current = policy
+        if changed:
+            logger.info("policy reloaded path=%s", self._path)
+        return changed
+
+
+def _content(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,224 @@
+"""The policy of `spec.routing`: where a request runs and its prompt is computed, and by which numbers."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from pdcluster_worker.config.section import Natural, PolicySection, Positive, Share, Weight
+
+OffloadPolicyName = Literal["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
+Batches = Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=600_000.0)]
+Window = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
+Prompts = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+SloMilliseconds = Annotated[float, msgspec.Meta(gt=0.0, le=600_000.0)]
+
+
+class OffloadScorePolicy(PolicySection, frozen=True):
+    """Weights of the policy `score` [O3]: a prompt goes when its score is over min_score.
+
+    length_weight, decode_weight:  added while its uncached length, and the running decodes, are
+                                   over prefill_length_threshold and decode_load_threshold.
+    queue_weight, transfer_weight: taken off while the prefill queue is over prefill_queue_max,
+                                   and the expected KV transfer over transfer_milliseconds.
+    """
+
+    length_weight: Weight = 0.7
+    queue_weight: Weight = 0.3
+    decode_weight: Weight = 0.0
+    transfer_weight: Weight = 0.0
+    transfer_milliseconds: Milliseconds = 50.0
+    min_score: Weight = 0.5
+
+
+class IslBoundingPolicy(PolicySection, frozen=True):
+    """A prompt stays when its uncached tokens, and their share of it, are below both [Y5]."""
+
+    max_tokens: Natural = 2048
+    max_ratio: Share = 0.7
+
+
+class PrefillLoadPolicy(PolicySection, frozen=True):
+    """A prompt stays when every prefill worker has over so many batches in hand [Y6].
+
+    busy_batches: None = none is ever too busy.
+    """
+
+    busy_batches: Batches | None = None
+
+
+class SloFeedbackPolicy(PolicySection, frozen=True):
+    """Bounds of the threshold that `sloFeedback` moves; see `routing.slo_feedback`.
+
+    margin: by this share one side has to be better before the threshold moves.
+    """
+
+    ttft_slo_milliseconds: SloMilliseconds = 500.0
+    tpot_slo_milliseconds: SloMilliseconds = 50.0
+    min_threshold: Positive = 32
+    max_threshold: Positive = 8192
+    margin: Share = 0.15
+
+    def __post_init__(self) -> None:
+        if self.min_threshold > self.max_threshold:
+            raise ValueError(
+                f"minThreshold ({self.min_threshold}) must be at most maxThreshold "
+                f"({self.max_threshold}): lower minThreshold or raise maxThreshold"
+            )
+
+
+class OffloadPolicy(PolicySection, frozen=True):
+    """Which prompts go to a prefill worker; see `routing.offload`.
+
+    prefill_length_threshold and the three below it are the numbers of [O1].
+    length_thresholds: in place of the first, of decode workers with these accelerators.
+    max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound.
+    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no
+                       prompt [Y7]; None = off.
+    """
+
+    policy: OffloadPolicyName = "rule"
+    prefill_length_threshold: Natural = 256
+    prefill_queue_max: Natural = 10
+    decode_load_threshold: Natural = 8
+    min_offload_length: Natural = 64
+    max_transfer_milliseconds: Milliseconds = 0.0
+    decode_busy_ratio: Share | None = None
+    score: OffloadScorePolicy = OffloadScorePolicy()
+    isl_bounding: IslBoundingPolicy = IslBoundingPolicy()
+    prefill_load: PrefillLoadPolicy = PrefillLoadPolicy()
+    slo_feedback: SloFeedbackPolicy = SloFeedbackPolicy()
+    length_thresholds: dict[str, Natural] = msgspec.field(default_factory=dict)
+
+
+class PrefillScorePolicy(PolicySection, frozen=True):
+    """Choice among prefill workers with credit: the lowest sum of the three.
+
+    load_weight * queued tokens - prefix_weight * matched tokens
+    + transfer_weight * milliseconds that the KV is expected to take on its way.
+    """
+
+    prefix_weight: Weight = 1.0
+    load_weight: Weight = 1.0
+    transfer_weight: Weight = 0.0
+
+
+class CreditPolicy(PolicySection, frozen=True):
+    """How far ahead of its engine a prefill worker accepts work.
+
+    In tokens: batches_ahead * maxBatchedTokens.
+    """
+
+    batches_ahead: Batches = 2.0
+
+
+class LatencyClass(PolicySection, frozen=True):
+    """Wants of that priority or a more urgent one (lower goes first) wait for company so long."""
+
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
+    window_milliseconds: Window
+
+
+class PrefillQueuePolicy(PolicySection, frozen=True):
+    """Which prompts a prefill worker lets in together, and how long it waits; see `routing.batching`.
+
+    mode:             immediate = each as soon as there is room; latencyFirst = after a window that
+                      grows with the load; throughputFirst = min_prompts together, or after
+                      max_window_milliseconds.
+    max_prompts:      of one group.
+    length_buckets:   greatest lengths of the buckets, in uncached tokens, ascending [O11]; a group
+                      is of one bucket.
+    fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none.
+    latency_classes:  windows by priority, in place of the mode's; the first that fits.
+    """
+
+    mode: Literal["immediate", "latencyFirst", "throughputFirst"] = "immediate"
+    min_window_milliseconds: Window = 2.0
+    max_window_milliseconds: Window = 10.0
+    min_prompts: Prompts = 8
+    max_prompts: Prompts = 32
+    length_buckets: Annotated[list[Positive], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=lambda: [512, 1024, 2048, 4096])
+    fast_lane_tokens: Natural = 0
+    latency_classes: Annotated[list[LatencyClass], msgspec.Meta(max_length=8)] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        low, high = self.min_window_milliseconds, self.max_window_milliseconds
+        if low > high:
+            raise ValueError(f"minWindowMilliseconds ({low:g}) must be at most maxWindowMilliseconds ({high:g}): lower it")
+        if self.min_prompts > self.max_prompts:
+            raise ValueError(f"minPrompts ({self.min_prompts}) must be at most maxPrompts ({self.max_prompts}): lower it")
+        for name, values in (
+            ("lengthBuckets", self.length_buckets),
+            ("latencyClasses", [each.priority for each in self.latency_classes]),
+        ):
+            if list(values) != sorted(set(values)):
+                raise ValueError(f"{name} must ascend, each once: sort them")
+
+
+DecodePolicyName = Literal["leastRequest", "roundRobin", "prefixAware", "kvAware", "capacityAware", "latencyAware"]
+
+
+class KvAwarePolicy(PolicySection, frozen=True):
+    """Weights of `kvAware` [Y9], see `routing.decode_score.kv_aware`.
+
+    overlap_credit:     of a cached block, against one that is computed; 0 = pure load balance.
+    prefill_load_scale: of a block to compute, against one that decodes.
+    prefill_decay:      how far prompts queued before it lessen the credit.
+    active_request_weight: of a request, in blocks.
+    track_prefill:      false for decode workers that compute no prompts.
+    """
+
+    overlap_credit: Weight = 1.0
+    prefill_load_scale: Weight = 1.0
+    prefill_decay: Weight = 0.0
+    active_request_weight: Weight = 0.0
+    track_prefill: bool = True
+
+
+class CapacityAwarePolicy(PolicySection, frozen=True):
+    """Weights of `capacityAware`: the simple latency cost of [O5]."""
+
+    occupancy_weight: Weight = 0.7
+    active_weight: Weight = 0.3
+
+
+class LatencyAwarePolicy(PolicySection, frozen=True):
+    """Weights of `latencyAware`: the extended latency cost of [O5], table 17-3."""
+
+    kv_occupancy_weight: Weight = 3.0
+    active_weight: Weight = 1.0
+    cache_match_weight: Weight = 10.0
+    memory_bandwidth_weight: Weight = 0.5
+    recent_prefix_weight: Weight = 1.0
+
+
+class DecodeScorePolicy(PolicySection, frozen=True):
+    """Choice of the decode worker that runs a request, see `routing.decode_score`.
+
+    temperature:   0 = the lowest cost; above, a draw by softmax over the costs [Y10].
+    kv_events:     prefix matches by the workers' events; false = by what was sent where lately [Y11].
+    recent_seconds: how long a prefix that was sent to a worker counts as recent.
+    hotspot_prevention: see `routing.decode_score.hotspot`, which says what both ratios mean.
+    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for nothing.
+    session_affinity: the requests of one session go to one worker.
+    failure_taint: factor of the cost of a worker that failed a request in the last seconds [Y10].
+    queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are, requests wait here [Y13];
+        None = they never do.
+    allow_request_overrides: whether a request may name a worker, a policy or weights of its own, for tests.
+    """
+
+    policy: DecodePolicyName = "leastRequest"
+    temperature: Weight = 0.0
+    kv_events: bool = True
+    recent_seconds: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 120.0
+    hotspot_prevention: bool = True
+    hot_workers_ratio: Share = 0.75
+    max_share_ratio: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.5
+    min_cache_hit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    session_affinity: bool = True
+    failure_taint: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.0
+    queue_threshold_tokens: Natural | None = None
+    allow_request_overrides: bool = False
+    kv_aware: KvAwarePolicy = KvAwarePolicy()
+    capacity_aware: CapacityAwarePolicy = CapacityAwarePolicy()
+    latency_aware: LatencyAwarePolicy = LatencyAwarePolicy()

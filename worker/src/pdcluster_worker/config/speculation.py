@@ -1,0 +1,55 @@
+"""The engine file's section for speculative decoding; see `engine.speculation` for its effect."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from pdcluster_worker.config.section import Positive, Section
+from pdcluster_worker.messages.engine_settings import SpeculationSettings
+
+MOST_DRAFTS = 16
+"""Of one request in a step; each is a row of the step, right or wrong."""
+
+DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
+
+
+class SpeculationConfig(Section, frozen=True):
+    """How tokens are drafted on decode and mixed workers.
+
+    method:                Off = not at all; ngram = from the request's own tokens [V30]; draft = by a smaller model.
+    draft_model:           folder of that model, whose tokens must be the model's own; for draft.
+    num_tokens:            most drafts of one request in a step.
+    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for with.
+    adaptive:              a request is not drafted while its drafts are measured not to pay.
+    disable_above_running: with more running requests nothing is drafted; None = no such bound.
+    """
+
+    method: Literal["Off", "ngram", "draft"] = "ngram"
+    draft_model: str | None = None
+    num_tokens: DraftTokens = 3
+    prompt_lookup_max: Positive = 5
+    prompt_lookup_min: Positive = 3
+    adaptive: bool = True
+    disable_above_running: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.method == "draft" and not self.draft_model:
+            raise ValueError("speculation.method: draft needs speculation.draftModel: give the folder of a smaller model")
+        if self.method == "ngram" and self.draft_model is not None:
+            raise ValueError("speculation.draftModel is for method draft, not ngram: leave it out, or set method: draft")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"speculation.promptLookupMin ({self.prompt_lookup_min}) must be at most promptLookupMax ({self.prompt_lookup_max}): "
+                "lower the one or raise the other"
+            )
+
+    @property
+    def settings(self) -> SpeculationSettings:
+        """What the engine goes by."""
+        return SpeculationSettings(
+            num_tokens=self.num_tokens,
+            lookup_max=self.prompt_lookup_max,
+            lookup_min=self.prompt_lookup_min,
+            adaptive=self.adaptive,
+            disable_above_running=self.disable_above_running,
+        )

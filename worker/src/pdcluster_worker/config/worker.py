@@ -1,0 +1,135 @@
+"""The engine file and the worker's identity, parsed and checked once.
+
+The file is immutable for a revision, and unknown fields are refused by path.
+Keys are camelCase in YAML.  The operator writes the file from the PDCluster
+object; `tests/contract` holds the two sides to the same names.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pdcluster_worker.config.documents import converted, document_of
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.section import Port, Positive, Section
+from pdcluster_worker.errors import ConfigError
+
+Role = Literal["prefill", "decode", "mixed", "router"]
+
+ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
+NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
+
+
+class ListenConfig(Section, frozen=True):
+    """Where to listen; port 0 = any free port, announced in etcd.
+
+    head:     where headless engines on other hosts join (docs/parallel.md); None = none may
+    api_keys: folder of files that each hold one key which clients may present; None = no key is asked for
+    """
+
+    host: str = ALL_OF_IPV4
+    http: Port = 8000
+    grpc: Port = 9000
+    kv: Port = 9100
+    head: Port | None = None
+    api_keys: str | None = None
+
+
+class EtcdTLSConfig(Section, frozen=True):
+    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for one."""
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+
+
+class DiscoveryConfig(Section, frozen=True):
+    """etcd endpoints as host:port, TLS to them (None = plain), and the lease of this worker's record."""
+
+    endpoints: Annotated[list[str], msgspec.Meta(min_length=1)]
+    tls: EtcdTLSConfig | None = None
+    lease_seconds: Positive = 10
+
+
+class TLSConfig(Section, frozen=True):
+    """PEM files: the cluster's CA, this worker's certificate and key."""
+
+    ca: str
+    certificate: str
+    key: str
+
+
+class WorkerConfig(Section, frozen=True):
+    """The engine file."""
+
+    cluster: str
+    revision: str
+    role: Role
+    pool: str
+    model: ModelConfig
+    discovery: DiscoveryConfig
+    tls: TLSConfig
+    gpu: str = NO_ACCELERATOR
+    engine: EngineConfig = EngineConfig()
+    listen: ListenConfig = ListenConfig()
+
+    def __post_init__(self) -> None:
+        delayer = self.engine.prefill_delayer
+        if self.role in ("decode", "router") and delayer is not None and delayer.enabled:
+            raise ValueError(
+                f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: remove it or set enabled: false"
+            )
+        if self.role in ("prefill", "router") and self.engine.drafts is not None:
+            raise ValueError(f'engine.speculation is for decode and mixed workers, not for {self.role}: remove it or set method: "Off"')
+        if self.role == "router" and self.gpu != NO_ACCELERATOR:
+            raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who this worker is, from the downward API (or `pdctl`)."""
+
+    pod: str
+    namespace: str
+    address: str  # what peers connect to
+
+    @classmethod
+    def from_env(cls) -> "Identity":
+        """Read POD_NAME, POD_NAMESPACE and POD_IP; raises ConfigError naming the missing one."""
+        values = {name: os.environ.get(name, "") for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")}
+        missing = [name for name, value in values.items() if not value]
+        if missing:
+            raise ConfigError(f"environment variable {missing[0]} is not set: set it from the downward API, or start the worker with pdctl")
+        return cls(pod=values["POD_NAME"], namespace=values["POD_NAMESPACE"], address=values["POD_IP"])
+
+
+def load_worker_config(path: Path) -> WorkerConfig:
+    """Read the engine file.  Raises ConfigError with the file, the field's path and the reason.
+
+    Where this worker's address (POD_IP) is of IPv6, "all addresses" are those of both families.
+    """
+    config = converted(path, _without_retired(document_of(path)), WorkerConfig)
+    if config.listen.host == ALL_OF_IPV4 and ":" in os.environ.get("POD_IP", ""):
+        return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, host=ALL_ADDRESSES))
+    return config
+
+
+_RETIRED: Mapping[str, Mapping[str, Any]] = {
+    "": {"tensorParallel": 1},
+    "engine": {"kvCacheDtype": "auto", "transport": "tcp"},
+}
+"""Fields that had one value, by section.  The engine file of a workload is never rendered anew: one that is older has them."""
+
+
+def _without_retired(document: Any) -> Any:
+    """The document without retired fields that say what is so anyway; any other value of theirs is an unknown field."""
+    if not isinstance(document, dict):
+        return document
+    kept = {name: value for name, value in document.items() if _RETIRED[""].get(name) != value}
+    engine = kept.get("engine")
+    if isinstance(engine, dict):
+        kept["engine"] = {name: value for name, value in engine.items() if _RETIRED["engine"].get(name) != value}
+    return kept

@@ -1,0 +1,1 @@
+"""A request on its decode worker: admitted, prefilled here or remotely, decoded."""

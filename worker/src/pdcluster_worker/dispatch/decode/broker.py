@@ -1,0 +1,158 @@
+"""Late binding: a waiting request goes to whichever prefill worker has room first, the best of them if several have.
+
+The first requests of the waiting queue ask every prefill worker for a credit.
+Each answers at once, granted or queued.  When all have answered (or after a
+short moment) the best of the granting ones is chosen and every other want is
+given back; if none granted, the first grant to arrive wins.  The queue and the
+scores are `routing`'s; the streams that carry wants are `peers`'.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.offload import takes_length
+from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
+from pdcluster_worker.routing.waiting import ASKING_HEADS, CreditQueue
+
+ANSWER_SECONDS = 0.05
+"""How long a choice waits for the slowest answer; a round trip takes about a millisecond, so this bounds a stuck peer."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    request_id: str
+    tokens: int
+    priority: int
+    hashes: Sequence[bytes]
+    chosen: "asyncio.Future[Peer | None]"
+    asked: dict[Peer, bool | None] = field(default_factory=dict)  # None: not answered, False: queued there, True: granted
+    overdue: bool = False
+
+
+class CreditBroker:
+    """The decode side of credits: one per decode worker.
+
+    transfer_seconds: (worker's key, tokens) that their KV is expected to take; 0 = not measured.
+    """
+
+    def __init__(
+        self,
+        queue: CreditQueue,
+        prefills: Callable[[], list[Peer]],
+        policy: Callable[[], PrefillScorePolicy],
+        block_size: int,
+        transfer_seconds: Callable[[str, int], float] = lambda key, num_tokens: 0.0,
+    ) -> None:
+        self._queue = queue
+        self._prefills = prefills
+        self._policy = policy
+        self._block_size = block_size
+        self._transfer_seconds = transfer_seconds
+        self._waits: dict[str, _Wait] = {}
+        self._tie = random.Random()
+
+    async def acquire(self, request_id: str, tokens: int, priority: int, hashes: Sequence[bytes]) -> Peer | None:
+        """Wait for a credit for `tokens`; None when no prefill worker is left to ask.
+
+        One that takes no request of that length is not asked.
+
+        The request must be in the queue, and stays there: the caller takes it out.
+        Cancelling gives everything back.
+        """
+        wait = _Wait(request_id, tokens, priority, hashes, asyncio.get_running_loop().create_future())
+        self._waits[request_id] = wait
+        try:
+            self.ask()
+            return await wait.chosen
+        except asyncio.CancelledError:
+            if wait.chosen.done() and not wait.chosen.cancelled() and (peer := wait.chosen.result()) is not None:
+                peer.release(request_id)
+            raise
+        finally:
+            del self._waits[request_id]
+            self._give_back(wait)
+            self.ask()
+
+    def ask(self) -> None:
+        """Let the heads of the queue ask every prefill worker that they have not asked; call it when either set changes."""
+        ready = self._prefills()
+        waits = (self._waits.get(request_id) for request_id in self._queue.heads(ASKING_HEADS))
+        for wait in [wait for wait in waits if wait is not None and not wait.chosen.done()]:
+            peers = [peer for peer in ready if takes_length(peer.max_model_len, wait.tokens)]
+            if not peers:
+                self._choose(wait, None)
+            for peer in peers:
+                if peer not in wait.asked:
+                    self._ask_one(wait, peer)
+
+    def on_credit(self, peer: Peer, request_id: str, granted: bool) -> None:
+        """Hear one answer of a prefill worker."""
+        wait = self._waits.get(request_id)
+        if wait is None or wait.chosen.done() or peer not in wait.asked:
+            if granted and (wait is None or not wait.chosen.done() or wait.chosen.result() is not peer):
+                peer.release(request_id)
+            return
+        wait.asked[peer] = granted
+        self._decide(wait)
+
+    def on_change(self, peer: Peer) -> None:
+        """Hear that a prefill worker takes new work, or no longer does: then what it has not granted is asked of the others."""
+        if not peer.ready:
+            for wait in list(self._waits.values()):
+                if peer in wait.asked and not wait.asked[peer]:
+                    del wait.asked[peer]
+                    peer.release(wait.request_id)
+                    self._decide(wait)
+        self.ask()
+
+    def on_lost(self, peer: Peer) -> None:
+        """Hear that the stream to a prefill worker broke: its answers are void."""
+        for wait in list(self._waits.values()):
+            if wait.asked.pop(peer, None) is not None:
+                self._decide(wait)
+        self.ask()
+
+    def _ask_one(self, wait: _Wait, peer: Peer) -> None:
+        if not wait.asked:
+            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._on_overdue, wait)
+        wait.asked[peer] = None
+        peer.want(wait.request_id, self._cost(wait, peer), wait.priority)
+
+    def _cost(self, wait: _Wait, peer: Peer) -> int:
+        return max(1, wait.tokens - self._matched(wait, peer))
+
+    def _matched(self, wait: _Wait, peer: Peer) -> int:
+        return min(wait.tokens, peer.prefix_match(wait.hashes) * self._block_size)
+
+    def _on_overdue(self, wait: _Wait) -> None:
+        wait.overdue = True
+        self._decide(wait)
+
+    def _decide(self, wait: _Wait) -> None:
+        if wait.chosen.done() or (None in wait.asked.values() and not wait.overdue):
+            return
+        granted = {peer.key: peer for peer, answer in wait.asked.items() if answer}
+        if granted:
+            # A draining worker keeps its promise, but is not held up while another one has room.
+            granted = {key: peer for key, peer in granted.items() if peer.ready} or granted
+            candidates = [self._candidate(wait, peer) for peer in granted.values()]
+            self._choose(wait, granted[choose_prefill(self._policy(), candidates, self._tie)])
+
+    def _candidate(self, wait: _Wait, peer: Peer) -> PrefillCandidate:
+        seconds = self._transfer_seconds(peer.key, wait.tokens)
+        matched = self._matched(wait, peer)
+        return PrefillCandidate(peer.key, matched, peer.load.waiting_tokens, seconds)
+
+    def _choose(self, wait: _Wait, peer: Peer | None) -> None:
+        if not wait.chosen.done():
+            wait.chosen.set_result(peer)
+
+    def _give_back(self, wait: _Wait) -> None:
+        kept = wait.chosen.result() if wait.chosen.done() and not wait.chosen.cancelled() else None
+        for peer in wait.asked:
+            if peer is not kept:
+                peer.release(wait.request_id)

@@ -1,0 +1,78 @@
+"""How long a decode worker waits for what others do for one of its requests: while they get on.
+
+A prefill worker gets on while its engine makes steps or peers acknowledge its
+KV, for this request or for others: so a long prompt in a long queue is waited
+for.  The numbers are the engine's own, so a server process whose engine has
+stopped cannot make them grow.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from pdcluster_worker.dispatch.engines.stall_watch import Stillness, period_seconds
+from pdcluster_worker.errors import PeerError
+from pdcluster_worker.messages.peers import Load
+
+MARGINS = 1.5
+"""Of the peer's margin: its own word, which comes after one, goes to all at once and says more."""
+
+
+class NoProgressError(PeerError):
+    """A prefill worker has not got on for too long."""
+
+
+class PrefillPatience:
+    """With one prefill worker, from now.  load: its last report."""
+
+    def __init__(self, clock: Callable[[], float], load: Callable[[], Load]) -> None:
+        self._still = Stillness(clock)
+        self._load = load
+        self._progress = load().progress
+
+    def check(self, stall_seconds: float) -> None:
+        """Raise NoProgressError after its longest step and MARGINS without progress.
+
+        To be called every `period_seconds`.
+        """
+        load = self._load()
+        if load.progress != self._progress:
+            self._progress = load.progress
+            self._still.moved()
+        still = self._still.look(period_seconds(stall_seconds))
+        if still > load.longest_step_seconds + MARGINS * stall_seconds:
+            limit = f"qos.stallSeconds is {stall_seconds:g}"
+            raise NoProgressError(f"its engine has not got on for {still:.1f} s ({limit})")
+
+
+@asynccontextmanager
+async def checked(check: Callable[[], None], period: Callable[[], float]) -> AsyncIterator[None]:
+    """Call `check` every so many seconds while the block runs; what it raises comes out of the block.
+
+    The block must not yield to a consumer: it is ended as by a cancellation.
+    """
+    loop = asyncio.get_running_loop()
+    error: Exception | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal error, timer
+        try:
+            check()
+        except Exception as e:
+            error = e
+            scope.reschedule(loop.time())
+        else:
+            timer = loop.call_later(period(), look)
+
+    timer = loop.call_later(period(), look)
+    try:
+        async with asyncio.timeout(None) as scope:
+            yield
+    except TimeoutError:
+        if error is None:
+            raise
+        raise error from None
+    finally:
+        if timer is not None:
+            timer.cancel()

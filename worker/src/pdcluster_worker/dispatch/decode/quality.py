@@ -1,0 +1,281 @@
+"""Acts on what `routing.qos` decides about the requests of one decode worker: admits, degrades, sheds and demotes.
+
+Guarantees: a request is refused before any work of this worker, or when it has
+waited too long, and never after its first token; what it loses is said with its
+first token.  How a request runs is `dispatch.decode.decoding`'s business.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from pdcluster_worker.config.qos import Tier
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys.journey import note
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.routing.admission import full, seconds_until_room
+from pdcluster_worker.routing.offload import length_threshold
+from pdcluster_worker.routing.qos import verdict
+from pdcluster_worker.routing.qos.averages import Averages
+from pdcluster_worker.routing.qos.meter import Meter
+from pdcluster_worker.routing.qos.slo import aged, slo_of
+from pdcluster_worker.routing.qos.tiers import PRIORITIES, tier_of
+from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS, Outlook, Refusal
+
+Stream = AsyncGenerator[Generated, None]
+Run = Callable[[RequestSpec, PrefillMode], Stream]
+
+_DEMOTED = "-low"
+"""Added to the id of a request that starts again with low priority: its first run may still be ending."""
+
+
+_NORMAL = RequestSpec("", [], Sampling(max_tokens=1, seed=0))
+
+
+class _DemotedError(Exception):
+    """A request has waited too long for its tier."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A request without a first token.  given_up: why it is not waited for any longer."""
+
+    tier: Tier
+    num_tokens: int
+    timeout: asyncio.Timeout
+    given_up: Refusal | None = None
+    alarm: asyncio.TimerHandle | None = None
+    is_over: bool = False
+
+    def cancel(self) -> None:
+        """It is over: nothing looks at it again."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+
+    def end(self) -> None:
+        """Wake the request up, once."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """How a request runs, and what it has lost, as in the answer's `degraded`."""
+
+    spec: RequestSpec
+    prefill: PrefillMode
+    lost: tuple[str, ...] = field(default=())
+
+    @property
+    def tier(self) -> Tier:
+        """Of its priority now."""
+        return tier_of(self.spec.priority)
+
+
+class Quality:
+    """One per decode worker."""
+
+    def __init__(self, worker: Worker, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._meter = Meter(clock)
+        self._averages = Averages()
+        self._waits: dict[_Wait, None] = {}  # by arrival
+        worker.metrics.qos_estimated_ttft_seconds.set_function(lambda: self._estimated(lambda outlook: outlook.ttft_seconds))
+        worker.metrics.qos_estimated_tpot_seconds.set_function(lambda: self._estimated(lambda outlook: outlook.tpot_seconds))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a first token."""
+        return self._meter.num_waiting
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of their prompts."""
+        return sum(wait.num_tokens for wait in self._waits)
+
+    def admit(self, specs: Sequence[RequestSpec]) -> None:
+        """Take all choices of a prompt, or raise RequestError: 429 for low priority over its objectives, 503 where there is no room [V8].
+
+        One that has begun elsewhere finds only the room limited.
+        """
+        spec, num_tokens = specs[0], sum(len(spec.prompt) + len(spec.output) for spec in specs)
+        tier = tier_of(spec.priority)
+        if tier == "low" and not spec.output:
+            self._check_objectives(spec)
+        self._check_room(num_tokens, tier)
+        self._worker.metrics.qos_admitted.labels(tier).inc()
+
+    def _check_objectives(self, spec: RequestSpec) -> None:
+        """Raise RequestError 429 for a request of low priority that is not taken now."""
+        policy, tier = self._worker.policy, tier_of(spec.priority)
+        outlook = self._outlook(spec)
+        note("admission", tier=tier, **_known(outlook))
+        refusal = verdict.refusal(policy, tier, len(spec.prompt), slo_of(spec, policy.slo), outlook)
+        if refusal is not None:
+            raise self._refused(refusal, tier)
+
+    async def served(self, run: Run, spec: RequestSpec, prefill: PrefillMode) -> Stream:
+        """The tokens of an admitted request on the terms that it gets; what it lost is with the first one."""
+        start = self._clock()
+        terms = self._terms(spec, prefill)
+        try:
+            async with aclosing(self._run(run, terms)) as tokens:
+                async for generated in tokens:
+                    yield generated
+        except _DemotedError:
+            terms = self._demoted(terms, self._clock() - start)
+            async with aclosing(self._run(run, terms)) as tokens:
+                async for generated in tokens:
+                    yield generated
+
+    async def _run(self, run: Run, terms: _Terms) -> Stream:
+        num_tokens = len(terms.spec.prompt) + len(terms.spec.output)
+        has_started = False
+        self._meter.joined()
+        try:
+            async with aclosing(run(terms.spec, terms.prefill)) as tokens:
+                if terms.spec.output:  # it has begun elsewhere and is not shed
+                    first = await anext(tokens)
+                else:
+                    first = await self._first(tokens, num_tokens, terms.tier)
+                has_started = True
+                self._meter.started(num_tokens)
+                yield replace(first, degraded=terms.lost) if terms.lost else first
+                async for generated in tokens:
+                    self._meter.token()
+                    yield generated
+        finally:
+            self._meter.left(has_started=has_started)
+
+    async def _first(self, tokens: Stream, num_tokens: int, tier: Tier) -> Generated:
+        """The first token; raises RequestError or _DemotedError for a request that is given up meanwhile."""
+        wait: _Wait | None = None
+        try:
+            async with asyncio.timeout(None) as timeout:
+                wait = _Wait(tier, num_tokens, timeout)
+                self._waits[wait] = None
+                self._watch(wait)
+                return await anext(tokens)
+        except TimeoutError:
+            if wait is None or not wait.timeout.expired():
+                raise
+            if wait.given_up is None:
+                raise _DemotedError from None
+            raise self._refused(wait.given_up, tier) from None
+        finally:
+            if wait is not None:
+                del self._waits[wait]
+                wait.cancel()
+
+    def _watch(self, wait: _Wait) -> None:
+        """Look at a wait again when it has become too long for its tier."""
+        low = self._worker.policy.low_priority
+        late: Tier = "low" if low.past_threshold == "Shed" else "normal"
+        if low.threshold_milliseconds is not None and wait.tier == late:
+            wait.alarm = asyncio.get_running_loop().call_later(low.threshold_milliseconds / 1000.0, self._too_long, wait)
+
+    def _too_long(self, wait: _Wait) -> None:
+        """A request has waited too long: unless it waits alone, it makes room for the others."""
+        if len(self._waits) == 1:
+            self._watch(wait)
+            return
+        if wait.tier == "low" and not wait.is_over:
+            milliseconds = self._worker.policy.low_priority.threshold_milliseconds or 0.0
+            message = f"low priority: no first token in {milliseconds:g} ms (qos.lowPriority.thresholdMilliseconds): retry later"
+            wait.given_up = Refusal("waited_too_long", message, verdict.retry_after(self._seconds_of(self.waiting_tokens)))
+        wait.end()
+
+    def _check_room(self, num_tokens: int, tier: Tier) -> None:
+        """Raise RequestError when the queue is full; high priority takes the place of the low one that came last."""
+        admission, waiting_tokens = self._worker.policy.admission, self.waiting_tokens
+        reason = full(admission, self.num_waiting, waiting_tokens, num_tokens)
+        if reason is None:
+            return
+        low = [wait for wait in self._waits if wait.tier == "low" and not wait.is_over]
+        if tier == "high" and low and self._worker.policy.early_rejection.enabled:
+            message = "low priority: the queue is full, and a request of high priority takes this place: retry later"
+            low[-1].given_up = Refusal("displaced", message, verdict.retry_after(self._seconds_of(waiting_tokens)))
+            low[-1].end()
+            return
+        wait = seconds_until_room(
+            admission, self.num_waiting, waiting_tokens + num_tokens, self._averages.firsts_per_second, self._averages.prompt_token_seconds
+        )
+        self._worker.metrics.qos_rejected.labels("queue_full", tier).inc()
+        raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=verdict.retry_after(wait))
+
+    def _terms(self, spec: RequestSpec, prefill: PrefillMode) -> _Terms:
+        """What a request gets now.  Raises RequestError for a forced remote prefill that its priority bars."""
+        policy, tier = self._worker.policy, tier_of(spec.priority)
+        if tier != "low" or spec.output:
+            return _Terms(spec, prefill)
+        loss = verdict.degradation(policy, tier, verdict.pressure(self._outlook(spec), slo_of(spec, policy.slo)))
+        lost: list[str] = []
+        if loss.max_tokens is not None and loss.max_tokens < spec.sampling.max_tokens:
+            lost.append(f"max_tokens={loss.max_tokens}")
+            spec = replace(spec, sampling=spec.sampling.capped(loss.max_tokens))
+        if loss.is_local and prefill == "remote":
+            message = 'low priority: prefill workers are barred now (qos.lowPriority.prefillWorkers): leave pdcluster.prefill "remote" out'
+            raise self._refused(Refusal("prefill_barred", message, 1), tier)
+        if loss.is_local and prefill == "auto" and self._worker.role == "decode":
+            prefill = "local"
+            if len(spec.prompt) >= length_threshold(policy.offload, self._worker.gpu):
+                lost.append("prefill=local")
+        self._count_lost(lost, tier)
+        return _Terms(spec, prefill, tuple(lost))
+
+    def _demoted(self, terms: _Terms, waited_seconds: float) -> _Terms:
+        """The same request with low priority, and what that loses."""
+        spec = aged(terms.spec, waited_seconds)
+        spec = replace(spec, request_id=spec.request_id + _DEMOTED, priority=PRIORITIES["low"])
+        self._count_lost(["priority=low"], terms.tier)
+        low = self._terms(spec, terms.prefill)
+        return _Terms(low.spec, low.prefill, (*terms.lost, "priority=low", *low.lost))
+
+    def _count_lost(self, lost: Sequence[str], tier: Tier) -> None:
+        for what in lost:
+            note("degraded", what=what)
+            self._worker.metrics.qos_degraded.labels(what.partition("=")[0], tier).inc()
+
+    def _refused(self, refusal: Refusal, tier: Tier) -> RequestError:
+        note("refused", reason=refusal.code, retry_after_seconds=refusal.retry_after_seconds)
+        self._worker.metrics.qos_rejected.labels(refusal.code, tier).inc()
+        return RequestError(refusal.message, status=TOO_MANY_REQUESTS, code=refusal.code, retry_after_seconds=refusal.retry_after_seconds)
+
+    def _outlook(self, spec: RequestSpec) -> Outlook:
+        measured = self._meter.take()
+        if measured is not None:
+            self._averages.refresh(measured)
+        estimation = self._worker.estimation
+        estimator = estimation.estimator or self._averages
+        ends = self._averages.ends_per_second
+        return Outlook(
+            ttft_seconds=estimator.estimated_ttft_seconds(estimation.flight_of(spec), estimation.line),
+            tpot_seconds=self._averages.estimated_tpot_seconds(self._meter.num_streams + self._meter.num_waiting + 1),
+            turn_seconds=1 / ends if ends else None,
+        )
+
+    def _seconds_of(self, prompt_tokens: int) -> float | None:
+        """That so many prompt tokens wait, at the pace of late."""
+        seconds = self._averages.prompt_token_seconds
+        return None if seconds is None else prompt_tokens * seconds
+
+    def _estimated(self, figure: Callable[[Outlook], float | None]) -> float:
+        """For the metrics: of a request of normal priority that came now; NaN while nothing is known."""
+        value = figure(self._outlook(_NORMAL))
+        return math.nan if value is None else value
+
+
+def _known(outlook: Outlook) -> dict[str, float]:
+    """The figures that there are, for the journey."""
+    figures = {"ttft_seconds": outlook.ttft_seconds, "tpot_seconds": outlook.tpot_seconds}
+    return {name: value for name, value in figures.items() if value is not None}

@@ -1,0 +1,1 @@
+"""The engine processes of this worker, as its server process sees them."""

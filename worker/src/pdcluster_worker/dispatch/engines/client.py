@@ -1,0 +1,313 @@
+"""The server process's end of the wall to the engine process.
+
+Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
+statistics and block events to whoever asked for them.  When the engine dies or
+stands still every open mailbox says so; nothing waits for an answer that cannot
+come.  When it stands still is `dispatch.engines.stall_watch`'s rule, and what
+the messages mean for a request is `dispatch.decode.decoding`'s and `dispatch.prefilling`'s business.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.machine.native_dtype import DType
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import (
+    BlockEvents,
+    EngineFailed,
+    EngineInput,
+    EngineOutput,
+    EngineReady,
+    EngineStats,
+    Pong,
+    Tokens,
+)
+from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.peers.parts import run_until_first_ends
+
+logger = logging.getLogger(__name__)
+
+
+class FrameSocket(Protocol):
+    """The part of an asyncio ZMQ PAIR socket that is used here."""
+
+    def recv(self) -> Awaitable[bytes]:
+        """Wait for one frame."""
+        ...
+
+    def send(self, data: bytes) -> Awaitable[object]:
+        """Queue one frame."""
+        ...
+
+
+ENGINE_STALLED = "engine_stalled"
+"""Code of the error of a request whose engine stands still; it goes to peers too."""
+
+OUT_OF_BLOCKS = "out_of_blocks"
+"""Code of the error of a request that its engine preempted again and again; it goes to peers."""
+
+RequestOutput = Token | messages.ReceiveReady | messages.ReceiveRefused | messages.PrefillDone | messages.PrefillFailed
+
+
+class EngineDiedError(RequestError):
+    """The engine process is gone; its requests fail with it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine of this worker stopped: {reason}", status=503, code="engine_dead")
+
+
+class EngineStalledError(RequestError):
+    """The engine process stands still; its requests fail, and may be tried elsewhere."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, status=503, code=ENGINE_STALLED, retry_after_seconds=1)
+
+
+class ShortOfBlocksError(RequestError):
+    """The engine preempted a request so often that another worker had better run it."""
+
+    def __init__(self, num_preemptions: int) -> None:
+        message = f"the request was preempted {num_preemptions} times, and another worker has room"
+        super().__init__(message, status=503, code=OUT_OF_BLOCKS, retry_after_seconds=1)
+
+
+class Mailbox:
+    """What the engine says about one request, in order, for one reader at a time.
+
+    num_tokens, num_preemptions: so far.
+    on_preempted: asked at each preemption for the error, if any, that is to end the request.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.num_tokens = 0
+        self.num_preemptions = 0
+        self.on_preempted: Callable[[], RequestError | None] = lambda: None
+        self.ended = False  # the engine holds nothing of this request any more
+        self._items: deque[RequestOutput | RequestError] = deque()
+        self._arrival: asyncio.Future[None] | None = None  # what the one reader waits for
+
+    def put(self, item: RequestOutput | messages.Preempted | RequestError) -> None:
+        """Deliver; `ended` follows from what the item says."""
+        if isinstance(item, messages.Preempted):
+            self._preempted()
+            return
+        if isinstance(item, Token):
+            self.num_tokens += 1
+            self.ended = item.finish_reason is not None
+        elif isinstance(item, RequestError | messages.PrefillDone | messages.PrefillFailed):
+            # An engine that stands still, or is short of blocks, holds the request, and would go on with it.
+            self.ended = not isinstance(item, EngineStalledError | ShortOfBlocksError)
+        self._items.append(item)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _preempted(self) -> None:
+        self.num_preemptions += 1
+        if (error := self.on_preempted()) is not None:
+            self.put(error)
+
+    async def get(self) -> RequestOutput:
+        """Wait for the next output.
+
+        Raises RequestError when the request failed in the engine, EngineDiedError or
+        EngineStalledError when the engine did.
+        """
+        while not self._items:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        item = self._items.popleft()
+        if isinstance(item, RequestError):
+            raise item
+        return item
+
+    async def token(self) -> Token:
+        """Wait for the next output, which must be a token."""
+        item = await self.get()
+        if not isinstance(item, Token):
+            raise RequestError(f"the engine answered {type(item).__name__} where a token was due", status=500)
+        return item
+
+
+class EngineClient:
+    """One engine process, seen from the server process.
+
+    died, stalled: why it does not serve; None while it does.
+    has_ended:     its process is gone, and its last words may still be on the way.
+    """
+
+    def __init__(self, socket: FrameSocket) -> None:
+        self.died: str | None = None
+        self.stalled: str | None = None
+        self.has_ended = False
+        self.on_pong: Callable[[Pong], None] = lambda _: None
+        self.stats: EngineStats | None = None
+        self.on_stats: list[Callable[[EngineStats], None]] = []
+        self.on_blocks: list[Callable[[BlockEvents], None]] = []
+        self._socket = socket
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._num_sent = 0
+        self._unknown: set[str] = set()  # open requests that `stats` cannot know of
+        self._begun: deque[tuple[int, str]] = deque()  # (place among what was sent, request) of those that were sent since
+        self._outgoing: asyncio.Queue[EngineInput] = asyncio.Queue()
+        self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
+
+    async def ready(self) -> EngineReady:
+        """Wait until the engine serves.  Raises EngineDiedError if it ends before."""
+        return await asyncio.shield(self._ready)
+
+    def send(self, message: EngineInput) -> None:
+        """Queue one message; order is kept.  Raises EngineDiedError when there is no engine any more."""
+        if self.died is not None:
+            raise EngineDiedError(self.died)
+        self._num_sent += 1
+        if isinstance(message, messages.Submit | messages.Receive | messages.Prefill):
+            self._begun.append((self._num_sent, message.spec.request_id))
+        self._outgoing.put_nowait(message)
+
+    def begin(self, dtype: DType) -> None:
+        """Have the engine load its model, to compute in `dtype`; no message that statistics know of."""
+        self._outgoing.put_nowait(messages.Begin(dtype))
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it has neither said that it serves nor that it cannot."""
+        return not self._ready.done()
+
+    def ping(self) -> None:
+        """Ask the engine's loop for a Pong; no message that statistics know of."""
+        self._outgoing.put_nowait(messages.Ping())
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing new may go to it; None while it serves."""
+        return self.died or ("its process has ended" if self.has_ended else self.stalled)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is gone for good, and does not only stand still."""
+        return self.has_ended or self.died is not None
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether `stats` knows of every message that was sent."""
+        return self.stats is not None and self.stats.num_inputs >= self._num_sent
+
+    @property
+    def num_unknown(self) -> int:
+        """Open requests that `stats` cannot know of: not sent to the engine yet, or since it reported [V27]."""
+        return len(self._unknown)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether somebody listens for that request."""
+        return request_id in self._mailboxes
+
+    def open(self, request_id: str) -> Mailbox:
+        """Start to listen for one request.
+
+        Raises RequestError if its id is in use [T8], EngineDiedError or EngineStalledError while nothing would answer.
+        """
+        self.check()
+        if self.knows(request_id):
+            raise RequestError(f"request id {request_id} is already being served", status=409, code="duplicate_request")
+        mailbox = self._mailboxes[request_id] = Mailbox(request_id)
+        self._unknown.add(request_id)
+        return mailbox
+
+    def check(self) -> None:
+        """Raise EngineDiedError when the engine is gone, EngineStalledError while it stands still."""
+        if self.died is not None:
+            raise EngineDiedError(self.died)
+        if self.stalled is not None:
+            raise EngineStalledError(self.stalled)
+
+    def close(self, mailbox: Mailbox) -> None:
+        """Stop listening, and abort the request unless the engine has already ended it."""
+        self._mailboxes.pop(mailbox.request_id, None)
+        self._unknown.discard(mailbox.request_id)
+        if not mailbox.ended and self.died is None:
+            self.send(messages.Abort(mailbox.request_id))
+
+    def fail(self, reason: str) -> None:
+        """Note that the engine is gone: every open request fails now and every later one at once."""
+        if self.died is not None:
+            return
+        self.died = reason
+        if not self._ready.done():
+            self._ready.set_exception(EngineDiedError(reason))
+            self._ready.exception()  # it may be that nothing waits for it any more
+        for mailbox in self._mailboxes.values():
+            mailbox.put(EngineDiedError(reason))
+
+    def stall(self, reason: str) -> None:
+        """Note that the engine stands still: open requests fail now and later ones at once, until `recover`."""
+        self.stalled = reason
+        for mailbox in self._mailboxes.values():
+            mailbox.put(EngineStalledError(reason))
+
+    def recover(self) -> None:
+        """Note that the engine gets on again."""
+        self.stalled = None
+
+    async def run(self) -> None:
+        """Move messages both ways until cancelled."""
+        await run_until_first_ends(self._send_all(), self._receive_all())
+
+    async def _send_all(self) -> None:
+        while True:
+            batch = [await self._outgoing.get()]
+            while not self._outgoing.empty():
+                batch.append(self._outgoing.get_nowait())
+            await self._socket.send(messages.encode(batch))
+
+    async def _receive_all(self) -> None:
+        while True:
+            self._deliver(messages.decode_outputs(await self._socket.recv()))
+
+    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
+        for output in outputs:
+            if self.died is None:  # the numbers and blocks of one that was killed are given up already
+                self._take(output)
+
+    def _take(self, output: EngineOutput) -> None:
+        match output:
+            case Tokens(tokens=tokens):
+                for token in tokens:
+                    self._put(token.request_id, token)
+            case EngineStats():
+                self._take_stats(output)
+                for hear in self.on_stats:
+                    hear(output)
+            case BlockEvents():
+                for hear_blocks in self.on_blocks:
+                    hear_blocks(output)
+            case Pong():
+                self.on_pong(output)
+            case EngineReady():
+                self._ready.set_result(output)
+            case EngineFailed(message=message):
+                self.fail(message)
+            case messages.RequestFailed():
+                self._put(output.request_id, _request_error(output))
+            case _:
+                self._put(output.request_id, output)
+
+    def _take_stats(self, stats: EngineStats) -> None:
+        self.stats = stats
+        while self._begun and self._begun[0][0] <= stats.num_inputs:
+            self._unknown.discard(self._begun.popleft()[1])
+
+    def _put(self, request_id: str, item: RequestOutput | messages.Preempted | RequestError) -> None:
+        # An output for a closed mailbox crossed its Abort on the way: nobody waits for it.
+        if (mailbox := self._mailboxes.get(request_id)) is not None:
+            mailbox.put(item)
+
+
+def _request_error(failed: messages.RequestFailed) -> RequestError:
+    if failed.is_refusal:
+        return RequestError(failed.message, param=failed.param)
+    return RequestError(failed.message, status=500, code="engine_error")

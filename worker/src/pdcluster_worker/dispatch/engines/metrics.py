@@ -1,0 +1,159 @@
+"""Moves the engines' own numbers into Prometheus: cumulative counters by their difference, gauges as the sum of all engines'.
+
+`engine_busy_ratio` is the share of the last
+`WINDOW_SECONDS` that the engines spent in a step, by this process's clock, for
+clocks do not cross processes; it is computed at each scrape, so it falls while
+an idle engine sends nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise, zip_longest
+
+from prometheus_client import Counter
+
+from pdcluster_worker.messages.engine import EngineStats
+from pdcluster_worker.metrics import Metrics
+
+WINDOW_SECONDS = 5.0
+
+_TOKEN_KINDS = ("prefill", "decode", "recomputed")
+_USED_STATES = ("in_use", "receiving", "quarantined")
+
+
+class EngineMetrics:
+    """Takes every EngineStats of each engine of a worker, in order.  `clock` gives monotonic seconds."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._last: dict[int, EngineStats] = {}
+        self._busy: dict[int, BusyTime] = {0: BusyTime(clock)}
+        metrics.engine_busy_ratio.set_function(self.busy_ratio)
+
+    def update(self, stats: EngineStats, rank: int = 0) -> None:
+        """Bring all metrics to `stats` of one engine."""
+        last = self._last.get(rank)
+        for counter, now, before in _counters(self._metrics, stats, last):
+            counter.inc(now - before)
+        before_rows = last.failed_rows if last else {}
+        for reason, count in stats.failed_rows.items():
+            self._metrics.engine_failed_rows.labels(reason).inc(count - before_rows.get(reason, 0))
+        for kind, seconds in stats.steps:
+            self._metrics.engine_step_seconds.labels(kind).observe(seconds)
+        for num_requests, *tokens in stats.batches:
+            self._metrics.engine_step_requests.observe(num_requests)
+            for kind, num_tokens in zip(_TOKEN_KINDS, tokens, strict=True):
+                if num_tokens:
+                    self._metrics.engine_step_tokens.labels(kind).observe(num_tokens)
+        self._count_delays(stats)
+        self._count_drafts(stats, last)
+        self._count_constraints(stats)
+        self._last[rank] = stats
+        self._busy.setdefault(rank, BusyTime(self._clock)).add(stats.busy_seconds)
+        self._set_gauges()
+
+    def forget(self, rank: int, *, for_good: bool) -> None:
+        """Its engine has ended: the next one of that rank counts from 0; for_good: there is none to come."""
+        if self._last.pop(rank, None) is not None:
+            self._set_gauges()
+        if for_good:
+            self._busy.pop(rank, None)
+        else:
+            self._busy[rank] = BusyTime(self._clock)
+
+    def busy_ratio(self) -> float:
+        """Share of the last `WINDOW_SECONDS` (or since the start) that was spent in steps, 0 to 1; of several engines the mean."""
+        return sum(busy.ratio() for busy in self._busy.values()) / len(self._busy)
+
+    def _count_delays(self, stats: EngineStats) -> None:
+        metrics = self._metrics
+        for status, allowed, reason, executed, count in stats.delay_outcomes:
+            metrics.prefill_delayer_outcomes.labels(status, str(allowed).lower(), reason, str(executed).lower()).inc(count)
+        for passes, seconds in stats.delay_waits:
+            metrics.prefill_delayer_wait_passes.observe(passes)
+            metrics.prefill_delayer_wait_seconds.observe(seconds)
+
+    def _count_constraints(self, stats: EngineStats) -> None:
+        metrics = self._metrics
+        for kind, count in stats.constraint_requests:
+            metrics.structured_requests.labels(kind).inc(count)
+        metrics.grammar_cache_hits.inc(stats.constraint_hits)
+        for outcome, seconds in stats.constraint_compiles:
+            metrics.grammar_compile_seconds.labels(outcome).observe(seconds)
+
+    def _count_drafts(self, stats: EngineStats, last: EngineStats | None) -> None:
+        drafted = _differences(stats.drafted, last.drafted if last else [])
+        accepted = _differences(stats.accepted, last.accepted if last else [])
+        metrics = self._metrics
+        for counter, counts in ((metrics.spec_decode_draft_tokens, drafted), (metrics.spec_decode_accepted_tokens, accepted)):
+            for position, count in enumerate(counts):
+                counter.labels(str(position)).inc(count)
+        # A draft is right only where those before it are: so many requests had each number of right ones, and a token more.
+        at_least = [*drafted[:1], *accepted, 0]
+        for num_accepted, (count, more) in enumerate(pairwise(at_least)):
+            for _ in range(count - more):
+                metrics.spec_decode_emitted_tokens.observe(num_accepted + 1)
+
+    def _set_gauges(self) -> None:
+        metrics, all_stats = self._metrics, list(self._last.values())
+        metrics.num_requests_running.set(sum(stats.num_running for stats in all_stats))
+        metrics.fences_overdue.set(sum(stats.fences_overdue for stats in all_stats))
+        blocks = {state: sum(stats.blocks.get(state, 0) for stats in all_stats) for stats in all_stats for state in stats.blocks}
+        for state, count in blocks.items():
+            metrics.kv_blocks.labels(state).set(count)
+        total = sum(blocks.values())
+        used = sum(blocks.get(state, 0) for state in _USED_STATES)
+        metrics.kv_cache_usage_ratio.set(used / total if total else 0.0)
+
+
+class BusyTime:
+    """How much of the last `WINDOW_SECONDS` one engine spent in steps."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._busy: deque[tuple[float, float]] = deque([(self._start, 0.0)])  # (when, busy_seconds then)
+
+    def add(self, busy_seconds: float) -> None:
+        """Take a report's total."""
+        self._busy.append((self._clock(), busy_seconds))
+        self._forget()
+
+    def ratio(self) -> float:
+        """Of the window, or of the time since the start."""
+        self._forget()
+        elapsed = min(self._clock() - self._start, WINDOW_SECONDS)
+        return min((self._busy[-1][1] - self._busy[0][1]) / elapsed, 1.0) if elapsed > 0 else 0.0
+
+    def _forget(self) -> None:
+        # One sample at or beyond the window's edge stays, to measure from: the engine was idle between two reports that lie far apart.
+        edge = self._clock() - WINDOW_SECONDS
+        while len(self._busy) > 1 and self._busy[1][0] <= edge:
+            self._busy.popleft()
+
+
+def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
+    """What was added at each place; `before` may have fewer of them."""
+    return [count - past for count, past in zip_longest(now, before, fillvalue=0)]
+
+
+def _counters(metrics: Metrics, stats: EngineStats, last: EngineStats | None) -> list[tuple[Counter, float, float]]:
+    """(counter, cumulative value now, cumulative value at the report before)."""
+    fields = {
+        "engine_steps": "num_steps",
+        "engine_overhead_seconds": "overhead_seconds",
+        "prompt_tokens": "prompt_tokens",
+        "prefill_tokens": "prefill_tokens",
+        "generation_tokens": "generation_tokens",
+        "prefill_seconds": "prefill_seconds",
+        "decode_seconds": "decode_seconds",
+        "prefix_cache_query_tokens": "prefix_query_tokens",
+        "prefix_cache_hit_tokens": "prefix_hit_tokens",
+        "prefix_cache_evictions": "evictions",
+        "preemptions": "preemptions",
+    }
+    pairs = [(getattr(metrics, name), field) for name, field in fields.items()]
+    pairs += [(metrics.kv_transfer_bytes.labels(way), f"bytes_{way}") for way in ("sent", "received")]
+    pairs += [(metrics.engine_phase_seconds.labels(phase), f"{phase}_seconds") for phase in ("inputs", "forward", "sample")]
+    return [(counter, getattr(stats, field), getattr(last, field) if last else 0) for counter, field in pairs]

@@ -1,0 +1,106 @@
+"""Where a request enters: the decode worker that `dispatch.ingress.choosing` picks runs all its choices, one hop away at most.
+
+A worker that drains, or whose engine stands still, runs nothing that arrives
+now: it relays to a peer that stays.  What follows when the chosen worker fails
+or leaves is `dispatch.ingress.legs`' rule, and what it does `dispatch.decode.decoding`'s business.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.ingress.choices import Choices, Stream
+from pdcluster_worker.dispatch.ingress.choosing import HERE, Choosing
+from pdcluster_worker.dispatch.ingress.course import Course
+from pdcluster_worker.dispatch.ingress.legs import Legs, Route
+from pdcluster_worker.dispatch.ingress.racing import Racing
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.slo import aged
+
+
+class Ingress:
+    """Takes requests from HTTP; one per decode worker.
+
+    pod:   this worker's name among its peers.
+    clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        here: DecodeDispatcher,
+        decodes: Callable[[], list[Peer]],
+        pod: str = HERE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._here = here
+        self._choosing = Choosing(worker, here, decodes, pod)
+        self._racing = Racing(worker, here, decodes)
+        self._legs = Legs(worker, here, decodes, self._choosing, self._racing)
+        self._choices: dict[str, Choices] = {}
+
+    async def generate(
+        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+    ) -> AsyncGenerator[Generated, None]:
+        """All choices of one prompt, as they come.  Closing the iterator ends every leg.  Raises RequestError.
+
+        The first choice may be prefilled remotely; the others start from its
+        cached prompt, on the same worker.
+        """
+        arrival = self._clock()
+        with self._choosing.following(specs, hints):
+            await self._choosing.room(specs)
+            async with aclosing(self._generate(specs, prefill, arrival)) as tokens:
+                async for generated in tokens:
+                    self._choosing.on_token(specs[generated.index].request_id)
+                    yield generated
+
+    async def _generate(self, specs: list[RequestSpec], prefill: PrefillMode, arrival: float) -> AsyncGenerator[Generated, None]:
+        may_run_here = self._worker.takes_new  # decided once: a drain that begins later lets the request go on
+        peer = self._choosing.choose(specs[0], may_run_here)
+        if peer is None and not may_run_here:
+            raise self._worker.refusal()
+        with self._worker.request():
+            if peer is None:
+                self._here.admit([aged(spec, self._clock() - arrival) for spec in specs])
+            others: PrefillMode = "local" if prefill == "remote" else prefill
+            route = Route(peer, may_run_here, self._racing.race(specs, peer))
+            courses = [Course(spec, others if index else prefill, self._clock, arrival) for index, spec in enumerate(specs)]
+            streams = {course.spec.request_id: self._legs.run(course, route) for course in courses}
+            async with aclosing(self._together(streams)) as tokens:
+                async for generated in tokens:
+                    yield generated
+
+    def _together(self, streams: dict[str, Stream]) -> Stream:
+        """One stream of all choices; of a lone one its own, which costs neither a task nor a queue."""
+        if len(streams) == 1:
+            (stream,) = streams.values()
+            return stream
+        return self._abortable(streams)
+
+    async def _abortable(self, streams: dict[str, Stream]) -> Stream:
+        choices = Choices(streams)
+        self._choices.update(dict.fromkeys(streams, choices))
+        try:
+            async with aclosing(choices.tokens()) as tokens:
+                async for generated in tokens:
+                    yield generated
+        finally:
+            for request_id in streams:
+                del self._choices[request_id]
+
+    def abort(self, request_id: str) -> None:
+        """End one of several choices early; unknown and ended ids are a no-op, and so is a lone choice."""
+        if (choices := self._choices.get(request_id)) is not None:
+            choices.abort(request_id)
+
+    def on_change(self) -> None:
+        """A peer's state changed: what runs on one that drains goes on elsewhere."""
+        self._legs.on_change()

@@ -1,0 +1,234 @@
+"""Runs the legs of the choices that came to this worker, and decides what follows one that failed.
+
+Guarantees: an error that is the request's own is not tried again; a leg has been closed before the
+next one begins; a choice that was taken from a worker which would go on with it goes back there
+when no other worker takes it.  `dispatch.ingress.course` holds what a choice has made.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
+from pdcluster_worker.dispatch.engines.client import EngineDiedError
+from pdcluster_worker.dispatch.ingress.choosing import HERE, Choosing, key_of, name_of
+from pdcluster_worker.dispatch.ingress.course import (
+    CalledOffError,
+    Course,
+    Leg,
+    Stream,
+    is_engines,
+    reason_of,
+)
+from pdcluster_worker.dispatch.ingress.racing import Race, Racing
+from pdcluster_worker.dispatch.worker import Worker
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.journeys.journey import note
+from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.moving import MoveOutcome, MoveReason, has_room, may_move
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Route:
+    """Where the choices of one prompt begin.
+
+    where:        the worker of the last leg that began, where the prompt is cached; None = this one.
+    may_run_here: a drain that begins later lets the request go on.
+    race:         that the first choice runs, of `where` and another worker; None = there is none.
+    """
+
+    where: Peer | None
+    may_run_here: bool
+    race: Race | None = None
+
+
+class Legs:
+    """One per ingress.  decodes: peers that take new work."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        here: DecodeDispatcher,
+        decodes: Callable[[], list[Peer]],
+        choosing: Choosing,
+        racing: Racing,
+    ) -> None:
+        self._worker = worker
+        self._here = here
+        self._decodes = decodes
+        self._choosing = choosing
+        self._racing = racing
+        self._at_peers: set[Leg] = set()
+
+    async def run(self, course: Course, route: Route) -> AsyncGenerator[Generated, None]:
+        """All tokens of a choice, on as many workers as it takes.  Raises RequestError."""
+        where = route.where
+        while True:
+            race, route.race = route.race, None
+            legs = self._leg(course, where) if race is None else self._raced(course, race)
+            try:
+                async with aclosing(legs) as tokens:
+                    async for generated in tokens:
+                        if race is not None:
+                            route.where = race.where
+                        if course.moves_for is not None:
+                            self._count(course.moves_for, "moved")
+                            course.moves_for = None
+                        yield course.take(generated)
+                return
+            except (PeerError, RequestError) as e:
+                if course.is_over:
+                    return  # the client has all of it
+                if race is not None:
+                    where = race.where
+                    course.failed |= race.failed
+                where = route.where = self._next(course, route, where, e)
+
+    def on_change(self) -> None:
+        """Call off what runs on workers that drain, as far as others take it."""
+        for leg in tuple(self._at_peers):
+            if leg.peer.is_draining and self._may_leave(leg.course):
+                leg.call_off()
+
+    def _may_leave(self, course: Course) -> bool:
+        if not may_move(self._worker.policy.moving, course.num_moves):
+            return False
+        others = [peer for peer in self._decodes() if peer.key not in course.failed]
+        return self._worker.takes_new or bool(others)
+
+    # --- a leg --------------------------------------------------------------------------------
+
+    def _leg(self, course: Course, peer: Peer | None) -> Stream:
+        if peer is None:
+            return self._here.run(*course.next_leg())
+        return self._relay(course, peer)
+
+    def _raced(self, course: Course, race: Race) -> Stream:
+        first, second = (self._leg(course, where) for where in race.entrants)
+        return self._racing.run(race, course, (first, second))
+
+    async def _relay(self, course: Course, peer: Peer) -> AsyncGenerator[Generated, None]:
+        leg = Leg(course, peer)
+        self._at_peers.add(leg)
+        try:
+            async with aclosing(peer.generate(*course.next_leg())) as tokens:
+                while (generated := await leg.next(tokens)) is not None:
+                    yield generated
+        finally:
+            self._at_peers.discard(leg)
+
+    # --- the one after it ---------------------------------------------------------------------
+
+    def _next(self, course: Course, route: Route, where: Peer | None, error: PeerError | RequestError) -> Peer | None:
+        """The worker of the next leg, None for this one.  Raises RequestError if there is none."""
+        reason = reason_of(error)
+        if reason is None or (where is None and not is_engines(error)):
+            raise error
+        was_here = HERE in course.failed
+        if isinstance(error, CalledOffError) or reason == "preempted":
+            course.left = [where]
+        else:
+            course.failed.add(key_of(where))
+        logger.warning(
+            "leg ended early request=%s at=%s tokens=%d reason=%s",
+            *(course.spec.request_id, name_of(where), len(course.output), error),
+        )
+        if course.has_begun:
+            following = self._move(course, where, reason, error)
+            if isinstance(error, CalledOffError) and where is not None:
+                course.kv_holder = where.key
+        else:
+            may_be_here = not was_here and (where is None or route.may_run_here)
+            full = self._full(course, where) if reason == "preempted" else frozenset()
+            following = self._again(course, error, may_be_here, full)
+        _note(course, reason, where, following)
+        return following
+
+    def _again(self, course: Course, error: PeerError | RequestError, may_be_here: bool, full: frozenset[str]) -> Peer | None:
+        """Another try: the client has seen nothing.  full: workers without room for it."""
+        if isinstance(error, EngineDiedError):
+            raise error  # a request that kills its engine kills one
+        may_be_here = may_be_here or (self._worker.takes_new and HERE not in course.failed)
+        if may_be_here and HERE not in full and self._worker.engines.problem is None:
+            return None
+        peer = self._choose(course, may_be_here=False, full=full)
+        if peer is not None:
+            return peer
+        for left in self._last_resort(course):
+            return left
+        raise error if isinstance(error, RequestError) else self._worker.refusal() from error
+
+    def _move(
+        self,
+        course: Course,
+        where: Peer | None,
+        reason: MoveReason,
+        error: PeerError | RequestError,
+    ) -> Peer | None:
+        """A leg from the last token on."""
+        if where is None and isinstance(error, EngineDiedError) and self._worker.engines.problem:
+            raise error  # this process is about to end
+        reason = course.moves_for or reason
+        is_allowed = may_move(self._worker.policy.moving, course.num_moves)
+        full = self._full(course, where) if reason == "preempted" else frozenset()
+        may_be_here = is_allowed and self._worker.takes_new and HERE not in full
+        following = self._choose(course, may_be_here, full) if is_allowed else None
+        if following is not None or may_be_here:
+            course.moves_for = reason
+        else:
+            self._count(reason, "nowhere" if is_allowed else "refused")
+            last = self._last_resort(course)
+            if not last and not (is_allowed and self._is_up(course)):
+                raise _lost(where, error) from error
+            following = last[0] if last else None
+        course.num_moves += 1
+        return following
+
+    def _full(self, course: Course, where: Peer | None) -> frozenset[str]:
+        """Workers without room for a request that was preempted where it was."""
+        num_tokens = len(course.spec.prompt) + len(course.spec.output) + len(course.output)
+        needed = self._worker.num_blocks(num_tokens)
+        peers = [peer for peer in self._decodes() if not has_room(peer.load.free_blocks, needed)]
+        here = [] if has_room(self._worker.load().free_blocks, needed) else [HERE]
+        return frozenset([*(peer.key for peer in peers), *here, key_of(where)])
+
+    def _choose(self, course: Course, may_be_here: bool, full: frozenset[str] = frozenset()) -> Peer | None:
+        try:
+            return self._choosing.choose(course.so_far(), may_be_here, course.failed, full)
+        except RequestError as e:  # it names its worker
+            logger.warning("stays request=%s reason=%s", course.spec.request_id, e)
+            return None
+
+    def _last_resort(self, course: Course) -> list[Peer | None]:
+        """The worker that it was taken from, while that would go on with it; or none."""
+        return [left for left in course.left if self._would_go_on(course, left)]
+
+    def _would_go_on(self, course: Course, left: Peer | None) -> bool:
+        if left is None:
+            return self._is_up(course)
+        return left.key not in course.failed and (left.is_draining or left in self._decodes())
+
+    def _is_up(self, course: Course) -> bool:
+        """Whether this worker, draining or not, is better than none."""
+        is_up = self._worker.engines.problem is None and not self._worker.has_ended
+        return is_up and HERE not in course.failed
+
+    def _count(self, reason: MoveReason, outcome: MoveOutcome) -> None:
+        self._worker.metrics.request_moves.labels(reason, outcome).inc()
+
+
+def _lost(where: Peer | None, error: PeerError | RequestError) -> RequestError:
+    if where is None and isinstance(error, RequestError):
+        return error
+    message = f"the decode worker of this request was lost: {error}"
+    return RequestError(message, status=503, code="decode_worker_lost")
+
+
+def _note(course: Course, reason: MoveReason, left: Peer | None, goes_to: Peer | None) -> None:
+    name = "move" if course.has_begun else "again"
+    facts = {"reason": reason, "left": name_of(left), "goes_to": name_of(goes_to)}
+    note(name, tokens=len(course.output), moves=course.num_moves, **facts)

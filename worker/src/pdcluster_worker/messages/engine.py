@@ -1,0 +1,279 @@
+"""The messages between the server process and the engine process.
+
+Both sides import this room and nothing of one another.  Every struct is
+msgpack on a ZMQ ipc socket, one list of messages a frame, decoded strictly.
+Nothing here holds a clock value: monotonic clocks do not cross processes, so
+only durations (in seconds) travel.  What happens to a message inside the
+engine is `engine.core`'s business.
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from pdcluster_worker.messages.facts import Device, KVGeometry
+from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+
+RowFailure = Literal["not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"]
+"""Why one row of a batch has no token.
+
+not_finite:        its logits are NaN or infinite.
+no_token_left:     its sampling excludes every token.
+unknown_token_ids: its sampling names tokens that the model has not.
+outside_grammar:   its output, as it came here, does not fit its constraint.
+slow_grammar:      its constraint takes too long to follow, and others of its steps wait for that.
+"""
+
+ROW_FAILURES: tuple[RowFailure, ...] = get_args(RowFailure)
+
+RAISED = "raised"
+"""Reason of an item whose forward pass raised."""
+
+
+# --- server -> engine -------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Prefill and decode this request here."""
+
+    spec: RequestSpec
+
+
+class Receive(msgspec.Struct, frozen=True, tag=True):
+    """Make room for a request whose prefill another worker will compute.
+
+    Answered by `ReceiveReady`, or by `ReceiveRefused` when blocks are short; a refused request leaves no trace.
+    """
+
+    spec: RequestSpec
+
+
+class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
+    """The prefill worker has its last write acknowledged: take the blocks and decode on from `first`.
+
+    checksum: of the written blocks (`transfer.layout`), None when verification is off.
+    """
+
+    request_id: str
+    epoch: bytes
+    first: Token
+    checksum: int | None = None
+
+
+class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
+    """The remote prefill will not end well: quarantine and fence the blocks, prefill here.
+
+    first: the token that the client already has, which is kept; None if none was made.
+    """
+
+    request_id: str
+    epoch: bytes
+    first: Token | None = None
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    """Compute this prompt, sample one token, write the KV to `target`.  Answered by a Token, then PrefillDone or PrefillFailed.
+
+    A first token that ends the request is answered by the Token alone and writes nothing more.
+    """
+
+    spec: RequestSpec
+    target: Target
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Forget the request, whatever its state; unknown ids are a no-op [V12].  Not answered."""
+
+    request_id: str
+
+
+class TellBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Answered by BlockEvents with the whole prefix cache; for a reader that missed some [V19]."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answered by a Pong between two steps, by the engine process's loop: it changes nothing."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first message: load the model, to compute in `dtype`."""
+
+    dtype: Literal["float32", "bfloat16"]
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the engine process once this message is read."""
+
+
+EngineInput = Begin | Submit | Receive | ReceiveDone | ReceiveFailed | Prefill | Abort | TellBlocks | Ping | Stop
+
+
+# --- engine -> server -------------------------------------------------------------------------
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """First message of an engine process: weights are loaded, the KV port listens."""
+
+    engine_id: str
+    kv_port: int
+    geometry: KVGeometry
+    weights: str  # fingerprint of the weights
+    dtype: str
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    device: Device
+    transport: str  # that moves KV blocks: tcp or local
+    longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
+    scheduler: str = "continuous"
+    scheduling_policy: str = "priority"
+    length_note: str = ""  # why max_model_len is lower than the model's own; empty where it is not
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a Ping.  num_steps: since the start; has_work: a step now runs the model."""
+
+    num_steps: int
+    has_work: bool
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    """What one step made; of a request whose drafts were right several tokens, in order."""
+
+    tokens: list[Token]
+
+
+class ReceiveReady(msgspec.Struct, frozen=True, tag=True):
+    """Blocks are held for this request under `epoch`; see `Target` for the other fields."""
+
+    request_id: str
+    epoch: bytes
+    cached_tokens: int
+    block_ids: list[int]
+
+
+class ReceiveRefused(msgspec.Struct, frozen=True, tag=True):
+    """No room now.  Try again when `EngineStats.free_blocks` has reached `needed_blocks`."""
+
+    request_id: str
+    needed_blocks: int
+
+
+class PrefillDone(msgspec.Struct, frozen=True, tag=True):
+    """Every write of the request is acknowledged; the engine no longer reads its blocks."""
+
+    request_id: str
+    num_bytes: int
+    seconds: float  # from the first write to the last acknowledgement
+    checksum: int | None = None
+    busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to tell
+
+
+class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
+    """The write to the target failed; the prefill side has released its blocks."""
+
+    request_id: str
+    reason: str
+
+
+class RequestFailed(msgspec.Struct, frozen=True, tag=True):
+    """This request alone failed in the engine; all that it still holds is quarantined.
+
+    is_refusal: it could never run here, by its own size, shape or settings.
+    param: the part of its sampling that is at fault, where that is one.
+    """
+
+    request_id: str
+    message: str
+    is_refusal: bool = False
+    param: str | None = None
+
+
+class Preempted(msgspec.Struct, frozen=True, tag=True):
+    """A request that decodes here lost its blocks, and waits to be computed again."""
+
+    request_id: str
+
+
+class BlockEvents(msgspec.Struct, frozen=True, tag=True):
+    """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are [V19].
+
+    sequence:   1 for the first of an engine, then one more for each: a reader that misses one knows.
+    is_cleared: whatever was told before is void; `stored` is the whole cache.
+    """
+
+    stored: list[bytes]
+    removed: list[bytes]
+    sequence: int
+    is_cleared: bool = False
+
+
+class EngineStats(msgspec.Struct, frozen=True, tag=True):
+    """Gauges as of now and counters since the engine started; sent while it works (at most every 0.1 s) and once when it goes idle."""
+
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int  # tokens still to be computed of requests that wait for prefill
+    num_receiving: int
+    blocks: dict[str, int]  # by state: free, cached, in_use, receiving, quarantined
+    free_blocks: int  # what an allocation could take now: free + cached
+    fences_overdue: int
+    busy_seconds: float
+    overhead_seconds: float  # part of busy_seconds outside the model
+    num_steps: int
+    steps: list[tuple[str, float]]  # (kind, seconds) of each step since the last report; kind: prefill, decode, mixed
+    prompt_tokens: int
+    prefill_tokens: int
+    generation_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    bytes_sent: int
+    bytes_received: int
+    num_transfers: int  # either way: not yet acknowledged, ended or fenced
+    num_inputs: int  # messages taken since the start: what was sent after that many is not in this report
+    inputs_seconds: float = 0.0  # parts of busy_seconds inside the model: making its inputs,
+    forward_seconds: float = 0.0  # the forward pass,
+    sample_seconds: float = 0.0  # and sampling
+    failed_rows: dict[str, int] = {}  # items of batches that failed, by reason
+    evictions: int = 0  # cached blocks that were taken for other tokens
+    # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
+    batches: list[tuple[int, int, int, int]] = []
+    # Drafts that were verified, and those of them that were right, by position among a request's in one step.
+    drafted: list[int] = []
+    accepted: list[int] = []
+    # Of constraints, since the last report: (kind, requests), those whose grammar was known, and (outcome, seconds) of each compile.
+    constraint_requests: list[tuple[str, int]] = []
+    constraint_hits: int = 0
+    constraint_compiles: list[tuple[str, float]] = []
+    # Of the prefill delayer, since the last report: passes by (status, allowed, reason, executed, count), and (passes, seconds) waited.
+    delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
+    delay_waits: list[tuple[int, float]] = []
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on; the process ends after this message."""
+
+    message: str
+
+
+EngineOutput = (
+    EngineReady
+    | Pong
+    | Tokens
+    | ReceiveReady
+    | ReceiveRefused
+    | PrefillDone
+    | PrefillFailed
+    | RequestFailed
+    | Preempted
+    | BlockEvents
+    | EngineStats
+    | EngineFailed
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_inputs = msgspec.msgpack.Decoder(list[EngineInput]).decode
+decode_outputs = msgspec.msgpack.Decoder(list[EngineOutput]).decode

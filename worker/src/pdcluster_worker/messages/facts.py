@@ -1,0 +1,58 @@
+"""What a worker states of itself: its device, its KV geometry, and what a pair of workers compares."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+class KVGeometry(msgspec.Struct, frozen=True):
+    """What two workers must share, field for field, before KV blocks may move between them.
+
+    The cache is `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    block_size: int
+    dtype: str
+    kind: str = "dense"
+
+
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an engine computes on.
+
+    kind: cpu or cuda
+    name: of the processor or the accelerator, as it names itself
+    note: what a user must know of computing on it; empty = nothing
+    operations: what the model is computed by, such as "cpu avx512_bf16"; empty until it has loaded
+    model_code: whose code computes the layers, decoder or transformers; empty likewise
+    tensor_parallel_size, pipeline_parallel_size: its ranks are their product
+    """
+
+    kind: str
+    name: str
+    note: str = ""
+    operations: str = ""
+    model_code: str = ""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFacts:
+    """What one worker tells of itself in the handshake.  geometry: of all its ranks together; weights is a fingerprint.
+
+    operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
+                equal bits; empty where nothing is promised.
+    model:      its name; empty where an older worker does not say.
+    has_engine: False of a router.
+    """
+
+    geometry: KVGeometry
+    weights: str
+    revision: str
+    tensor_parallel_size: int = 1
+    operations: str = ""
+    model: str = ""
+    has_engine: bool = True

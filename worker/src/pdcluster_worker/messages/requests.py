@@ -1,0 +1,109 @@
+"""Requests and tokens as they travel: between server and engine process, and between peers.
+
+A request carries all that any worker needs to go on with it.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pdcluster_worker.messages.constraint import Constraint
+
+EPOCH_BYTES = 16
+"""Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A request's life', 5)."""
+
+SALT_BYTES = 32
+"""Length of a salt of the prefix cache, where there is one."""
+
+FinishReason = Literal["stop", "length"]
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are chosen and when a request ends; the whole sampling state, so any worker can go on with it.
+
+    Randomness is counter-based: the token at `position` (prompt and output
+    together) is drawn from (seed, position) alone.  The ingress draws `seed`
+    when the client gives none.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # None = off; n = the chosen token's and the n most likely ones'
+    prompt_logprobs: int | None = None  # the same of the prompt's own tokens, on the first token
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    eos_token_ids: list[int] = []
+    ignore_eos: bool = False
+    constraint: Constraint | None = None
+
+    def capped(self, max_tokens: int) -> "Sampling":
+        """The same with this `max_tokens`, and no more `min_tokens` than that."""
+        return msgspec.structs.replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens))
+
+
+class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request as it travels: prompt and output apart, so limits, penalties and usage go on unbroken when it moves.
+
+    ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the policy.
+    deadline_seconds: from now, until which it is to be complete; None = whenever.
+    kv_holder: pod of the worker that it has just left, which still has its KV; empty = none.
+    """
+
+    request_id: str
+    prompt: list[int]
+    sampling: Sampling
+    output: list[int] = []
+    priority: int = 0  # lower goes first
+    cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
+    ttft_slo_seconds: float | None = None
+    tpot_slo_seconds: float | None = None
+    deadline_seconds: float | None = None
+    kv_holder: str = ""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a prefill worker writes KV: the decode engine's private blocks, under one epoch.
+
+    block_ids: the decode side's blocks for the tokens from `cached_tokens` on, in order;
+               `cached_tokens` is a multiple of the block size.
+    """
+
+    epoch: bytes
+    engine_id: str
+    address: str
+    cached_tokens: int
+    block_ids: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability of a prompt's token after those before it; rank: 1 = the most likely one."""
+
+    logprob: float
+    rank: int
+    top_logprobs: list[tuple[int, float]] = []
+
+
+class Token(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sampled token of one request, with what the client may have asked to see of it.
+
+    prompt_logprobs: of the prompt's tokens from the second on; on a request's first token alone.
+    """
+
+    request_id: str
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: list[tuple[int, float]] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id that ended it, if one did
+    cached_tokens: int = 0  # prefix hit at admission, for usage
+    queue_seconds: float | None = None  # set on the first token that this engine made for the request
+    prefill_seconds: float | None = None
+    prompt_logprobs: list[PromptLogprob] = []

@@ -1,0 +1,1 @@
+"""A model folder: whether we run it, what it is, and its weights."""

@@ -1,0 +1,185 @@
+"""Loads a Hugging Face model folder so that its layers call our attention function.
+
+What cannot be served is refused with the reason: first from config.json, before
+weights are read, then by a dry run.  Weights stay mapped from their files when
+they already have the wanted dtype, so loading costs little time and memory.
+Nothing is fetched and no code of the folder is run.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.machine.cpu_limit import available_threads
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model import attention
+from pdcluster_worker.model.loading.fingerprint import fingerprint
+from pdcluster_worker.model.loading.probe import probe
+from pdcluster_worker.model.loading.support import (
+    Config,
+    check_attention,
+    check_kind,
+    check_windows,
+    read_config,
+)
+from pdcluster_worker.model.ops.operations import AttentionShape
+
+logger = logging.getLogger(__name__)
+
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the worker must know of a model.
+
+    weights: fingerprint (`model.loading.fingerprint`).  dtype: what the model computes in.
+    windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
+    length_note: why max_model_len is lower than the model's own length; empty where it is not, or was asked for.
+    """
+
+    geometry: KVGeometry
+    weights: str
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    windows: tuple[int | None, ...]
+    length_note: str = ""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a row sees at most, in whatever layer; None where a layer sees all.
+
+        Only behind such a window can KV blocks be given back: a block holds the keys and values of all layers.
+        """
+        limited = [window for window in self.windows if window is not None]
+        return max(limited) if len(limited) == len(self.windows) else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A transformers causal language model in eval mode, the heads of its layers, and its description.
+
+    answer: transformers' logits for the proof, of a module that is only the model's form (`model.skeleton`);
+            None = the module computes them itself.
+    """
+
+    module: Any
+    attention: AttentionShape
+    info: ModelInfo
+    answer: torch.Tensor | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(parameter.nbytes for parameter in self.module.parameters())
+
+
+def load_model(
+    path: Path,
+    dtype: DType = "auto",
+    *,
+    block_size: int,
+    max_model_len: int | None = None,
+    threads: int = 0,
+) -> LoadedModel:
+    """Load the folder at `path`.
+
+    max_model_len: tokens; the model's own limit when None or when that is lower.
+    threads:       CPU threads for torch in this process; 0 = from the cgroup limit.
+    Raises ModelError with the reason when the model is missing or cannot be served.
+    """
+    started = time.monotonic()
+    torch.set_num_threads(threads or available_threads())
+    config = _complete_config(path, read_config(path))
+    check_kind(config)
+    limit = context_limit(config, max_model_len)
+    check_attention(config, limit)
+    weights = fingerprint(path)
+    kind = resolve_dtype(dtype)
+    module = _read_weights(path, kind)
+    found = probe(module, config["num_hidden_layers"], limit)
+    check_windows(config, found.windows, limit)
+    shape = found.shape
+    geometry = KVGeometry(
+        num_kv_heads=shape.attention.num_kv_heads,
+        head_dim=shape.attention.head_dim,
+        num_layers=config["num_hidden_layers"],
+        block_size=block_size,
+        dtype=_name(shape.dtype),
+    )
+    seconds = time.monotonic() - started
+    logger.info("loaded model path=%s dtype=%s threads=%d seconds=%.1f", path, _name(kind), torch.get_num_threads(), seconds)
+    info = ModelInfo(geometry, weights, _name(kind), limit, config["vocab_size"], found.windows)
+    return LoadedModel(module, shape.attention, info)
+
+
+def resolve_dtype(dtype: DType) -> torch.dtype:
+    """`auto` is bfloat16 where this CPU multiplies it natively (AVX512-BF16 or AMX: 2 to 4 times faster), else float32.
+
+    A worker's engine is never asked for `auto`: its revision has agreed on one by then (`peers.dtype`).
+    """
+    if dtype != "auto":
+        return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def context_limit(config: Config, max_model_len: int | None) -> int:
+    """Most tokens of one request: the lower of the config's max_position_embeddings and the setting."""
+    limits = [limit for limit in (config.get("max_position_embeddings"), max_model_len) if limit]
+    if not limits:
+        raise ModelError("config.json names no max_position_embeddings: set engine.maxModelLen")
+    return min(limits)
+
+
+def _complete_config(path: Path, raw: Config) -> Config:
+    """The config with its model type's defaults, plus what is only in the file.  Raises ModelError for an unknown type."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # each config class validates in its own way
+        reason = " ".join(str(e).split())[:300]
+        raise ModelError(f"{path / 'config.json'}: transformers cannot read model type {raw['model_type']}: {reason}") from e
+    complete: Config = {**raw, **config.to_dict()}
+    # Some types have their own words for these (n_positions, n_layer); attributes go by the common ones.
+    complete |= {name: getattr(config, name, None) for name in ("max_position_embeddings", "num_hidden_layers", "vocab_size")}
+    complete["generates_text"] = type(config) in AutoModelForCausalLM._model_mapping
+    return complete
+
+
+def _read_weights(path: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    attention.register()
+    transformers_logging.disable_progress_bar()
+    try:
+        module, loading = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention.ATTENTION_NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except KeyError as e:
+        raise ModelError(
+            f"{path}: this model type's code does not use transformers' attention interface ({e}), so ours is not reached"
+        ) from e
+    except Exception as e:  # a torn or foreign file fails in many ways
+        raise ModelError(f"cannot load weights of {path}: {type(e).__name__}: {e}") from e
+    if missing := sorted(loading["missing_keys"]):
+        # transformers would fill them with random numbers, other ones in each worker.
+        raise ModelError(f"{path}: its weights lack {len(missing)} tensors of config.json, {', '.join(missing[:3])} first: save it whole")
+    return module.eval()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

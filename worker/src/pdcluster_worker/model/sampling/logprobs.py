@@ -1,0 +1,82 @@
+"""Log probabilities of the model, before any setting changes its logits, for all rows that ask together.
+
+Sums are exact (`model.sampling.weights`), so a figure does not depend on the batch; it is
+rounded to float32 once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdcluster_worker.model.sampling.token_order import first_tokens
+from pdcluster_worker.model.sampling.weights import slab_rows, token_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Log probabilities of one row: of the chosen token, and of the `count` first ones."""
+
+    row: int
+    token_id: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What log probabilities are made of.
+
+    ids:   [R, count] the first tokens of each row, in `model.sampling.token_order`.
+    best:  [R] the greatest logit.
+    total: [R] sum of all weights at temperature 1.
+    """
+
+    ids: NDArray[np.int64]
+    best: NDArray[np.float32]
+    total: NDArray[np.float64]
+
+
+Rank = Callable[[Tensor, NDArray[np.int64], int], Ranks]
+"""Of contiguous logits [R, V], the rows wanted of it, and how many of their tokens; see `rank_tokens`."""
+
+Logprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""The chosen token's, and (token id, log probability) of the first ones in `model.sampling.token_order`."""
+
+
+def logprobs(logits: Tensor, wanted: Sequence[Wanted], rank: Rank) -> list[Logprobs]:
+    """One entry for each row that is wanted, all finite.  logits: [R, V] float32."""
+    rows = np.array([one.row for one in wanted])
+    count = min(max(one.count for one in wanted), logits.shape[1])
+    ranks = rank(logits, rows, count)
+    chosen = np.array([[one.token_id] for one in wanted])
+    ids = np.concatenate([chosen, ranks.ids], axis=1)
+    values = logits.view(-1)[torch.from_numpy(rows[:, None] * logits.shape[1] + ids).to(logits.device)]
+    # One logarithm a row by the C library: a vector of them could round by its place in it.
+    logarithms = np.array([math.log(total) for total in ranks.total.tolist()])
+    shares = values.double().cpu().numpy() - ranks.best[:, None] - logarithms[:, None]
+    figures = shares.astype(np.float32).tolist()
+    rated = zip(ids.tolist(), figures, wanted, strict=True)
+    return [_entry(row_ids, values, one.count) for row_ids, values, one in rated]
+
+
+def rank_tokens(logits: Tensor, rows: NDArray[np.int64], count: int) -> Ranks:
+    """Ranks of the rows by plain tensor operations.  logits: [R, V] float32; the rows are finite."""
+    size = slab_rows(logits.shape[1])
+    slabs = [_rank_slab(logits[rows[at : at + size]], count) for at in range(0, len(rows), size)]
+    ids, best, total = (torch.cat(parts).cpu().numpy() for parts in zip(*slabs, strict=True))
+    return Ranks(ids, best, total)
+
+
+def _rank_slab(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    best = logits.amax(1)
+    weights = token_weights(logits, best, torch.ones_like(best))
+    return first_tokens(logits, count), best, weights.sum(1, dtype=torch.float64)
+
+
+def _entry(ids: list[int], values: list[float], count: int) -> Logprobs:
+    pairs = list(zip(ids, values, strict=True))
+    return values[0], tuple(pairs[1 : count + 1])

@@ -1,0 +1,162 @@
+"""What requests change in their logits: penalties, then biases, then bans, at the few tokens concerned.
+
+Counts are kept per request and moved forward by the tokens that are new since
+the last step; they are rebuilt from `request.tokens` whenever they do not fit
+them, so dropping them at any time is safe.  A batch's changes are made together,
+in place (`model.sampling.edits`): a request with 300 tokens changes at most that many logits.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdcluster_worker.engine.batch import AfterDrafts, SamplePlace
+from pdcluster_worker.engine.ports import failed_row
+from pdcluster_worker.engine.request import Request
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.model.sampling.edits import Edits, Penalties
+
+FIRST_ROOM = 256
+"""Distinct tokens that fit a request's counts at first; when they do not, the room doubles."""
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """The distinct tokens that one request is penalised for, in the order in which they came.
+
+    first:       place in `request.tokens` from which on they are counted: its prompt matters to
+                 the repetition penalty alone.
+    num_counted: tokens of the request that are in them, or before `first`; last: the last of these.
+    """
+
+    first: int
+    num_counted: int = 0
+    last: int = -1
+    _ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(FIRST_ROOM, dtype=np.int64))
+    _said: NDArray[np.float32] = field(default_factory=lambda: np.zeros(FIRST_ROOM, np.float32))
+    _place: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """[N] token ids, each once."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def said(self) -> NDArray[np.float32]:
+        """[N] times that each is in the output."""
+        return self._said[: len(self._place)]
+
+    def follows(self, request: Request) -> bool:
+        """Whether the request's tokens begin with those counted, by its length and their last."""
+        if self.num_counted == 0:
+            return True
+        is_long_enough = self.num_counted <= request.num_tokens
+        return is_long_enough and request.tokens[self.num_counted - 1] == self.last
+
+    def extend(self, request: Request) -> None:
+        """Count the request's tokens from `num_counted` on."""
+        start = max(self.num_counted, self.first)
+        self._add(request.tokens[start:])
+        for token_id in request.tokens[max(start, request.num_prompt_tokens) :]:
+            self._said[self._place[token_id]] += 1
+        self.num_counted, self.last = request.num_tokens, request.tokens[-1]
+
+    def after(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """`ids` and `said` as they are once the request has said these tokens too; nothing is counted."""
+        new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._place]
+        ids, said = np.append(self.ids, new).astype(np.int64), np.append(self.said, np.zeros(len(new), np.float32))
+        later = dict(zip(new, range(len(self._place), len(ids)), strict=True))
+        for token_id in drafts:
+            said[later.get(token_id, self._place.get(token_id))] += 1
+        return ids, said
+
+    def _add(self, token_ids: list[int]) -> None:
+        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._place]
+        before, after = len(self._place), len(self._place) + len(new)
+        if after > len(self._ids):
+            # Fresh memory: a step's edits may still look at the old one.
+            self._ids = np.concatenate([self._ids, np.empty(after, dtype=np.int64)])
+            self._said = np.concatenate([self._said, np.zeros(after, dtype=np.float32)])
+        self._ids[before:after] = new
+        self._place.update(zip(new, range(before, after), strict=True))
+
+
+class PenaltyState:
+    """Counts of the requests that use penalties, by request id."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._counts: dict[str, TokenCounts] = {}
+
+    def counts(self, request: Request) -> TokenCounts:
+        """Up-to-date counts of this request."""
+        counts = self._counts.get(request.request_id)
+        if counts is None or not counts.follows(request):
+            is_prompt_seen = request.sampling.repetition_penalty != 1.0
+            counts = TokenCounts(0 if is_prompt_seen else request.num_prompt_tokens)
+            self._counts[request.request_id] = counts
+        counts.extend(request)
+        return counts
+
+    def forget(self, request_id: str) -> None:
+        """Drop the request's counts; unknown ids are a no-op."""
+        self._counts.pop(request_id, None)
+
+    def edits(self, requests: Sequence[SamplePlace]) -> tuple[Edits, dict[int, RequestError]]:
+        """What the requests change in their rows, and why some rows cannot have what they ask for."""
+        edits, errors = Edits.nothing(self._vocab_size), dict[int, RequestError]()
+        for row, request in enumerate(requests):
+            if is_plain(request):
+                continue
+            error = self._unknown_token(request)
+            if error is None:
+                self._add(edits, row, request)
+            else:
+                errors[row] = error
+        return edits, errors
+
+    def _add(self, edits: Edits, row: int, request: SamplePlace) -> None:
+        sampling = request.sampling
+        if uses_penalties(sampling):
+            if isinstance(request, AfterDrafts):
+                ids, said = self.counts(request.request).after(request.drafts)
+            else:
+                counts = self.counts(request)
+                ids, said = counts.ids, counts.said
+            edits.penalties.append(Penalties(row, ids, said, sampling))
+        edits.biases.extend((row, *pair) for pair in sampling.logit_bias.items())
+        edits.bans.extend((row, token_id) for token_id in banned_tokens(request))
+
+    def _unknown_token(self, request: SamplePlace) -> RequestError | None:
+        named: list[tuple[str, Iterable[int]]] = [
+            ("logit_bias", request.sampling.logit_bias),
+            ("stop_token_ids", banned_tokens(request)),
+        ]
+        for name, token_ids in named:
+            for token_id in token_ids:
+                if not 0 <= token_id < self._vocab_size:
+                    message = f"request {request.request_id}: {name} names token {token_id}, but token ids are 0 to {self._vocab_size - 1}"
+                    return failed_row("unknown_token_ids", message)
+        return None
+
+
+def is_plain(request: SamplePlace) -> bool:
+    """Whether its logits are used as the model made them."""
+    sampling = request.sampling
+    return not (uses_penalties(sampling) or sampling.logit_bias or banned_tokens(request))
+
+
+def uses_penalties(sampling: Sampling) -> bool:
+    """Whether token counts matter."""
+    return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1.0
+
+
+def banned_tokens(request: SamplePlace) -> list[int]:
+    """Tokens that would end the request before min_tokens is reached [V11]; under a constraint its mask bars them."""
+    sampling = request.sampling
+    if sampling.constraint is not None or request.num_output_tokens >= sampling.min_tokens:
+        return []
+    return [*sampling.eos_token_ids, *sampling.stop_token_ids]

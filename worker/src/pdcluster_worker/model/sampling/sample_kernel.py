@@ -1,0 +1,90 @@
+"""The C kernels of ops/kernels/sample.c as the operations of `model.sampling.sampler.Choosing`.
+
+They give the same bits as the plain tensor operations.  Where the functions come
+from, and how they share rows between threads, is their loader's business.
+"""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_int64, c_void_p
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdcluster_worker.model.sampling.logprobs import Ranks
+from pdcluster_worker.model.sampling.picking import Picks
+from pdcluster_worker.model.sampling.rows import Rows
+from pdcluster_worker.model.sampling.sampler import Choosing
+
+_NO_MEMORY = 3
+
+RowFunction = Callable[[int, int, int], None]
+"""`sample_rows` or `rank_rows`: (address of the arguments, first row, one past the last row)."""
+
+
+class SampleArguments(ctypes.Structure):
+    """sample_work."""
+
+    _fields_: ClassVar = [
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("vocab_size", c_int64),
+        *((name, c_void_p) for name in ("inverse_temperature", "top_k", "top_p", "min_p", "u")),
+        *((name, c_void_p) for name in ("token_ids", "status")),
+    ]
+
+
+class RankArguments(ctypes.Structure):
+    """rank_work."""
+
+    _fields_: ClassVar = [
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("vocab_size", c_int64),
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("rows", "ids", "best", "total")),
+    ]
+
+
+def row_function(library: ctypes.CDLL, name: str) -> RowFunction:
+    """A function of the library by its name, with its types.  Raises AttributeError when it has none of it."""
+    function = getattr(library, name)
+    function.argtypes, function.restype = (c_void_p, c_int64, c_int64), None
+    found: RowFunction = function
+    return found
+
+
+def kernel_choosing(sample_rows: RowFunction, rank_rows: RowFunction) -> Choosing:
+    """The sampler's operations by these functions, for logits in host memory."""
+
+    def pick(logits: Tensor, rows: Rows) -> Picks:
+        picks = Picks(np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64))
+        arrays = (rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.u)
+        addresses = (array.ctypes.data for array in (*arrays, picks.token_ids, picks.status))
+        arguments = SampleArguments(*_place_of(logits), *addresses)
+        sample_rows(ctypes.addressof(arguments), 0, len(rows))
+        if (picks.status == _NO_MEMORY).any():
+            raise MemoryError("sampling: no memory for a row's tokens")
+        return picks
+
+    def rank(logits: Tensor, rows: NDArray[np.int64], count: int) -> Ranks:
+        ranks = Ranks(
+            np.empty((len(rows), count), dtype=np.int64),
+            np.empty(len(rows), dtype=np.float32),
+            np.empty(len(rows), dtype=np.float64),
+        )
+        addresses = (array.ctypes.data for array in (rows, ranks.ids, ranks.best, ranks.total))
+        arguments = RankArguments(*_place_of(logits), count, *addresses)
+        rank_rows(ctypes.addressof(arguments), 0, len(rows))
+        if not ranks.total.all():
+            raise MemoryError("log probabilities: no memory for a row's tokens")
+        return ranks
+
+    return Choosing(pick, rank)
+
+
+def _place_of(logits: Tensor) -> tuple[int, int, int]:
+    assert logits.is_contiguous(), "a row of logits lies in one piece"
+    return logits.data_ptr(), logits.stride(0), logits.shape[1]

@@ -1,0 +1,107 @@
+"""Chooses one token a row of logits, the same one whatever else is in the batch.
+
+Order: penalties, bias and bans (`model.sampling.penalties`), the masks of constraints, temperature, min_p, top_k,
+top_p, then a draw by inverse CDF from a counter-based number (`model.sampling.picking`).
+All rows are worked on together.  A row that has no token to choose fails alone.
+Log probabilities are those of the model, before any of this.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdcluster_worker.engine.batch import SamplePlace
+from pdcluster_worker.engine.ports import Sample, failed_row
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.grammar.masks import Masks
+from pdcluster_worker.model.sampling.logprobs import Rank, Wanted, logprobs, rank_tokens
+from pdcluster_worker.model.sampling.penalties import PenaltyState
+from pdcluster_worker.model.sampling.picking import NOT_FINITE, PICKED, Picks, pick_tokens
+from pdcluster_worker.model.sampling.rows import Rows, plan_rows
+
+Pick = Callable[[Tensor, Rows], Picks]
+"""Of contiguous logits [R, V]; see `model.sampling.picking.pick_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """The two operations on whole rows: plain tensor operations, or kernels that give the same bits."""
+
+    pick: Pick = pick_tokens
+    rank: Rank = rank_tokens
+
+
+PLAIN_TENSORS = Choosing()
+
+
+def masked(logits: Tensor, masks: Masks) -> Tensor:
+    """A copy of [R, V] logits, of whose masked rows only the allowed tokens are left; a row that is not finite stays as it is."""
+    rows = torch.from_numpy(masks.rows)
+    found = logits if len(rows) == len(logits) else logits[rows]
+    hidden = found.amax(1, keepdim=True)  # hands NaN and +inf on
+    kept = torch.from_numpy(masks.allowed) | ~(hidden < float("inf"))
+    left = torch.where(kept, found, float("-inf"))
+    return left if found is logits else logits.index_copy(0, rows, left)
+
+
+class Sampler:
+    """Samples rows for requests; keeps token counts of those with penalties."""
+
+    def __init__(self, vocab_size: int, choosing: Choosing = PLAIN_TENSORS) -> None:
+        self._vocab_size = vocab_size
+        self._penalties = PenaltyState(vocab_size)
+        self._choosing = choosing
+
+    def sample(self, logits: Tensor, requests: Sequence[SamplePlace], masks: Masks | None = None) -> list[Sample | RequestError]:
+        """One outcome a row: a token, or why the request at this row has none.  A request with drafts has a row after each.
+
+        logits: [len(requests), vocab_size] float32, contiguous; changed meanwhile, the same afterwards.
+        """
+        rows = plan_rows(requests, self._vocab_size)
+        edits, errors = self._penalties.edits(requests)
+        with edits.applied(logits) as bad_rows:
+            if masks is None:
+                picks = self._choosing.pick(logits, rows)
+            else:
+                picks = self._choosing.pick(masked(logits, masks), rows)
+                errors |= masks.errors
+        picks.status[bad_rows] = NOT_FINITE
+        for row in np.flatnonzero(picks.status != PICKED).tolist():
+            errors.setdefault(row, self._error(logits[row], requests[row], picks.status[row]))
+        samples = self._samples(logits, requests, picks.token_ids, errors)
+        return [errors[row] if row in errors else samples[row] for row in range(len(requests))]
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for this request; unknown ids are a no-op."""
+        self._penalties.forget(request_id)
+
+    def _error(self, logits: Tensor, request: SamplePlace, status: int) -> RequestError:
+        name = f"request {request.request_id}"
+        # Logits that were all -inf as the model made them are the model's failure, not a ban's.
+        if status == NOT_FINITE or bool(logits.amax() == float("-inf")):
+            text = f"{name}: the model's logits are not finite after {request.num_tokens} tokens"
+            return failed_row("not_finite", text)
+        fix = "lower min_tokens" if request.sampling.constraint is None else "its constraint allows none that its other settings do"
+        text = f"{name}: no token is left to choose from: {fix}"
+        return failed_row("no_token_left", text)
+
+    def _samples(
+        self,
+        logits: Tensor,
+        requests: Sequence[SamplePlace],
+        token_ids: NDArray[np.int64],
+        errors: dict[int, RequestError],
+    ) -> dict[int, Sample]:
+        ids = token_ids.tolist()
+        good = [row for row in range(len(requests)) if row not in errors]
+        samples = {row: Sample(ids[row]) for row in good}
+        wanted = [Wanted(row, ids[row], count) for row in good if (count := requests[row].sampling.logprobs) is not None]
+        if wanted:
+            scored = logprobs(logits, wanted, self._choosing.rank)
+            for one, figures in zip(wanted, scored, strict=True):
+                samples[one.row] = Sample(one.token_id, *figures)
+        return samples

@@ -1,0 +1,314 @@
+"""The engine process: wires model, transfer and the pure core, and runs schedule -> execute -> update until told to stop.
+
+The loop never waits for the server process: it takes what has arrived, steps,
+and sends what came of it.  With nothing to do it sleeps in the kernel until a
+message or a transfer event arrives.  It dies with its parent.
+"""
+
+import gc
+import logging
+import math
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from pdcluster_worker.config.data_parallel import EnginePlace, share_of
+from pdcluster_worker.config.engine import PrefillDelayerConfig
+from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
+from pdcluster_worker.engine.core import EngineCore
+from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
+from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
+from pdcluster_worker.head_line.mailbox import HeadMailbox
+from pdcluster_worker.head_line.wire import VERSION, Hello, LineError
+from pdcluster_worker.machine.native_dtype import DType
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import (
+    Begin,
+    EngineFailed,
+    EngineInput,
+    EngineOutput,
+    EngineReady,
+    Ping,
+    Pong,
+    Stop,
+)
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.model.device import check_computes_on, find_device
+from pdcluster_worker.model.draft_opening import divide, make_drafter, open_draft_runner
+from pdcluster_worker.model.loading.answers import Asked
+from pdcluster_worker.model.loading.loader import ModelInfo
+from pdcluster_worker.model.runner import Runner, open_runner
+from pdcluster_worker.processes.rank_board import RankBoard
+from pdcluster_worker.transfer.tcp import TcpTransport
+
+logger = logging.getLogger(__name__)
+
+RANK_GRACE_SECONDS = 0.7
+"""For the engine's last words when one of its ranks is gone; then the process ends, whatever it waits for."""
+
+
+class EngineMailbox(Protocol):
+    """The engine's end of its line to a server process."""
+
+    def wake(self) -> None:
+        """End the present or next wait; safe from any thread."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
+        ...
+
+    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
+        """All messages that have arrived; waits for the first at most that long (None: without limit)."""
+        ...
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        """Hand over; never waits."""
+        ...
+
+
+class Mailbox:
+    """The engine's end of the ZMQ pair, and the bell that transfer threads ring."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # neither side may block or drop: requests are bounded at the ingress
+        self._socket.connect(address)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._failure: str | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._bell, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """End the present or next wait; safe from any thread."""
+        os.eventfd_write(self._bell, 1)
+
+    def fail(self, reason: str) -> None:
+        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
+        self._failure = reason
+        self.wake()
+
+    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
+        """All messages that have arrived; waits for the first, or for the bell, at most that long (None: without limit).
+
+        Raises EngineBrokenError after `fail`.
+        """
+        events = dict(self._poller.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)))
+        if self._bell in events:
+            os.eventfd_read(self._bell)
+        if self._failure is not None:
+            raise EngineBrokenError(self._failure)
+        received: list[EngineInput] = []
+        while self._socket.poll(0):
+            received.extend(messages.decode_inputs(self._socket.recv()))
+        return received
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        """Hand over to the server process; never waits."""
+        self._socket.send(messages.encode(outputs))
+
+    def close(self) -> None:
+        """Deliver what is queued, then close."""
+        self._socket.close(linger=1000)
+        self._context.term()
+
+
+def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None = None) -> int:
+    """Run one engine.  asked: what transformers was asked about its model.
+
+    Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
+    was asked for, 1 anything else.
+    """
+    mailbox = Mailbox(address)
+    try:
+        dtype = _dtype(mailbox)
+        if dtype is not None:
+            config = _in_dtype(load_worker_config(config_path), dtype)
+            _serve(share_of(config, place.rank), mailbox, place, asked)
+    except DeviceError as e:
+        mailbox.send([EngineFailed(str(e))])
+        return NO_DEVICE
+    except WorkerError as e:
+        mailbox.send([EngineFailed(str(e))])
+        return WRONG_SETTING
+    except EngineBrokenError as e:  # what broke it was logged where it happened
+        logger.error("engine failed: %s", e)
+        mailbox.send([EngineFailed(str(e))])
+        return 1
+    except Exception as e:
+        logger.exception("engine failed")
+        mailbox.send([EngineFailed(f"{type(e).__name__}: {e}")])
+        return 1
+    finally:
+        mailbox.close()
+    return 0
+
+
+def run_headless(config_path: Path, head: str | None) -> int:
+    """Run one engine for the worker at `head`, host:port, until that is gone.
+
+    Returns the exit status: 0 told to stop, 1 the head is gone or refuses, 2 and 3 as `run`.
+    """
+    host, _, port = (head or "").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--headless needs --head HOST:PORT, the listen.head of a worker, not {head!r}")
+    config, identity = load_worker_config(config_path), Identity.from_env()
+    hello = Hello(VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address)
+    try:
+        mailbox = HeadMailbox((host.strip("[]"), int(port)), config.tls, hello)
+        try:
+            dtype: DType = "bfloat16" if mailbox.answer.dtype == "bfloat16" else "float32"
+            alone = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, data_parallel_size=1))
+            _serve(_in_dtype(alone, dtype), mailbox, EnginePlace())
+        except LineError:
+            raise
+        except EngineBrokenError as e:
+            logger.error("engine failed: %s", e)
+            mailbox.send([EngineFailed(str(e))])
+            return 1
+        except WorkerError as e:
+            mailbox.send([EngineFailed(str(e))])
+            raise
+        finally:
+            mailbox.close()
+    except LineError as e:
+        logger.error("%s", e)  # the last line of the log
+        return 1
+    return 0
+
+
+def _dtype(mailbox: Mailbox) -> DType | None:
+    """What the first message says to compute in; None where it says to stop."""
+    first = next(iter(mailbox.receive(None)))
+    return first.dtype if isinstance(first, Begin) else None
+
+
+def _serve(config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, asked: Asked | None = None) -> None:
+    device = find_device(config)
+    logger.info("computes on device=%s name=%s", device.kind, device.name)
+    if device.note:
+        logger.warning("computes on %s: %s", device.name, device.note)
+    division = divide(config.model, config.engine)
+    drafting = open_draft_runner(config.model, division, device.kind)
+    runner, memory, info = open_runner(
+        config.model, division.engine, device.kind, asked=asked, on_rank_death=lambda reason: _end_soon(mailbox, reason)
+    )
+    sizes = config.engine.tensor_parallel_size, config.engine.pipeline_parallel_size
+    device = msgspec.structs.replace(device, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
+    check_computes_on(device, memory.tensor.device)
+    engine_id = uuid.uuid4().hex
+    transport = TcpTransport(
+        memory,
+        engine_id,
+        config.listen.host,
+        config.listen.kv,
+        mailbox.wake,
+        verify=config.engine.verify_transfers,
+        bandwidth=config.engine.transfer_bandwidth,
+        clock=time.monotonic,
+    )
+    settings = _settings(config, info, memory.num_blocks)
+    runner.grammars.on_change = mailbox.wake
+    delayer = _delayer(config.engine.prefill_delayer, place)
+    drafter = make_drafter(config.engine, drafting, info)
+    core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
+    ready = _ready(engine_id, transport.port, runner, settings, device)
+    mailbox.send([ready, *core.step()])
+    gc.collect()
+    gc.freeze()  # what was loaded stays: later collections need not look at it
+    try:
+        loop(core, mailbox)
+    finally:
+        transport.close()
+        runner.close()
+        if drafting is not None:
+            drafting[0].close()
+
+
+def _end_soon(mailbox: EngineMailbox, reason: str) -> None:
+    """A rank process of this engine is gone: end within a second, also where the loop waits for it in a step or at start."""
+    mailbox.fail(reason)
+    time.sleep(RANK_GRACE_SECONDS)
+    os._exit(1)
+
+
+def loop(core: EngineCore, mailbox: EngineMailbox) -> None:
+    """Until a Stop is read."""
+    while True:
+        for message in mailbox.receive(0.0 if core.has_work else core.next_wake_seconds()):
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Ping):
+                mailbox.send([Pong(core.num_steps, core.has_work)])  # before a step that may take long
+            else:
+                core.handle(message)
+        outputs = core.step()
+        if outputs:
+            mailbox.send(outputs)
+        core.check_when_idle()
+
+
+def _in_dtype(config: WorkerConfig, dtype: DType) -> WorkerConfig:
+    """The worker's configuration with `auto` decided."""
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype=dtype))
+
+
+def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineSettings:
+    """num_blocks: of the cache; the last one is the null block where there is a window."""
+    engine = config.engine
+    return EngineSettings(
+        block_size=engine.block_size,
+        num_blocks=num_blocks if info.window is None else num_blocks - 1,
+        max_batched_tokens=engine.max_batched_tokens,
+        max_sequences=engine.max_sequences,
+        max_model_len=info.max_model_len,
+        prefix_caching=engine.prefix_caching,
+        fence_timeout_seconds=engine.fence_timeout_seconds,
+        scheduler=engine.scheduler_settings,
+        admission_watermark=engine.admission_watermark,
+        window=info.window,
+        speculation=None if engine.drafts is None else engine.drafts.settings,
+    )
+
+
+def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> PrefillDelayer | None:
+    if config is None or not config.enabled:
+        return None
+    board = OwnBoard() if place.board is None else RankBoard(place.board, place.rank, time.monotonic)
+    settings = DelayerSettings(
+        max_delay_passes=config.max_delay_passes,
+        max_delay_seconds=config.max_delay_milliseconds / 1000,
+        token_usage_low_watermark=config.token_usage_low_watermark,
+        queue_min_ratio=config.queue_min_ratio,
+    )
+    return PrefillDelayer(settings, board)
+
+
+def _ready(engine_id: str, kv_port: int, runner: Runner, settings: EngineSettings, device: Device) -> EngineReady:
+    info = runner.info
+    return EngineReady(
+        engine_id=engine_id,
+        kv_port=kv_port,
+        geometry=info.geometry,
+        weights=info.weights,
+        dtype=info.dtype,
+        num_blocks=settings.num_blocks,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        device=msgspec.structs.replace(device, operations=runner.forward.operations.name, model_code=runner.forward.code),
+        length_note=info.length_note,
+        transport=TcpTransport.kind,
+        longest_step_seconds=runner.longest_warm_up_seconds,
+        scheduler=settings.scheduler.name,
+        scheduling_policy=settings.scheduler.policy,
+    )

@@ -1,0 +1,21 @@
+"""The engine process from its first moment: transformers is asked about the model, where that is needed, while torch is imported."""
+
+import contextlib
+from pathlib import Path
+
+from pdcluster_worker.config.data_parallel import EnginePlace, share_of
+from pdcluster_worker.config.worker import load_worker_config
+from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.machine.early_end import die_with_parent
+from pdcluster_worker.model.loading.answers import ask_early
+
+
+def run(config_path: Path, address: str, place: EnginePlace) -> int:
+    """Run one engine against this ZMQ address; returns the exit status (`processes.engine_process.run`)."""
+    die_with_parent()
+    asked = None
+    with contextlib.suppress(ConfigError):  # the engine says it where it is heard
+        asked = ask_early(share_of(load_worker_config(config_path), place.rank))
+    from pdcluster_worker.processes import engine_process
+
+    return engine_process.run(config_path, address, place, asked)

@@ -1,0 +1,105 @@
+"""What the server processes of all roles share: the files that they re-read, their signals, and how they leave.
+
+The order of a start is `processes.server_process`'s and `processes.router_process`'s business.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.policy_file import PolicyFile
+from pdcluster_worker.config.worker import WorkerConfig
+from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
+from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.server.http.authorization import TenantOfKey
+from pdcluster_worker.server.http.run import HttpServer
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+HTTP_DRAIN_SECONDS = 5.0
+"""For what is open beside requests, such as a body that is still on its way here."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is re-read while the worker runs."""
+
+    credentials: Credentials
+    policy: PolicyFile
+    api_keys: ApiKeys
+
+    @property
+    def tenant_of(self) -> TenantOfKey:
+        """Whose a client's key is; None = no key is asked for."""
+        return self.api_keys.tenant_of if self.api_keys.required else None
+
+    def watch(self, on_policy: Callable[[PolicyConfig], None]) -> "list[asyncio.Task[None]]":
+        """Start to re-read all of them; the tasks are the caller's to cancel."""
+        return [
+            asyncio.create_task(self.policy.watch(on_policy), name="policy file"),
+            asyncio.create_task(self.credentials.watch(), name="certificates"),
+            asyncio.create_task(self.api_keys.watch(), name="API keys"),
+        ]
+
+
+def open_files(config: WorkerConfig, policy_path: Path | None) -> Files:
+    """Read them for the first time.  Raises ConfigError."""
+    files = Files(
+        Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
+    )
+    if config.discovery.tls is not None:
+        EtcdCredentials(config.discovery.tls)  # wrong files are said now, not when the model has been loaded
+    return files
+
+
+def settle_memory() -> None:
+    """Leave what is loaded by now out of all later garbage collections: one over all of it would hold up every request."""
+    gc.collect()
+    gc.freeze()
+
+
+async def leave(node: Node, http: HttpServer) -> None:
+    """Let requests end, those too that come until no connection is taken any more, and clients take the last bytes of their answers."""
+    await node.leave()
+    http.refuse()
+    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (http.num_answering or not node.is_drained):
+        await node.leave()
+    await http.close()
+    await node.finish()
+
+
+async def unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+    """Wait for a step of the start; None when the worker is told to stop before that."""
+    doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else doing.result()
+    finally:
+        doing.cancel()
+        stopping.cancel()
+
+
+def signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """(stop, hurry): set by the first SIGTERM or SIGINT, and by a SIGINT after it."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_interrupt() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    def on_terminate() -> None:
+        logger.info("asked to end")
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, on_terminate)
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    return stop, hurry

@@ -1,0 +1,104 @@
+"""The process of a router: HTTP, dispatch and peers as in every worker, and no engine.
+
+Order: HTTP first, then gRPC, then etcd.  It ends when told by SIGTERM or SIGINT
+and the last request is done (status 0); a SIGINT after the first signal does not
+wait (0 too: nothing of a router's own is lost).  torch is never imported here.
+"""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from pathlib import Path
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.worker import Identity, WorkerConfig
+from pdcluster_worker.dispatch.engines.engines import Engines
+from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.router_backend import RouterBackend
+from pdcluster_worker.dispatch.worker import Engineless, Worker
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.journeys.recent import Journeys
+from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.processes.life import Files, leave, open_files, settle_memory, signals
+from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.http.limits import limits_of
+from pdcluster_worker.server.http.run import HttpServer, serve
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+
+
+async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None) -> int:
+    """Serve until drained; returns the exit status.  Raises ConfigError, ModelError."""
+    files = open_files(config, policy_path)
+    folder = Path(config.model.path)
+    max_model_len, vocab_size = model_limits(folder, config.engine.max_model_len)
+    backend = RouterBackend(config.model.name, max_model_len, vocab_size)
+    metrics, journeys = Metrics(), Journeys()
+    tracing = start_tracing(journeys, config, identity)
+
+    def policy() -> PolicyConfig:
+        return files.policy.current
+
+    stop, hurry = signals()
+    tokenizer, parsers = Tokenizer.load(folder, config.model.chat_template), ParserNames.of(config.model)
+    app = create_app(backend, tokenizer, metrics, policy, tenant_of=files.tenant_of, journeys=journeys, parsers=parsers)
+    http = await serve(app, config.listen.host, config.listen.http, lambda: limits_of(policy().http_limits))
+    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size, lambda: node.absence())
+    worker = Worker(config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys)
+    node = Node(config, identity, files.credentials, worker, http.untaken)
+    life = asyncio.create_task(_live(node, backend, http, files, stop))
+    hurried = asyncio.create_task(hurry.wait())
+    try:
+        await asyncio.wait({life, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            life.result()
+        return 0
+    finally:
+        hurried.cancel()
+        life.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(life, return_exceptions=True)
+        await http.close()
+        await close_tracing(tracing)
+
+
+async def _live(node: Node, backend: RouterBackend, http: HttpServer, files: Files, stop: asyncio.Event) -> None:
+    """From joining to the end of the last request."""
+    watching = files.watch(node.set_policy)
+    try:
+        await node.join(http.port)
+        backend.serve(node)
+        settle_memory()
+        await stop.wait()
+        await leave(node, http)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        await node.close()
+
+
+def model_limits(folder: Path, max_model_len: int | None) -> tuple[int, int]:
+    """(longest request in tokens, vocabulary) by the model folder and the setting; decode workers know it better.
+
+    Raises ModelError when config.json cannot be read or does not say.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+        parts = [config, config.get("text_config") or {}]
+    except (OSError, ValueError, AttributeError) as e:
+        raise ModelError(f"{path}: cannot be read: {e}") from e
+
+    def value(name: str) -> int:
+        found = next((part[name] for part in parts if isinstance(part.get(name), int)), 0)
+        return int(found)
+
+    lengths = [length for length in (value("max_position_embeddings"), max_model_len) if length]
+    if not lengths:
+        raise ModelError(f"{path}: names no max_position_embeddings: set engine.maxModelLen")
+    if not (vocab_size := value("vocab_size")):
+        raise ModelError(f"{path}: names no vocab_size")
+    return min(lengths), vocab_size

@@ -1,0 +1,256 @@
+"""The server process beside started engine processes: wires server, dispatch and peers for its role, and ends with either.
+
+Order: HTTP first (so that a taken port is said at once and probes answer while
+weights load), then for `dtype: auto` a question to etcd, then the engines are
+told to load, then gRPC, then etcd.  It ends when told by
+SIGTERM or SIGINT and the last request is done, whatever the drain command says
+meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
+were wrong, or 3 if it could not have the device that it was asked for).  One that
+stands still for good is killed; the answers that peers give through here are
+then waited for (1).  A SIGINT after the first signal does not wait; a
+SIGTERM changes nothing, as a container runtime that starts anew sends it once more
+to a worker that is on the way.  The lease is revoked either way.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pdcluster_worker.config.asked_device import asked_device
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.worker import Identity, WorkerConfig
+from pdcluster_worker.dispatch.backend import WorkerBackend
+from pdcluster_worker.dispatch.engines.child import END_SECONDS
+from pdcluster_worker.dispatch.engines.client import EngineDiedError
+from pdcluster_worker.dispatch.engines.engines import Engine
+from pdcluster_worker.dispatch.engines.group import Child, EngineGroup
+from pdcluster_worker.dispatch.engines.head_door import HeadDoor
+from pdcluster_worker.dispatch.engines.metrics import EngineMetrics
+from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.pulse import Pulse, Pulses
+from pdcluster_worker.dispatch.worker import Occupancy, Worker
+from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
+from pdcluster_worker.journeys.recent import Journeys
+from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
+from pdcluster_worker.machine.native_dtype import DType, read_native_dtype
+from pdcluster_worker.machine.nvidia import Gpu, GpuUse
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
+from pdcluster_worker.peers.records import dtype_key
+from pdcluster_worker.processes.life import (
+    HTTP_DRAIN_SECONDS,
+    Files,
+    leave,
+    open_files,
+    settle_memory,
+    signals,
+    unless,
+)
+from pdcluster_worker.server.app import create_app, create_prefill_app
+from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.http.limits import limits_of
+from pdcluster_worker.server.http.run import HttpServer, serve
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+SERVER_NICENESS = 10
+"""Of the server process below its engine, which was 14 % faster so on two cores; it still gets its turn at every step."""
+
+_REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
+"""What an engine process means that ends with one of these statuses."""
+
+RELAYED_SECONDS = 60.0
+"""At most, after an engine was killed, for the answers that peers give through this worker."""
+
+
+async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None, group: EngineGroup) -> int:
+    """Serve with started engines until drained or the last one has died; returns the exit status.
+
+    Raises ConfigError, DeviceError, ModelError.  The engines are their starter's to stop.
+    """
+    files = open_files(config, policy_path)
+    try:
+        return await ServerProcess(config, identity, files, group).run()
+    except EngineDiedError as e:
+        logger.error("%s", e)  # the last line of the log: Kubernetes shows it as the container's last words
+        return 1
+
+
+class ServerProcess:
+    """One run of one worker."""
+
+    def __init__(self, config: WorkerConfig, identity: Identity, files: Files, group: EngineGroup) -> None:
+        self._config = config
+        self._identity = identity
+        self._files = files
+        self._group = group
+        self._metrics = Metrics()
+        self._journeys = Journeys()
+        self._tracing = start_tracing(self._journeys, config, identity)
+        self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
+        group.tell_of_children(self._watch_stats)
+
+    async def run(self) -> int:
+        """Serve; see the module."""
+        group = self._group
+        backend = WorkerBackend(self._config.model.name, group.engines)
+        stop, hurry = signals()
+        http = await self._serve_http(backend)
+        try:
+            life = asyncio.create_task(self._live(group, backend, http, stop))
+            hurried = asyncio.create_task(hurry.wait())
+            ends: set[asyncio.Future[Any]] = {life, group.ended, hurried}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if group.ended.done() and group.ended.result().killed.done():
+                await _let_relayed_end(http, hurried)
+            # Whichever ended first, life closes its node on the way out: the lease is revoked.
+            life.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EngineDiedError):
+                await life
+            if (failed := group.failed) is not None:
+                await _engine_end(failed)
+            return 0 if stop.is_set() else 1
+        finally:
+            await http.close()
+            await close_tracing(self._tracing)
+
+    def _watch_stats(self, child: Child) -> None:
+        self._engine_metrics.forget(child.rank, for_good=False)  # a new process counts from 0
+        child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, child.rank))
+
+    async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
+        listen, files = self._config.listen, self._files
+        tenant_of = files.tenant_of
+
+        def policy() -> PolicyConfig:
+            return files.policy.current
+
+        if self._config.role == "prefill":
+            app = create_prefill_app(backend, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys)
+        else:
+            model = self._config.model
+            tokenizer, parsers = Tokenizer.load(Path(model.path), model.chat_template), ParserNames.of(model)
+            app = create_app(backend, tokenizer, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys, parsers=parsers)
+        return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
+
+    async def _dtype(self, backend: WorkerBackend) -> DType:
+        """What the engine computes in: the model's setting, or for `auto` what the revision has agreed on."""
+        config, loading = self._config, backend.waits_for
+        # Every GPU that CUDA still knows multiplies bfloat16 natively.
+        native: DType = "bfloat16" if asked_device(config).kind == "cuda" else read_native_dtype()
+        dtype = config.model.dtype
+        if dtype == "auto":
+            key = dtype_key(self._identity.namespace, config.cluster, config.revision)
+
+            def report(problem: str) -> None:
+                backend.waits_for = problem
+
+            dtype = await agreed_dtype(config.discovery, key, native, report)
+            backend.waits_for = loading
+        say_speed(dtype, native)
+        is_native = dtype in (native, "float32")
+        self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
+        return dtype
+
+    def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> Occupancy:
+        """How busy this worker is: by its GPU's driver, else by its engines' steps."""
+        use = gpu() if gpu is not None else None
+        if use is None:
+            return Occupancy(self._engine_metrics.busy_ratio())
+        return Occupancy(use.busy, use.memory_busy)
+
+    async def _live(self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event) -> None:
+        """From the engine's loading to the end of the last request."""
+        dtype = await unless(stop, self._dtype(backend))
+        if dtype is None:
+            return
+        group.begin(dtype)
+        # Engines run on every core: a server process that takes one in the middle of a step holds up all its threads.
+        if self._config.engine.data_parallel_size == 1:  # an engine that is started again would inherit it
+            os.nice(SERVER_NICENESS)
+        engines = await unless(stop, group.ready())
+        if engines is None:
+            return
+        backend.engines_are_ready()
+        facts = engines.first.facts
+        self._metrics.engine_device_info.labels(facts.device.kind, facts.device.name).set(1)
+        self._metrics.engine_scheduler_info.labels(facts.scheduler, facts.scheduling_policy).set(1)
+        gpu = Gpu().use if facts.device.kind == "cuda" else None
+        if gpu is not None:
+            self._metrics.watch_gpu(facts.device, gpu)
+        worker = Worker(self._config.role, engines, self._metrics, self._files.policy.current, journeys=self._journeys)
+        worker.occupancy = lambda: self._occupancy(gpu)
+        node = Node(self._config, self._identity, self._files.credentials, worker, http.untaken)
+        watching = self._files.watch(node.set_policy)
+        pulses = Pulses(lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill)
+        self._follow(group, pulses, worker)
+        door = HeadDoor(self._config, dtype, group)
+        try:
+            if self._config.listen.head is not None:
+                await door.open(self._config.listen.head)
+            await node.join(http.port)
+            backend.serve(node)
+            settle_memory()
+            await stop.wait()
+            group.leave()
+            await leave(node, http)
+        finally:
+            for task in watching:
+                task.cancel()
+            await door.close()
+            pulses.close()
+            await node.close()
+
+    def _follow(self, group: EngineGroup, pulses: Pulses, worker: Worker) -> None:
+        """Watch each engine while it lives, and say which serve."""
+
+        def on_start(engine: Engine, is_again: bool) -> None:
+            self._metrics.engine_restarts.labels(str(engine.rank)).inc(int(is_again))
+            if engine.rank >= self._config.engine.data_parallel_size:
+                engine.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, engine.rank))
+            pulses.start(engine)
+            worker.engines_changed()
+
+        def on_end(engine: Engine) -> None:
+            self._engine_metrics.forget(engine.rank, for_good=engine.rank >= self._config.engine.data_parallel_size)
+            pulses.end(engine)
+            worker.engines_changed()
+
+        def on_forget(engine: Engine) -> None:
+            self._metrics.engine_up.remove(str(engine.rank))
+            worker.engines_changed()
+
+        group.on_start, group.on_end, group.on_forget = on_start, on_end, on_forget
+        for engine in group.engines:
+            pulses.start(engine)
+
+
+async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> None:
+    """Take no more connections, and wait for open answers, RELAYED_SECONDS at most.
+
+    The engine's own requests have failed: what is open comes from peers.
+    """
+
+    async def end() -> None:
+        http.refuse()
+        while not await http.has_finished(HTTP_DRAIN_SECONDS) and http.num_answering:
+            pass
+
+    ending = asyncio.create_task(end())
+    await asyncio.wait({ending, hurried}, timeout=RELAYED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+
+
+async def _engine_end(engine: Child) -> NoReturn:
+    """Raise the engine's last words: as the error that its exit status stands for, else as EngineDiedError."""
+    with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
+        status = await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS)
+        if status in _REFUSALS:
+            raise _REFUSALS[status](engine.client.died)
+    raise EngineDiedError(engine.client.died or "it ended")

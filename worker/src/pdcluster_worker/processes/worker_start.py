@@ -1,0 +1,59 @@
+"""One run of one worker from its first moment: the engine processes are started before this one has imported what it serves with.
+
+All import for a second or more, and so do it side by side.  What is wrong with the
+settings is said as before, by either side; the engines' end comes with this one's.
+"""
+
+import os
+from pathlib import Path
+
+import uvloop
+
+from pdcluster_worker.addresses import join_address
+from pdcluster_worker.config.asked_device import asked_device, check_gpu
+from pdcluster_worker.config.data_parallel import has_board, thread_share
+from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
+from pdcluster_worker.dispatch.engines.child import EngineChild
+from pdcluster_worker.dispatch.engines.group import EngineGroup
+from pdcluster_worker.machine.waiting import wait_environment
+from pdcluster_worker.processes.rank_board import create_board
+
+
+def run(config_path: Path, policy_path: Path | None) -> int:
+    """Run one worker until it has drained or its last engine has died; returns the exit status.
+
+    Raises ConfigError, DeviceError, ModelError.
+    """
+    config = load_worker_config(config_path)
+    if config.role == "router":
+        from pdcluster_worker.processes import router_process
+
+        return uvloop.run(router_process.run(config, Identity.from_env(), policy_path))
+    check_gpu(asked_device(config))  # a worker that cannot compute has no say in the revision's dtype
+    identity = Identity.from_env()
+    return uvloop.run(_run(config_path, policy_path, config, identity))
+
+
+async def _run(config_path: Path, policy_path: Path | None, config: WorkerConfig, identity: Identity) -> int:
+    group = _engines(config_path, config, identity)
+    try:
+        await group.start()
+        from pdcluster_worker.processes import server_process
+
+        return await server_process.run(config, identity, policy_path, group)
+    finally:
+        await group.stop()
+
+
+def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> EngineGroup:
+    """The engines of the worker, which are not started yet."""
+    engine = config.engine
+    board = create_board(engine.data_parallel_size) if has_board(engine) else None
+
+    def new_child(rank: int) -> EngineChild:
+        environment = wait_environment(thread_share(engine), os.environ, engine.data_parallel_size)
+        return EngineChild(config_path, environment, rank, board)
+
+    return EngineGroup(
+        engine.data_parallel_size, new_child, lambda port: join_address(identity.address, port), invariant=engine.batch_invariant
+    )

@@ -1,0 +1,136 @@
+"""A request of the Messages API as a chat request.
+
+A turn of blocks may be several messages of chat: results of tools are messages
+of their own, before the user's text.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.anthropic.schemas import (
+    InputMessage,
+    MessagesPrompt,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from pdcluster_worker.server.schemas.inner_chat import checked_chat
+from pdcluster_worker.server.schemas.requests import ChatRequest
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "stream", "priority", "cache_salt", "pdcluster")
+
+
+def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
+    """The chat request that asks for the same.  Raises RequestError for what chat refuses.
+
+    reasons: the model is known to think; of another one a budget for it means nothing.
+    """
+    fields: dict[str, Any] = {"model": request.model, "messages": list(_messages(request))}
+    if request.tools:
+        fields |= {"tools": [_tool(tool) for tool in request.tools]}
+        fields |= _choice(request.tool_choice)
+    if request.thinking is not None:
+        fields |= _thinking(request, reasons=reasons)
+    if request.output_config is not None and request.output_config.format is not None:
+        schema = {"name": "answer", "schema": request.output_config.format.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(request, MessagesRequest):
+        fields |= {name: getattr(request, name) for name in _SAMPLING}
+        fields["stop"] = request.stop_sequences
+    return checked_chat(fields)
+
+
+def _messages(request: MessagesPrompt) -> Iterator[dict[str, Any]]:
+    if request.system:
+        yield {"role": "system", "content": _text(request.system)}
+    for number, message in enumerate(request.messages):
+        if isinstance(message.content, str):
+            yield {"role": message.role, "content": message.content}
+        elif message.role == "assistant":
+            yield _assistant(message, f"messages[{number}]")
+        else:
+            yield from _user(message, f"messages[{number}]")
+
+
+def _assistant(message: InputMessage, path: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(message.content):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                raise _misplaced(path, place, "tool_result", "user")
+    made: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
+    if thoughts:
+        made["reasoning_content"] = "".join(thoughts)
+    return made | ({"tool_calls": calls} if calls else {})
+
+
+def _user(message: InputMessage, path: str) -> Iterator[dict[str, Any]]:
+    texts = []
+    for place, block in enumerate(message.content):
+        match block:
+            case ToolResultBlock():
+                said = _text(block.content or "")
+                content = f"Error: {said}" if block.is_error else said
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            case TextBlock():
+                texts.append(block.text)
+            case ToolUseBlock():
+                raise _misplaced(path, place, "tool_use", "assistant")
+            case _:
+                raise _misplaced(path, place, "thinking", "assistant")
+    if texts or not message.content:
+        yield {"role": message.role, "content": "\n".join(texts)}
+
+
+def _misplaced(path: str, place: int, kind: str, role: str) -> RequestError:
+    param = f"{path}.content[{place}]"
+    return RequestError(f"{param}: a block of type {kind} belongs to role {role}", param=param)
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    chosen: dict[str, Any] = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    if choice.type != "tool":
+        return chosen | {"tool_choice": _CHOICES[choice.type]}
+    if choice.name is None:
+        raise RequestError("tool_choice.name: is required with type tool", param="tool_choice.name")
+    return chosen | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
+
+
+def _thinking(request: MessagesPrompt, *, reasons: bool) -> dict[str, Any]:
+    assert request.thinking is not None
+    thinking = request.thinking
+    is_on = thinking.type != "disabled"
+    if thinking.type == "enabled" and thinking.budget_tokens is None:
+        raise RequestError("thinking.budget_tokens: is required with type enabled", param="thinking.budget_tokens")
+    if isinstance(request, MessagesRequest) and (thinking.budget_tokens or 0) >= request.max_tokens:
+        message = f"thinking.budget_tokens: must be less than max_tokens={request.max_tokens}, which counts thinking too"
+        raise RequestError(message, param="thinking.budget_tokens")
+    fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": is_on, "thinking": is_on}}
+    if reasons and is_on:
+        fields["thinking_token_budget"] = thinking.budget_tokens
+    return fields

@@ -1,0 +1,56 @@
+"""POST /v1/messages and /v1/messages/count_tokens, for clients of Anthropic's API."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+
+from pdcluster_worker.server.anthropic.chat_request import chat_of
+from pdcluster_worker.server.anthropic.schemas import CountRequest, MessagesPrompt, MessagesRequest
+from pdcluster_worker.server.anthropic.writer import MessagesWriter
+from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
+from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.http.request_context import RequestContext, context_of
+from pdcluster_worker.server.openai.chat import prepare
+from pdcluster_worker.server.schemas.requests import ChatRequest
+
+COUNT_PATH = f"{PATH}/count_tokens"
+
+Documented = dict[int | str, dict[str, Any]]
+"""Answers by status, for the OpenAPI document."""
+
+
+class TokenCount(BaseModel):
+    """Answer of count_tokens."""
+
+    input_tokens: int
+
+
+def add_messages(app: FastAPI, serving: Serving, documented: Documented) -> None:
+    """Serve both routes.  documented: answers of a route that may stream, by status."""
+    errors: Documented = {status: {"model": MessagesError} for status in documented if status != 200}
+
+    @app.post(PATH, responses={**documented, **errors})
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        return await _answer(serving, body, context_of(request))
+
+    @app.post(COUNT_PATH, responses=errors)
+    async def count_tokens(body: CountRequest) -> TokenCount:
+        chat = _chat(serving, body)
+        check_servable(chat, 1, serving)
+        return TokenCount(input_tokens=len((await prepare(serving, chat)).prompt))
+
+
+async def _answer(serving: Serving, body: MessagesRequest, context: RequestContext) -> Response:
+    chat = _chat(serving, body)
+    check_servable(chat, 1, serving)
+    prepared = await prepare(serving, chat)
+    message_id = f"msg_{context.request_id}"
+    writer = MessagesWriter(message_id, body.model, context.request_id)
+    prompts, rules = [prepared.prompt], prepared.rules
+    return respond(serving, chat, prepared.wanted, prompts, writer, response_id=message_id, context=context, rules=rules)
+
+
+def _chat(serving: Serving, body: MessagesPrompt) -> ChatRequest:
+    return chat_of(body, reasons=serving.parsers.reasoning is not None)

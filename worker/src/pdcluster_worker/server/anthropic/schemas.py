@@ -1,0 +1,194 @@
+"""The requests of Anthropic's Messages API.
+
+Every field is typed and bounded, null means the default; what is known and not
+served is refused by name, and a field that nobody defined is passed over.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, ToolName
+from pdcluster_worker.server.schemas.fields import (
+    MAX_MESSAGES,
+    MAX_STOP_STRINGS,
+    Body,
+    CacheSalt,
+    Only,
+    Priority,
+    StopString,
+    Text,
+    check_sendable,
+    no_value,
+)
+from pdcluster_worker.server.schemas.known_fields import Ignored
+from pdcluster_worker.server.schemas.requests import Extension, PositiveInt
+
+MAX_BLOCKS = 10_000
+LEAST_THINKING_TOKENS = 1024
+"""Of a budget; Anthropic's."""
+
+_TEXT_ONLY = "this server takes text"
+
+
+class TextBlock(Body):
+    """A text; citations and cache_control are passed over."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ThinkingBlock(Body):
+    """What the model thought before an earlier answer; the signature is not looked at."""
+
+    type: Literal["thinking"]
+    thinking: Text
+
+
+class RedactedThinkingBlock(Body):
+    """Of another server: shown to no model here."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Body):
+    """A call in the history."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Body):
+    """What a call gave: a text, or blocks of text; an error is shown to the model as one."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: Text | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)] | None = None
+    is_error: bool | None = None
+
+
+_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _known(block: Any) -> Any:
+    kind = _type_of(block)
+    if isinstance(kind, str) and kind not in _KINDS:
+        raise no_value(f"has type {kind[:40]!r}: {_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}")
+    return block
+
+
+def _type_of(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+
+
+def _kind(block: Any) -> str:
+    kind = _type_of(block)
+    return f"<{kind}>" if isinstance(kind, str) else "<text>"
+
+
+ContentBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(_kind),
+    BeforeValidator(_known),
+]
+
+
+def _form(content: Any) -> str:
+    return "<blocks>" if isinstance(content, list) else "<string>"
+
+
+Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
+Content = Annotated[Annotated[Text, Tag("<string>")] | Annotated[Blocks, Tag("<blocks>")], Discriminator(_form)]
+SystemBlocks = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
+System = Annotated[Annotated[Text, Tag("<string>")] | Annotated[SystemBlocks, Tag("<blocks>")], Discriminator(_form)]
+
+
+class InputMessage(Body):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class Tool(Body):
+    """A tool of the client's; tools that Anthropic defines are refused by their type.
+
+    input_schema: the JSON schema of its input.
+    """
+
+    type: Annotated[Any, Only(None, "custom", fix="give the tool a name and an input_schema of your own")] = None
+    name: ToolName
+    description: Text | None = None
+    input_schema: Annotated[dict[str, Any], AfterValidator(check_sendable)]
+    strict: bool | None = None
+
+
+class ToolChoice(Body):
+    """Which tools are called.  name: of type tool."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    """Whether the model thinks before it answers, and for how many tokens at most."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=LEAST_THINKING_TOKENS)] | None = None
+
+
+class OutputFormat(Body):
+    """The JSON schema of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    """effort is passed over: the model answers as its prompt asks."""
+
+    format: OutputFormat | None = None
+    effort: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
+
+
+class MessagesPrompt(Body):
+    """What is counted, and what an answer is made from."""
+
+    model: Text
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: System | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    mcp_servers: Annotated[Any, Only(None, [], fix="call tools from the client")] = None
+    container: Annotated[Any, Only(None)] = None
+    context_management: Annotated[Any, Ignored("a conversation is taken as it is sent")] = None
+
+
+class MessagesRequest(MessagesPrompt):
+    """Body of POST /v1/messages."""
+
+    max_tokens: PositiveInt
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1)] = None
+    metadata: Annotated[Any, Ignored("clients are identified by their API keys")] = None
+    service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None
+    inference_geo: Annotated[Any, Ignored("it runs where this server runs")] = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    pdcluster: Extension | None = None
+
+
+class CountRequest(MessagesPrompt):
+    """Body of POST /v1/messages/count_tokens."""

@@ -1,0 +1,198 @@
+"""The one constraint on a whole answer: its reasoning, its calls of tools and its text, each by its own rules.
+
+Written in xgrammar's structural tags, which hold the other kinds of constraints
+too.  A request that asks for nothing of the kind has no constraint.  A budget of
+thinking tokens is a part of the format: once it is used up, no token is allowed
+but those of the closing tag.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
+from pdcluster_worker.server.generation.tool_choice import ToolUse
+from pdcluster_worker.server.reasoning.think import CLOSE, OPEN, Start
+from pdcluster_worker.server.tools.calls import Schema, Tool
+from pdcluster_worker.server.tools.registry import ParserName
+
+Format = dict[str, Any]
+
+_GAP: Format = {"type": "regex", "pattern": r"\n{0,2}"}
+"""Between reasoning and answer, as models are used to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How an answer begins, and for how many tokens it may reason; None = any number."""
+
+    start: Start = "answer"
+    budget: int | None = None
+
+
+def answer_constraint(asked: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning) -> Constraint | None:
+    """What constrains an answer.  asked: of its text, by `response_format` and the like.
+
+    Raises RequestError for what cannot be asked for together.
+    """
+    if use.is_forced and asked is not None:
+        raise RequestError(
+            "tool_choice: the answer is calls alone, and a format of its text is asked for too: give one of the two", param="tool_choice"
+        )
+    answer = _forced(use) if use.is_forced else _free(asked, use, parser)
+    has_budget = reasoning.budget is not None and reasoning.start != "answer"
+    if answer is None and not has_budget:
+        return None
+    if reasoning.start == "answer":
+        return asked if answer is None or answer is asked else _constraint(_format_of(answer))
+    return _constraint(_after_reasoning(answer, reasoning))
+
+
+def _free(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> Constraint | Format | None:
+    """Of an answer that may be text."""
+    if use.mode != "auto":
+        return asked
+    calls = _calls(use, parser)
+    if asked is not None:
+        if calls is None:
+            raise RequestError(
+                f"tools: this model's calls ({parser or 'no parser'}) cannot be told from an answer of a given format: "
+                "set tool_choice to none or required, or leave the format out",
+                param="tools",
+            )
+        return {"type": "or", "elements": [calls, _format_of(asked)]}
+    if parser in _MARKED and any(tool.is_strict for tool in use.tools.values()):
+        return {
+            "type": "triggered_tags",
+            "triggers": ["<tool_call>"],
+            "tags": [_tag(tool, parser) for tool in use.tools.values()],
+            "stop_after_first": use.most == 1,
+        }
+    return None
+
+
+_MARKED: tuple[ParserName, ...] = ("hermes", "qwen3_coder")
+"""Whose calls begin with <tool_call>, as text."""
+
+
+def _calls(use: ToolUse, parser: ParserName | None) -> Format | None:
+    """One or more calls in the model's own form; None where that form is no text."""
+    if parser in _MARKED:
+        return _row([_tag(tool, parser) for tool in use.tools.values()], "\n", use)
+    if parser == "llama3_json":
+        return _row([_json_call(tool) for tool in use.tools.values()], "; ", use)
+    return None
+
+
+def _tag(tool: Tool, parser: ParserName | None) -> Format:
+    schema = tool.parameters if tool.is_strict else _any_arguments(tool)
+    if parser == "qwen3_coder":
+        return {
+            "type": "tag",
+            "begin": f"<tool_call>\n<function={tool.name}>\n",
+            "content": {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"},
+            "end": "\n</function>\n</tool_call>",
+        }
+    return {
+        "type": "tag",
+        "begin": f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": ',
+        "content": _arguments(schema),
+        "end": "}\n</tool_call>",
+    }
+
+
+def _arguments(schema: Schema) -> Format:
+    """JSON of a tool's arguments, on one line: a small model may fill its answer with white space."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+
+
+def _any_arguments(tool: Tool) -> dict[str, Any]:
+    """Of a tool that is not strict: its own properties, of any type and in part."""
+    return {"type": "object", "properties": {name: {} for name in tool.parameters.get("properties", {})}, "additionalProperties": True}
+
+
+def _forced(use: ToolUse) -> Format:
+    """Calls alone, as `tools.forced` reads them."""
+    if use.mode == "named":
+        return _arguments(use.tools[use.name].parameters)
+    calls = _row([_json_call(tool) for tool in use.tools.values()], ", ", use)
+    return {"type": "sequence", "elements": [_text("["), calls, _text("]")]}
+
+
+def _json_call(tool: Tool) -> Format:
+    return {
+        "type": "tag",
+        "begin": f'{{"name": {json.dumps(tool.name)}, "parameters": ',
+        "content": _arguments(tool.parameters),
+        "end": "}",
+    }
+
+
+def _row(tags: Iterable[Format], separator: str, use: ToolUse) -> Format:
+    return {
+        "type": "tags_with_separator",
+        "tags": list(tags),
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": use.most == 1,
+    }
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _after_reasoning(answer: Constraint | Format | None, reasoning: Reasoning) -> Format:
+    """Reasoning first.  Where the prompt does not open it, the model may leave it out."""
+    begin = "" if reasoning.start == "inside" else OPEN
+    limit = {} if reasoning.budget is None else {"max_tokens": reasoning.budget}
+    thinking: Format = {"type": "tag", "begin": begin, "content": {"type": "any_text", **limit}, "end": CLOSE}
+    if reasoning.start == "before":
+        thinking = {"type": "optional", "content": thinking}
+    if answer is None:
+        return {"type": "sequence", "elements": [thinking, {"type": "any_text", "excludes": [OPEN]}]}
+    return {"type": "sequence", "elements": [thinking, _GAP, _format_of(answer)]}
+
+
+def _format_of(asked: Constraint | Format) -> Format:
+    """The structural tag of any kind of constraint."""
+    if not isinstance(asked, Constraint):
+        return asked
+    if asked.kind == "json_object":
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if asked.kind == "json_schema":
+        return {"type": "json_schema", "json_schema": json.loads(asked.text), **({"strict": True} if asked.strict else {})}
+    if asked.kind == "regex":
+        return {"type": "regex", "pattern": asked.text}
+    if asked.kind == "grammar":
+        return {"type": "grammar", "grammar": asked.text}
+    if asked.kind == "choice":
+        return {"type": "or", "elements": [_text(choice) for choice in json.loads(asked.text)]}
+    return _tag_format(asked.text)
+
+
+def _tag_format(text: str) -> Format:
+    """The format within a structural tag that a client wrote."""
+    try:
+        found = json.loads(text).get("format")
+    except (ValueError, AttributeError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        message = (
+            "structured_outputs.structural_tag: must be JSON of a structural tag with a format, where the model reasons or calls tools"
+        )
+        raise RequestError(message, param="structured_outputs.structural_tag")
+    return found
+
+
+def _constraint(form: Format) -> Constraint:
+    text = json.dumps({"type": "structural_tag", "format": form}, separators=(",", ":"))
+    if len(text) > MAX_CONSTRAINT_CHARACTERS:
+        raise RequestError(
+            f"tools: their schemas have {len(text)} characters as a constraint: at most {MAX_CONSTRAINT_CHARACTERS} are accepted, "
+            "send fewer tools",
+            param="tools",
+        )
+    return Constraint("structural_tag", text)

@@ -1,0 +1,108 @@
+"""How the answer to a chat request is read, and what constrains it: from the request, the model and the rendered prompt."""
+
+import secrets
+import string
+import uuid
+from dataclasses import dataclass
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.generation.answer_format import Reasoning
+from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer
+from pdcluster_worker.server.generation.model_parsers import ModelParsers
+from pdcluster_worker.server.generation.tool_choice import ToolUse
+from pdcluster_worker.server.reasoning.registry import start_for
+from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
+from pdcluster_worker.server.schemas.chat_fields import Conversation
+from pdcluster_worker.server.text.events import NewParser, PlainText
+from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
+from pdcluster_worker.server.tools.registry import FORMS, CallParser
+from pdcluster_worker.server.tools.scanning import NewId, Numbering
+
+_LETTERS = string.ascii_letters + string.digits
+_MISTRAL_ID_CHARACTERS = 9
+"""Mistral's templates refuse ids of any other length when they come back in the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """How text becomes an answer.
+
+    new_parser:    splits a choice's text into parts.
+    ends_by_calls: see `choice.TextRules`.
+    constraint_param: the field that constrains the answer, where that is not one of `structured_fields`.
+    keeps_stops:   stop strings end the text; calls that the engine keeps well formed are not cut by them.
+    """
+
+    new_parser: NewParser = PlainText
+    ends_by_calls: bool = True
+    keeps_stops: bool = True
+    constraint_param: str | None = None
+
+
+PLAIN = AnswerRules()
+
+
+def check_tools(use: ToolUse, parsers: ModelParsers) -> None:
+    """Raises RequestError where this model cannot use the request's tools."""
+    if use.mode == "none":
+        return
+    if not parsers.takes_tools:
+        raise RequestError(
+            "tools: the chat template of this model has no place for tools: leave them out, use a model whose template has one, "
+            "or set model.chatTemplate of the PDCluster, such as chatml-tools",
+            param="tools",
+        )
+    if use.mode == "auto" and parsers.tools is None and not parsers.leaves_calls:
+        raise RequestError(
+            "tools: the chat template of this model does not say how it writes calls: set model.toolParser of the PDCluster, "
+            "or tool_choice to required",
+            param="tools",
+        )
+
+
+def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> Reasoning:
+    """How the answer to this prompt begins.  Raises RequestError for a budget where the model is not known to reason."""
+    budget = request.thinking_token_budget
+    if parsers.reasoning is None:
+        if budget is not None:
+            raise RequestError(
+                "thinking_token_budget: this model is not known to reason: leave it out, or set model.reasoningParser of the PDCluster",
+                param="thinking_token_budget",
+            )
+        return Reasoning()
+    start: Start = start_for(parsers.reasoning, prompt)
+    if request.continue_final_message:
+        start = start_within(request.messages[-1].content or "")
+    return Reasoning(start, budget)
+
+
+def rules_for(request: Conversation, use: ToolUse, parsers: ModelParsers, reasoning: Reasoning) -> AnswerRules:
+    """How the answer is read."""
+    form = FORMS[parsers.tools] if parsers.tools is not None and use.mode == "auto" else None
+    new_id = _mistral_id if parsers.tools == "mistral" else _call_id
+    if form is None and not use.is_forced and parsers.reasoning is None:
+        return PLAIN
+
+    def new_parser() -> ReasonedAnswer:
+        thinking = None if parsers.reasoning is None else ThinkTags(reasoning.start)
+        calls: CallParser | None = _forced(use, new_id) if use.is_forced else None
+        if form is not None:
+            calls = form.parser(use.tools, Numbering(new_id, use.most))
+        markers = frozenset() if form is None else form.markers
+        return ReasonedAnswer(thinking, calls, markers=markers, shows_reasoning=request.include_reasoning is not False)
+
+    param = None if use.mode == "none" else "tools"
+    return AnswerRules(new_parser, ends_by_calls=use.mode != "named", keeps_stops=not use.is_forced, constraint_param=param)
+
+
+def _forced(use: ToolUse, new_id: NewId) -> CallParser:
+    numbering = Numbering(new_id, use.most)
+    return NamedCall(use.name, numbering) if use.mode == "named" else RequiredCalls(use.tools, numbering)
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _mistral_id() -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(_MISTRAL_ID_CHARACTERS))

@@ -1,0 +1,98 @@
+"""One choice of a request: its tokens in, the parts of its answer out, until a stop string or the engine ends it.
+
+Stop strings are searched in the whole text, before it is split into parts.
+Holds what has to be remembered between two tokens; HTTP, JSON and clocks are elsewhere.
+"""
+
+from dataclasses import dataclass
+
+from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.server.text.detokenizer import Detokenizer
+from pdcluster_worker.server.text.events import (
+    AnswerParser,
+    AnswerReason,
+    Delta,
+    PlainText,
+    ToolCallEnd,
+)
+from pdcluster_worker.server.text.stop_strings import StopStrings
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What of the generated text the client wants to see.
+
+    stop:         stop strings; they count in the text after the first `min_tokens` tokens.
+    include_stop: keep the stop string, or the token that ended the choice, in the text.
+    skip_special: control tokens give no text.
+    ends_by_calls: a choice with tool calls ends by "tool_calls"; OpenAI has "stop" where the request named the tool.
+    shows_tokens: the answer names tokens, or says more of the prompt: deltas carry them.
+    """
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    min_tokens: int = 0
+    ends_by_calls: bool = True
+    shows_tokens: bool = False
+
+
+class Choice:
+    """Counts and decodes the tokens of one choice."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, rules: TextRules, parser: AnswerParser | None = None) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reason: AnswerReason | None = None
+        self._tokenizer = tokenizer
+        self._rules = rules
+        self._parser = PlainText() if parser is None else parser
+        self._detokenizer = Detokenizer()
+        self._stops = StopStrings(rules.stop, include=rules.include_stop)
+        self._offset = 0  # characters decoded so far, those held back included
+        self._has_calls = False
+
+    def feed(self, token: Token) -> Delta:
+        """Take the next token; `finish_reason` is set when it was the last."""
+        is_first = self.num_tokens == 0
+        if is_first:
+            self.cached_tokens = token.cached_tokens
+        self.num_tokens += 1
+        self.num_reasoning_tokens += self._parser.is_reasoning
+        scored = () if token.logprob is None else ((token, self._offset),)
+        decoded = self._decode(token)
+        self._offset += len(decoded)
+        text, stopped = self._visible(decoded)
+        if token.finish_reason and not stopped:
+            text += self._stops.flush()
+        is_last = stopped or token.finish_reason is not None
+        parts = (*self._parser.feed(text), *(self._parser.end() if is_last else ()))
+        self._has_calls = self._has_calls or any(isinstance(part, ToolCallEnd) for part in parts)
+        if is_last:
+            self.finish_reason = self._reason(token, stopped)
+        made = (token,) if self._rules.shows_tokens else ()
+        return Delta(self.index, parts, scored, is_first, self.finish_reason, made=made, stop_string=self._stops.found)
+
+    def _reason(self, token: Token, stopped: bool) -> AnswerReason:
+        if token.finish_reason == "length" and not stopped:
+            return "length"
+        return "tool_calls" if self._has_calls and self._rules.ends_by_calls else "stop"
+
+    def _decode(self, token: Token) -> str:
+        text = "" if self._is_hidden(token) else self._detokenizer.feed(self._tokenizer.piece(token.token_id))
+        return text + self._detokenizer.flush() if token.finish_reason else text
+
+    def _is_hidden(self, token: Token) -> bool:
+        if token.finish_reason == "stop" and not self._rules.include_stop:
+            return True  # the engine ended it by this token: eos or a stop token id
+        if not (self._rules.skip_special and self._tokenizer.is_special(token.token_id)):
+            return False
+        return self._tokenizer.piece(token.token_id).text not in self._parser.markers
+
+    def _visible(self, decoded: str) -> tuple[str, bool]:
+        if self.num_tokens <= self._rules.min_tokens:
+            return decoded, False
+        return self._stops.feed(decoded)

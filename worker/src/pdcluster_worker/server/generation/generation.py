@@ -1,0 +1,208 @@
+"""Runs all choices of one HTTP request on the backend and turns their tokens into deltas.
+
+A list of prompts is several backend streams at once; choice indices are
+OpenAI's: prompt by prompt, n choices each.  Closing the deltas closes every
+backend stream.  JSON shapes are `chat`'s and `completion`'s business.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys.journey import adopt
+from pdcluster_worker.merging import Merged
+from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
+from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.routing.hints import RouteHints
+from pdcluster_worker.routing.qos.slo import aged, slo_of
+from pdcluster_worker.routing.qos.tenants import Tenants, Wanted, tenant_policy
+from pdcluster_worker.routing.qos.tiers import tier_of
+from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS
+from pdcluster_worker.server.generation.backend import Backend
+from pdcluster_worker.server.generation.choice import Choice, TextRules
+from pdcluster_worker.server.generation.model_parsers import NO_PARSERS, ModelParsers
+from pdcluster_worker.server.generation.request_metrics import ChoiceTimer
+from pdcluster_worker.server.generation.sampling import ModelLimits
+from pdcluster_worker.server.generation.structured import with_field
+from pdcluster_worker.server.generation.usage import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
+from pdcluster_worker.server.text.events import Delta, NewParser, PlainText
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What every request needs; `policy` returns the policy in force now, `clock` monotonic seconds."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    metrics: Metrics
+    policy: Callable[[], PolicyConfig]
+    clock: Callable[[], float]
+    tenants: Tenants
+    parsers: ModelParsers = NO_PARSERS
+
+    @property
+    def limits(self) -> ModelLimits:
+        """The model's limits on a request."""
+        backend = self.backend
+        return ModelLimits(backend.max_model_len, backend.vocab_size, self.tokenizer.eos_token_ids, backend.length_note)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that is ready to run.
+
+    specs:  for each prompt its n choices.
+    tenant: whose API key it came with, "" where no key is asked for.
+    hints:  what the request says of its route.
+    constraint_param: the field that constrains the answer.
+    new_parser: makes what splits a choice's text into parts.
+    """
+
+    specs: list[list[RequestSpec]]
+    prefill: PrefillMode
+    hints: RouteHints
+    rules: TextRules
+    arrival_seconds: float
+    tenant: str = ""
+    new_parser: NewParser = PlainText
+    constraint_param: str | None = None
+
+
+class Generation:
+    """One run of a plan.  `prefill` and `degraded` are known once the first delta has come, `usage` counts up to the last one."""
+
+    def __init__(self, serving: Serving, plan: Plan) -> None:
+        self._serving = serving
+        self._plan = plan
+        self._specs = [spec for specs in plan.specs for spec in specs]
+        self._choices = [Choice(index, serving.tokenizer, plan.rules, plan.new_parser()) for index in range(len(self._specs))]
+        self._timers = [self._timer(spec) for spec in self._specs]
+        self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
+        self._merged: Merged[Generated] | None = None
+        self.prefill: PrefillPlace | None = None
+        self.degraded: tuple[str, ...] = ()
+
+    def _timer(self, spec: RequestSpec) -> ChoiceTimer:
+        slo = slo_of(spec, self._serving.policy().slo)
+        return ChoiceTimer(self._serving.metrics, self._plan.arrival_seconds, tier_of(spec.priority), slo)
+
+    @property
+    def num_choices(self) -> int:
+        """Over all prompts."""
+        return len(self._choices)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """One for each token, until every choice has ended.  Raises RequestError as the backend does, 429 beyond the tenant's limits."""
+        with self._allowed():
+            async with aclosing(self._deltas()) as deltas:
+                try:
+                    async for delta in deltas:
+                        yield delta
+                except RequestError as e:
+                    raise with_field(e, self._plan.constraint_param) from e
+
+    @contextmanager
+    def _allowed(self) -> Iterator[None]:
+        """Hold the tenant's place from here to the end."""
+        serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
+        wanted = Wanted(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
+        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), wanted)
+        if refusal is not None:
+            serving.metrics.qos_rejected.labels(refusal.code, tier_of(self._specs[0].priority)).inc()
+            raise RequestError(
+                refusal.message, status=TOO_MANY_REQUESTS, code=refusal.code, retry_after_seconds=refusal.retry_after_seconds
+            )
+        try:
+            yield
+        finally:
+            made = sum(choice.num_tokens for choice in self._choices)
+            serving.tenants.end(tenant, wanted, made, serving.clock() - start)
+
+    async def _deltas(self) -> AsyncGenerator[Delta, None]:
+        is_cut = False  # whether a stop string ended a choice that the engine would go on with
+        async with aclosing(self._generated()) as stream:
+            async for generated in stream:
+                if generated.notes:
+                    adopt(generated.notes)
+                choice = self._choices[generated.index]
+                if choice.finish_reason is not None:
+                    continue  # made before the engine heard of the stop string
+                if generated.prefill is not None:
+                    self.prefill = self.prefill or generated.prefill
+                delta = self._take(choice, generated.token)
+                if generated.degraded:
+                    self.degraded = self.degraded or generated.degraded
+                    delta = replace(delta, degraded=generated.degraded)
+                if delta.finish_reason is None:
+                    yield delta
+                    continue
+                self._running[self._prompt_of(choice)] -= 1
+                yield delta
+                if generated.token.finish_reason is None:
+                    is_cut = True
+                    self._cut(choice)
+                if is_cut and not any(self._running):
+                    return  # closes the stream; one that was not cut ends by itself
+        if any(self._running):
+            raise RuntimeError(f"the backend ended with {sum(self._running)} choices unfinished")
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        firsts = [self._choices[specs * len(self._plan.specs[0])] for specs in range(len(self._plan.specs))]
+        prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
+        completion = sum(choice.num_tokens for choice in self._choices)
+        reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(choice.cached_tokens for choice in firsts)),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning) if reasoning else None,
+        )
+
+    def _prompt_of(self, choice: Choice) -> int:
+        return choice.index // len(self._plan.specs[0])
+
+    def _cut(self, choice: Choice) -> None:
+        """End a choice whose siblings go on, or the stream of a prompt that has no other one."""
+        prompt = self._prompt_of(choice)
+        if self._running[prompt]:
+            self._serving.backend.abort(self._specs[choice.index].request_id)
+        elif self._merged is not None:
+            self._merged.end(prompt)
+
+    def _take(self, choice: Choice, token: Token) -> Delta:
+        timer = self._timers[choice.index]
+        timer.token(token, self._serving.clock())
+        delta = choice.feed(token)
+        if delta.finish_reason is not None:
+            timer.finished("length" if delta.finish_reason == "length" else "stop")
+        return delta
+
+    def _generated(self) -> AsyncGenerator[Generated, None]:
+        """Tokens of all prompts; indices over all of them."""
+        backend, plan = self._serving.backend, self._plan
+        waited = self._serving.clock() - plan.arrival_seconds  # for a body that came slowly, and to be read
+        prompts = [[aged(spec, waited) for spec in specs] for specs in plan.specs]
+        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in prompts]
+        if len(streams) == 1:
+            return streams[0]
+        n = len(plan.specs[0])
+        self._merged = Merged([_counted_from(stream, position * n) for position, stream in enumerate(streams)])
+        return self._merged.items()
+
+
+async def _counted_from(stream: AsyncGenerator[Generated, None], first_index: int) -> AsyncGenerator[Generated, None]:
+    async with aclosing(stream):
+        async for generated in stream:
+            yield replace(generated, index=first_index + generated.index)

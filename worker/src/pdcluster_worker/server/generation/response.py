@@ -1,0 +1,152 @@
+"""Pure ASGI answer of a generation: one JSON body, or server-sent events.
+
+Nothing is sent before the first token, so an error before it has its own HTTP
+status; an error after it is an `error` event without `[DONE]` (streams) or an
+error status (whole answers).  A client that goes away cancels the generation at
+once, in either form; one that stops reading is made to go by `connection`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.generation.generation import Generation
+from pdcluster_worker.server.generation.usage import Usage
+from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.text.events import Delta
+
+logger = logging.getLogger(__name__)
+
+PREFILL_HEADER = "x-pdcluster-prefill"
+DEGRADED_HEADER = "x-pdcluster-degraded"
+
+
+class Writer(Protocol):
+    """The bytes of one API's answer to one request."""
+
+    def begin(self, usage: Usage) -> bytes:
+        """What comes before the first delta's event; usage: of the prompt, known with its first token."""
+        ...
+
+    def of(self, delta: Delta) -> bytes | None:
+        """The events of one delta; None when it shows nothing."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """The last events of a good end."""
+        ...
+
+    def failed(self, error: RequestError) -> bytes:
+        """The event of a failure after the first one."""
+        ...
+
+    def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:
+        """The whole answer as JSON; `choices` are in the order of their indices."""
+        ...
+
+    def refused(self, error: RequestError) -> Response:
+        """The answer in place of the whole one."""
+        ...
+
+
+class GenerationResponse(Response):
+    """Runs the generation while it answers."""
+
+    def __init__(self, generation: Generation, writer: Writer, request_id: str, *, stream: bool) -> None:
+        super().__init__()
+        self._generation = generation
+        self._writer = writer
+        self._streams = stream
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or stop when the client leaves."""
+        answer = self._stream(send) if self._streams else self._whole(scope, receive, send)
+        if not await _unless_disconnected(receive, answer):
+            logger.info("client gone request=%s", self._request_id)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choices: list[list[Delta]] = [[] for _ in range(self._generation.num_choices)]
+        async with aclosing(self._generation.deltas()) as deltas:
+            first = await anext(deltas)  # what this raises is a request that was refused
+            choices[first.index].append(first)
+            try:
+                async for delta in deltas:
+                    choices[delta.index].append(delta)
+            except RequestError as e:
+                await self._writer.refused(e)(scope, receive, send)
+                return
+        body = self._writer.whole(choices, self._generation.usage())
+        await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        writer = self._writer
+        async with aclosing(self._generation.deltas()) as deltas:
+            first = await anext(deltas)
+            headers = Response(headers={**self._answer_headers(sse.MEDIA_TYPE), "cache-control": "no-cache"}).raw_headers
+            await send({"type": "http.response.start", "status": 200, "headers": [h for h in headers if h[0] != b"content-length"]})
+            try:
+                await _send(send, writer.begin(self._generation.usage()))
+                await _send(send, writer.of(first))
+                async for delta in deltas:
+                    await _send(send, writer.of(delta))
+                end = writer.end(self._generation.usage())
+            except Exception as e:
+                end = writer.failed(self._shown(e))
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    def _shown(self, error: Exception) -> RequestError:
+        if isinstance(error, RequestError):
+            logger.warning("failed after the first token request=%s error=%s", self._request_id, error)
+            return error
+        logger.error("unhandled error request=%s", self._request_id, exc_info=error)
+        return RequestError(f"internal error: see the worker's log for request {self._request_id}", status=500, code="internal_error")
+
+    def _answer_headers(self, media_type: str) -> dict[str, str]:
+        place, degraded = self._generation.prefill, self._generation.degraded
+        said = {PREFILL_HEADER: place or "", DEGRADED_HEADER: ", ".join(degraded)}
+        return {"content-type": media_type} | {name: value for name, value in said.items() if value}
+
+
+async def _send(send: Send, body: bytes | None) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
+    """Run `answer` to its end, or cancel it when the client leaves; whether it ended by itself.
+
+    In the running task: one of its own for each answer would cost more than the waiting for the client.
+    """
+    task, has_left = asyncio.current_task(), False
+    assert task is not None, "an answer is given in a task"
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
+    gone = asyncio.create_task(_disconnected(receive))
+    gone.add_done_callback(leave)
+    try:
+        await answer
+    except asyncio.CancelledError:
+        if not has_left or task.uncancel():
+            raise
+        return False
+    finally:
+        gone.remove_done_callback(leave)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+    return True
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,146 @@
+"""From the fields of a request to the one constraint on its answer.
+
+Raises RequestError naming the field for two constraints at once, and for a
+schema that is no schema or too large.  Whether a constraint can be enforced, and how,
+is the engine's business.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.constraint import (
+    CONSTRAINT_PARAM,
+    MAX_CONSTRAINT_CHARACTERS,
+    Constraint,
+    ConstraintKind,
+)
+from pdcluster_worker.server.schemas.structured_fields import (
+    ResponseFormat,
+    Schema,
+    Structured,
+    StructuredOutputs,
+)
+
+MAX_DEPTH = 64
+"""Of objects and lists in a schema, one in another."""
+
+Found = tuple[str, Constraint]
+"""A field's path, and what it asks for."""
+
+
+def constraint_of(request: Structured) -> Constraint | None:
+    """The form that the answer must have; None where the request names none.  Raises RequestError."""
+    found = list(_found(request))
+    if len(found) > 1:
+        (first, _), (second, _) = found[:2]
+        raise RequestError(f"{second}: {first} constrains the answer already: give one of the two", param=second)
+    return found[0][1] if found else None
+
+
+def constraint_param(request: Structured) -> str | None:
+    """The path of the field that constrains the answer; None where none does."""
+    return next((param for param, _ in _found(request)), None)
+
+
+def with_field(error: RequestError, param: str | None) -> RequestError:
+    """What an engine says of a constraint, as the fault of the field that asked for it; any other error as it is."""
+    if error.param != CONSTRAINT_PARAM or param is None:
+        return error
+    return RequestError(f"{param}: {error.message}", status=error.status, code=error.code, param=param)
+
+
+def _found(request: Structured) -> Iterator[Found]:
+    if request.response_format is not None:
+        yield from _of_format(request.response_format)
+    if request.structured_outputs is not None:
+        yield from _of_outputs(request.structured_outputs)
+    if request.guided_json is not None:
+        yield "guided_json", _of_schema("guided_json", request.guided_json)
+    if request.guided_regex is not None:
+        yield "guided_regex", Constraint("regex", request.guided_regex)
+    if request.guided_choice is not None:
+        yield "guided_choice", _of_json("guided_choice", "choice", request.guided_choice)
+    if request.guided_grammar is not None:
+        yield "guided_grammar", Constraint("grammar", request.guided_grammar)
+
+
+def _of_format(asked: ResponseFormat) -> Iterator[Found]:
+    name = "response_format"
+    if asked.type == "json_object":
+        yield name, Constraint("json_object")
+    elif asked.type == "json_schema":
+        if asked.json_schema is None:
+            raise RequestError(f"{name}.json_schema: is required with type json_schema", param=f"{name}.json_schema")
+        param = f"{name}.json_schema.schema"
+        yield param, _of_schema(param, asked.json_schema.schema_, strict=bool(asked.json_schema.strict))
+    elif asked.type == "structural_tag":
+        if asked.format is None:
+            raise RequestError(f"{name}.format: is required with type structural_tag", param=f"{name}.format")
+        tag = {"type": "structural_tag", "format": asked.format}
+        yield f"{name}.format", _of_json(f"{name}.format", "structural_tag", tag)
+
+
+def _of_outputs(asked: StructuredOutputs) -> Iterator[Found]:
+    name = "structured_outputs"
+    if not asked.model_fields_set:
+        fields = ", ".join(field.alias or key for key, field in StructuredOutputs.model_fields.items())
+        raise RequestError(f"{name}: names no constraint: give one of {fields}", param=name)
+    if asked.json_ is not None:
+        yield f"{name}.json", _of_schema(f"{name}.json", asked.json_)
+    if asked.regex is not None:
+        yield f"{name}.regex", Constraint("regex", asked.regex)
+    if asked.choice is not None:
+        yield f"{name}.choice", _of_json(f"{name}.choice", "choice", asked.choice)
+    if asked.grammar is not None:
+        yield f"{name}.grammar", Constraint("grammar", asked.grammar)
+    if asked.json_object:
+        yield f"{name}.json_object", Constraint("json_object")
+    if asked.structural_tag is not None:
+        yield f"{name}.structural_tag", Constraint("structural_tag", asked.structural_tag)
+
+
+def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Constraint:
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as e:
+            raise RequestError(f"{param}: is not JSON: {e}", param=param) from e
+        except RecursionError as e:
+            raise _too_deep(param) from e
+        if not isinstance(schema, dict | bool):
+            raise RequestError(f"{param}: must be a JSON schema, which is an object, true or false", param=param)
+    return replace(_of_json(param, "json_schema", schema), strict=strict)
+
+
+def _of_json(param: str, kind: ConstraintKind, value: Any) -> Constraint:
+    """One text for one value: the order of properties counts, white space does not."""
+    check_depth(param, value)
+    text = json.dumps(value, separators=(",", ":"))
+    if len(text) > MAX_CONSTRAINT_CHARACTERS:
+        message = f"{param}: has {len(text)} characters as JSON: at most {MAX_CONSTRAINT_CHARACTERS} are accepted"
+        raise RequestError(message, param=param)
+    return Constraint(kind, text)
+
+
+def check_depth(param: str, value: Any) -> None:
+    """Raises RequestError for objects and lists that are nested too deeply."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _children(outer)]
+        if not level:
+            return
+    raise _too_deep(param)
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _too_deep(param: str) -> RequestError:
+    return RequestError(f"{param}: objects and lists are nested more than {MAX_DEPTH} deep: make it flatter", param=param)

@@ -1,0 +1,1 @@
+"""The HTTP port: connections, limits, keys, and what a request passes before a route sees it."""

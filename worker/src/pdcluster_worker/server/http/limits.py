@@ -1,0 +1,61 @@
+"""What the HTTP server bears of all its clients together, in one place.
+
+What one client may send and hold open is the user's (`service.limits`); the
+rest holds for any worker, and what depends on the model or on the users
+(`qos.admission`) is policy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from pdcluster_worker.config.http import HttpLimitsPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Defaults of every worker.
+
+    max_connections:       with an open request at once; a stream is open for as long as it runs.
+    spare_connections:     beyond these, for probes and scrapes; idle ones take any free place.
+    keep_alive_seconds:    for the next request, or the first; by default more than the idle time of
+                           common clients' pools, so that they close first.
+    header_seconds:        from the first byte of a request to the end of its header.
+    max_header_bytes:      of a header; trailers and the framing of chunks may have as much again,
+                           and 8 times the body.
+    max_headers:           fields of a header, trailers included.
+    body_seconds:          from the header to the end of the body,
+    body_bytes_per_second: and one second more for as many bytes as this that have come.
+    max_bodies_bytes:      bodies of all open requests together, as far as they have come.
+    linger_seconds:        after an answer that did not wait for the body, for the client to stop
+    linger_bytes:          sending it: closing at once would reset the connection, and the client
+                           might lose the answer.  What comes is dropped.
+    """
+
+    max_connections: int = 2048
+    spare_connections: int = 64
+    keep_alive_seconds: int = 75
+    header_seconds: float = 10.0
+    max_header_bytes: int = 64 << 10
+    max_headers: int = 128
+    body_seconds: float = 10.0
+    body_bytes_per_second: int = 64 << 10
+    max_bodies_bytes: int = 256 << 20
+    linger_seconds: float = 5.0
+    linger_bytes: int = 64 << 20
+
+    def body_deadline(self, num_bytes: int) -> float:
+        """Seconds after the header in which the body must end, when so many bytes have come."""
+        return self.body_seconds + num_bytes / self.body_bytes_per_second
+
+
+LimitsNow = Callable[[], HttpLimits]
+"""Returns the limits in force now."""
+
+
+@lru_cache(maxsize=4)
+def limits_of(policy: HttpLimitsPolicy) -> HttpLimits:
+    """The limits of a worker under a policy."""
+    return HttpLimits(**msgspec.structs.asdict(policy))

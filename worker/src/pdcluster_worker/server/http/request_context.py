@@ -1,0 +1,141 @@
+"""Pure ASGI: gives every HTTP request an id and an arrival time, and turns a bug into a 500.
+
+A request that may generate has a journey from here on (`journeys.journey`), in
+the trace whose W3C context its headers name.  One with the header
+`x-pdcluster-route` is answered with that header: why it went where it went.
+
+The id is ours and unguessable; it is the `x-request-id` of the answer and part
+of the completion's id.  A client's own x-request-id is only a label in the log.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from fastapi import Request
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.journeys import trace_context
+from pdcluster_worker.journeys.journey import Journey, note
+from pdcluster_worker.journeys.recent import Journeys, route_of
+from pdcluster_worker.server.errors import shapes as error_shapes
+from pdcluster_worker.server.errors.anthropic import is_messages
+
+logger = logging.getLogger(__name__)
+
+ROUTE_HEADER = "x-pdcluster-route"
+"""Of a request: asks for that of the answer, with any value but these."""
+
+_NO = ("", "0", "false")
+_KEY = "pdcluster.context"
+_LABEL_CHARACTERS = 64
+_LABEL, _ROUTE, _PARENT, _STATE = _HEADERS = tuple(
+    name.encode() for name in ("x-request-id", ROUTE_HEADER, trace_context.HEADER, trace_context.STATE_HEADER)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What the middleware knows of a request.
+
+    request_id:      32 hex digits.
+    arrival_seconds: monotonic.
+    label:           the client's id, "" when it sent none.
+    key_digest:      SHA-256 of the API key that it presented, b"" where no key is asked for.
+    tenant:          the name of the file that holds that key, "" where no key is asked for.
+    """
+
+    request_id: str
+    arrival_seconds: float
+    label: str
+    key_digest: bytes = b""
+    tenant: str = ""
+
+
+def context_of(request: Request) -> RequestContext:
+    """What the middleware noted of this request."""
+    context: RequestContext = request.scope[_KEY]
+    return context
+
+
+def _read(scope: Scope) -> dict[bytes, str]:
+    """Those of _HEADERS that came, each as it came first; in one look at all of them."""
+    return {name: value.decode("latin-1") for name, value in reversed(scope["headers"]) if name in _HEADERS}
+
+
+def may_generate(path: str) -> bool:
+    """Whether a POST to it may make tokens."""
+    return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
+
+
+def note_key(scope: Scope, key: str, tenant: str) -> None:
+    """Add the digest of an accepted API key, and whose it is, to the request's context."""
+    digest = sha256(key.encode(errors="surrogateescape")).digest()
+    scope[_KEY] = replace(scope[_KEY], key_digest=digest, tenant=tenant)
+
+
+class RequestContextMiddleware:
+    """Outermost middleware of ours; `clock` gives monotonic seconds."""
+
+    def __init__(self, app: ASGIApp, journeys: Journeys, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._journeys = journeys
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; an exception that it lets through is logged with the request's id and answered 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = _read(scope)
+        label = headers.get(_LABEL, "")[:_LABEL_CHARACTERS]
+        context = scope[_KEY] = RequestContext(uuid.uuid4().hex, self._clock(), label)
+        if scope["method"] != "POST" or not may_generate(scope["path"]):
+            await self._answer(scope, receive, send, context)
+            return
+        trace_context.enter(headers.get(_PARENT, ""), headers.get(_STATE, ""))
+        with self._journeys.of(context.request_id, role="ingress") as journey:
+            asked = headers.get(_ROUTE, "").lower() not in _NO
+            await self._answer(scope, receive, _noting(send, journey, shows=asked), context)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = context.request_id
+                if is_messages(scope["path"]):
+                    headers["request-id"] = context.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("unhandled error request=%s label=%r path=%r", context.request_id, context.label, scope["path"])
+            if started:
+                raise  # the server closes the connection: an answer cut short must not look whole
+            error = RequestError(
+                f"internal error: see the worker's log for request {context.request_id}", status=500, code="internal_error"
+            )
+            await error_shapes.response(error, scope)(scope, receive, send_with_id)
+
+
+def _noting(send: Send, journey: Journey, *, shows: bool) -> Send:
+    """`send` that notes the answer's status, and shows the route where that is asked for."""
+
+    async def send_noted(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            note("answered", status=message["status"])
+            if shows:
+                MutableHeaders(scope=message)[ROUTE_HEADER] = route_of(journey)
+        await send(message)
+
+    return send_noted

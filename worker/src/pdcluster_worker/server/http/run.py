@@ -1,0 +1,143 @@
+"""Serves an application over HTTP with uvicorn, inside the caller's event loop.
+
+The socket is bound before anything is served, so a taken port is a ConfigError
+and port 0 is known at once.  Signals are the caller's: uvicorn installs none.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.machine.open_files import fitting
+from pdcluster_worker.server.http.connection import Connection
+from pdcluster_worker.server.http.crowd import OpenConnections
+from pdcluster_worker.server.http.incoming import Incoming
+from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
+from pdcluster_worker.server.http.unsent import Unsent
+
+_BACKLOG = 2048
+_POLL_SECONDS = 0.05
+
+
+_LAST_SECONDS = 0.1
+"""From the word to end to the last accept: what closes while connections wait for one resets them."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, and without its look at itself ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told = asyncio.Event()
+
+    def end(self) -> None:
+        """Accept nothing more, from now on."""
+        self.should_exit = True
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        """Run until `end`; the Date header, for which uvicorn's loop looks, is `incoming`'s."""
+        await self._told.wait()
+        await asyncio.sleep(_LAST_SECONDS)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process that serves."""
+        yield
+
+
+class HttpServer:
+    """A listening server.  `port` is the one bound; `finished` ends when it has stopped for whatever reason."""
+
+    def __init__(self, server: _Server, bound: socket.socket) -> None:
+        self._server = server
+        host, self.port = bound.getsockname()[:2]
+        self._unsent = Unsent(host, self.port)
+        self.finished = asyncio.create_task(server.serve(sockets=[bound]))
+
+    def refuse(self) -> None:
+        """Accept no more connections, and close each when its open request ends; returns at once."""
+        self._server.end()
+
+    @property
+    def num_answering(self) -> int:
+        """Answers that the kernel has yet to take to their end; a client that stops reading is cut off by `connection`."""
+        return len(self._answering())
+
+    async def untaken(self) -> frozenset[str]:
+        """Names of the connections whose clients have yet to take something of their answers; also after `close`.
+
+        The kernel is asked last, for what this process gives it meanwhile is seen there.
+        """
+        answering = {name for connection in self._answering() if (name := connection.name) is not None}
+        return frozenset(answering) | await self._unsent.connections()
+
+    def _answering(self) -> list[Connection]:
+        connections = self._server.server_state.connections
+        return [connection for connection in connections if isinstance(connection, Connection) and connection.is_answering]
+
+    async def has_finished(self, timeout_seconds: float) -> bool:
+        """After `refuse`: wait that long at most for the last open request; whether it has ended."""
+        done, _ = await asyncio.wait({self.finished}, timeout=timeout_seconds)
+        return bool(done)
+
+    async def close(self) -> None:
+        """Stop now; open requests are cut off, which cancels what they started."""
+        self._server.end()
+        while not self.finished.done():
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            await asyncio.wait({self.finished}, timeout=_POLL_SECONDS)
+
+
+async def serve(app: ASGIApp, host: str, port: int, limits: LimitsNow = HttpLimits) -> HttpServer:
+    """Bind and serve.  Raises ConfigError when the address cannot be had."""
+    bound = _bind(host, port)
+    config = uvicorn.Config(
+        app,
+        http=_connections(limits),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        backlog=_BACKLOG,
+    )
+    return HttpServer(_Server(config), bound)
+
+
+def _connections(limits: LimitsNow) -> type[Connection]:
+    """The protocol of one server, whose connections know of each other."""
+    most = fitting(limits().max_connections)
+    crowd = OpenConnections[Incoming](most, limits().spare_connections, _close)
+    return type("Connection", (Connection,), {"limits_now": staticmethod(limits), "crowd": crowd})
+
+
+def _close(connection: Incoming) -> None:
+    connection.transport.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+    except OSError as e:
+        bound.close()
+        if e.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} is taken: stop what listens on {host}:{port}, or set listen.http to another port (0 = any)"
+            ) from e
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {e.strerror}: set listen.host and listen.http to an address of this machine"
+        ) from e
+    bound.setblocking(False)
+    return bound

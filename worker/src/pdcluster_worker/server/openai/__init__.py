@@ -1,0 +1,1 @@
+"""OpenAI's chat and completions APIs: requests to prompts, deltas to their shapes."""

@@ -1,0 +1,97 @@
+"""From a chat request to what the model's chat template is given.
+
+Messages become plain dicts as transformers' templates expect them: `content`
+is always text, and the arguments of calls are objects.  Raises RequestError
+naming the message that does not fit its place.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.schemas.chat_fields import Conversation, Message, ToolCallField
+from pdcluster_worker.server.schemas.fields import is_sendable
+from pdcluster_worker.server.text.chat_template import TemplateInput
+from pdcluster_worker.server.tools.calls import object_of
+
+
+def template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput:
+    """What to render for a request.  shows_tools: the model is shown its tools."""
+    _check_continuation(request)
+    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if shows_tools else None
+    continues = bool(request.continue_final_message)
+    opens = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    messages = list(_templated(request.messages))
+    return TemplateInput(messages, tools, _kwargs(request), opens, continues)
+
+
+def _kwargs(request: Conversation) -> dict[str, Any]:
+    """Effort "none" is also said as Qwen3's templates and their kin understand it."""
+    effort = request.reasoning_effort
+    own: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        own |= {"enable_thinking": False, "thinking": False}
+    return own | (request.chat_template_kwargs or {})
+
+
+def _check_continuation(request: Conversation) -> None:
+    if not request.continue_final_message:
+        return
+    name, last = "continue_final_message", request.messages[-1]
+    if request.add_generation_prompt:
+        raise RequestError(
+            f"{name}: is not possible with add_generation_prompt=true, which begins a new message: give one of the two", param=name
+        )
+    if last.role != "assistant" or last.tool_calls or not (last.content or "").strip():
+        raise RequestError(f"{name}: the last message must be text of role assistant, which the answer goes on with", param=name)
+
+
+def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    names: dict[str, str] = {}  # of the tools that were called, by the call's id
+    for number, message in enumerate(messages):
+        path = f"messages[{number}]"
+        _check_shape(message, path)
+        shown: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.content or ""}
+        if message.tool_calls:
+            shown["tool_calls"] = [_call(call, f"{path}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)]
+            names |= {call.id: call.function.name for call in message.tool_calls}
+        if message.role == "tool":
+            shown |= _answered(message, names, path)
+        reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+        if reasoning:
+            shown["reasoning_content"] = reasoning
+        yield shown
+
+
+def _check_shape(message: Message, path: str) -> None:
+    """Which of a message's fields its role has."""
+    if message.tool_calls and message.role != "assistant":
+        raise _wrong(f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out")
+    if message.content is None and not message.tool_calls:
+        if message.role == "assistant":
+            raise _wrong(f"{path}.content", "is required without tool_calls: give a string, or text parts")
+        raise _wrong(f"{path}.content", f"is required for role {message.role}: give a string, or text parts")
+    if message.tool_call_id is not None and message.role != "tool":
+        raise _wrong(f"{path}.tool_call_id", f"belongs to role tool, not {message.role}: leave it out")
+
+
+def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, Any]:
+    """Of a tool's answer: which call, and which tool."""
+    path = f"{path}.tool_call_id"
+    if message.tool_call_id is None:
+        raise _wrong(path, "is required for role tool: give the id of the call that this answers")
+    if message.tool_call_id not in names:
+        raise _wrong(path, f"no earlier message has a call {message.tool_call_id[:80]!r} in its tool_calls: send that message too")
+    return {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
+
+
+def _call(call: ToolCallField, path: str) -> dict[str, Any]:
+    text = call.function.arguments
+    arguments = object_of(text) if text.strip() else {}
+    if arguments is None or not is_sendable(arguments):
+        raise _wrong(f"{path}.function.arguments", f"must be a JSON object as text, not {text[:40]!r}")
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _wrong(param: str, words: str) -> RequestError:
+    return RequestError(f"{param}: {words}", param=param)

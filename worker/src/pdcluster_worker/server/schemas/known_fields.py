@@ -1,0 +1,111 @@
+"""Fields of OpenAI, vLLM and SGLang that both APIs know, and do not serve.
+
+A request schema is the one table of what becomes of a field: `Only` marks one that is refused
+by name, with the fix; `Ignored` one that is a hint, taken and passed over; any other field of a
+schema is served.  `table` reads it, for docs/clients.md.  A field of no schema is passed over too.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel
+
+from pdcluster_worker.server.schemas.fields import Only
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Marks a field whose value, of any type, changes nothing.  reason: why that is right."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What becomes of one field.  note: reason or fix, empty where there is none."""
+
+    kind: Literal["served", "refused", "ignored"]
+    note: str = ""
+
+
+def table(schema: type[BaseModel]) -> dict[str, Known]:
+    """Every field of a request schema, by name."""
+    return {name: _known(field.metadata) for name, field in schema.model_fields.items()}
+
+
+def _known(metadata: list[Any]) -> Known:
+    for marker in metadata:
+        if isinstance(marker, Only):
+            return Known("refused", marker.advice)
+        if isinstance(marker, Ignored):
+            return Known("ignored", marker.reason)
+    return Known("served")
+
+
+_NO_LOGITS = "what users' code does to logits is not run here: use logit_bias"
+_LORA = "serve the merged model as a PDCluster of its own, and name it in model"
+_ROUTE = "workers are chosen by policy, and pdcluster.prefill may say where the prompt is computed"
+_ONE_CACHE = "the prefix cache finds prompts by their tokens, for as long as there is room"
+_LABEL = "an answer's id is ours; the header x-request-id is in the log"
+_TEXT_ONLY = "this server takes text"
+_TEXT_ANSWERS = "this server answers with text"
+
+
+class KnownFields(BaseModel):
+    """Fields of both APIs."""
+
+    user: Annotated[Any, Ignored("clients are identified by their API keys")] = None
+    safety_identifier: Annotated[Any, Ignored("clients are identified by their API keys")] = None
+    metadata: Annotated[Any, Ignored("nothing is stored that it could be found by")] = None
+    store: Annotated[Any, Ignored("nothing is stored")] = None
+    service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None
+    prompt_cache_key: Annotated[Any, Ignored(_ONE_CACHE)] = None
+    prompt_cache_retention: Annotated[Any, Ignored(_ONE_CACHE)] = None
+    prompt_cache_options: Annotated[Any, Ignored(_ONE_CACHE)] = None
+    request_id: Annotated[Any, Ignored(_LABEL)] = None
+    rid: Annotated[Any, Ignored(_LABEL)] = None
+    guided_decoding_backend: Annotated[Any, Ignored("one library follows all grammars")] = None
+    spaces_between_special_tokens: Annotated[Any, Ignored("text is what the tokenizer makes of it")] = None
+
+    use_beam_search: Annotated[Any, Only(None, False, fix="ask for n choices")] = None
+    length_penalty: Annotated[Any, Only(None, 1, 1.0, fix="there is no beam search")] = None
+    early_stopping: Annotated[Any, Only(None, False, fix="there is no beam search")] = None
+    truncate_prompt_tokens: Annotated[Any, Only(None, fix="shorten the prompt before it is sent")] = None
+    logits_processors: Annotated[Any, Only(None, [], fix=_NO_LOGITS)] = None
+    custom_logit_processor: Annotated[Any, Only(None, fix=_NO_LOGITS)] = None
+    custom_params: Annotated[Any, Only(None, {}, fix=_NO_LOGITS)] = None
+    vllm_xargs: Annotated[Any, Only(None, {}, fix="none of its arguments is known here")] = None
+    kv_transfer_params: Annotated[Any, Only(None, {}, fix=_ROUTE)] = None
+    bootstrap_host: Annotated[Any, Only(None, fix=_ROUTE)] = None
+    bootstrap_port: Annotated[Any, Only(None, fix=_ROUTE)] = None
+    bootstrap_room: Annotated[Any, Only(None, fix=_ROUTE)] = None
+    data_parallel_rank: Annotated[Any, Only(None, fix=_ROUTE)] = None
+    session_params: Annotated[Any, Only(None, {}, fix="use pdcluster.session")] = None
+    extra_key: Annotated[Any, Only(None, fix="use cache_salt")] = None
+    lora_path: Annotated[Any, Only(None, [], fix=_LORA)] = None
+    regex: Annotated[Any, Only(None, fix="use structured_outputs.regex")] = None
+    ebnf: Annotated[Any, Only(None, fix="use structured_outputs.grammar")] = None
+    json_schema: Annotated[Any, Only(None, fix="use response_format")] = None
+    guided_whitespace_pattern: Annotated[Any, Only(None, fix="say it in a grammar")] = None
+    stop_regex: Annotated[Any, Only(None, [], fix="use stop, of plain strings")] = None
+    no_stop_trim: Annotated[Any, Only(None, False, fix="use include_stop_str_in_output")] = None
+    return_hidden_states: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
+    return_routed_experts: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
+    mm_processor_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
+    media_io_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
+    extra_body: Annotated[
+        Any,
+        Only(None, {}, fix="it is an argument of OpenAI's client: its fields go beside the others"),
+    ] = None
+
+
+class KnownChatFields(KnownFields):
+    """Those of chat alone beside them."""
+
+    verbosity: Annotated[Any, Ignored("the model writes as it is asked to in the prompt")] = None
+    modalities: Annotated[Any, Only(None, ["text"], fix=_TEXT_ANSWERS)] = None
+    audio: Annotated[Any, Only(None, fix=_TEXT_ANSWERS)] = None
+    prediction: Annotated[Any, Only(None, fix="drafts are the engine's own (engine.speculation)")] = None
+    separate_reasoning: Annotated[Any, Only(None, True, fix="model.reasoningParser: none keeps it in the text")] = None
+    stream_reasoning: Annotated[Any, Only(None, True, fix="include_reasoning: false leaves it out")] = None
+    web_search_options: Annotated[Any, Only(None, fix="search, and put what is found into a message")] = None

@@ -1,0 +1,129 @@
+"""The requests of OpenAI's chat and completions APIs, with the extensions that vLLM's clients use.
+
+Every standard field is typed and bounded; null means the default.  A field that
+we know and do not serve is refused by name (`Only`) or, as a hint, passed over
+(`known_fields.Ignored`); so is one that no API defines.  Limits that depend on
+the model are checked in `sampling`.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from pdcluster_worker.messages.peers import PrefillMode
+from pdcluster_worker.server.schemas.chat_fields import Conversation
+from pdcluster_worker.server.schemas.fields import (
+    MAX_N,
+    Body,
+    CacheSalt,
+    DeadlineMilliseconds,
+    LogitBias,
+    Only,
+    Priority,
+    PromptList,
+    Session,
+    SloMilliseconds,
+    StopList,
+    Text,
+    TokenIds,
+)
+from pdcluster_worker.server.schemas.known_fields import KnownChatFields, KnownFields
+from pdcluster_worker.server.schemas.route_fields import Route
+from pdcluster_worker.server.schemas.structured_fields import Structured
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+
+PositiveInt = Annotated[int, Field(ge=1, le=_INT32)]
+Logprobs = Annotated[int, Field(ge=0, le=20)]
+
+
+class StreamOptions(Body):
+    """include_usage: one more chunk before [DONE], with the usage of the whole request."""
+
+    include_usage: bool | None = None
+
+
+class Extension(Body):
+    """Our own field, `pdcluster`.
+
+    prefill: where the prompt is computed; auto leaves it to the policy.
+    ttft_slo_ms, tpot_slo_ms: latency objectives of this request, in milliseconds; null = the policy's.
+    deadline_ms: until its last token, in milliseconds; requests that wait go by it. null = whenever.
+    session: requests of one session run on one worker, which has their prefix; null = none.
+    route: how the worker is chosen, for tests, where the policy allows it.
+    """
+
+    prefill: PrefillMode = "auto"
+    ttft_slo_ms: SloMilliseconds | None = None
+    tpot_slo_ms: SloMilliseconds | None = None
+    deadline_ms: DeadlineMilliseconds | None = None
+    session: Session | None = None
+    route: Route | None = None
+
+
+class _Unsupported(Body, KnownFields):
+    """More fields of both APIs that are known and not served."""
+
+    bad_words: Annotated[Any, Only(None, [], fix="use logit_bias, or structured_outputs.regex")] = None
+    allowed_token_ids: Annotated[Any, Only(None, fix="use structured_outputs.choice or .regex")] = None
+
+
+class Generate(Structured, _Unsupported):
+    """What the two APIs share."""
+
+    model: Text
+    max_tokens: PositiveInt | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: StopList = None
+    seed: Annotated[int | None, Field(ge=-_INT64 - 1, le=_INT64)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    logit_bias: LogitBias = None
+    top_k: Annotated[int | None, Field(ge=-1, le=_INT32)] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=_INT32)] = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Logprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    pdcluster: Extension | None = None
+
+
+class ChatRequest(Generate, Conversation, KnownChatFields):
+    """Body of POST /v1/chat/completions."""
+
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    echo: Annotated[Any, Only(None, False, fix="/v1/completions has it")] = None
+    documents: Annotated[Any, Only(None, [], fix="put them into a message")] = None
+    chat_template: Annotated[Any, Only(None, fix="set model.chatTemplate of the PDCluster")] = None
+    add_special_tokens: Annotated[Any, Only(None, False)] = None
+
+
+class CompletionRequest(Generate):
+    """Body of POST /v1/completions.
+
+    best_of:    must equal n: every choice that is computed is returned.
+    max_tokens: 0 asks for what is said of the prompt alone.
+    """
+
+    prompt: PromptList
+    max_tokens: Annotated[int | None, Field(ge=0, le=_INT32)] = None
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
+    best_of: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    suffix: Annotated[Any, Only(None, fix="write the prompt with the model's own tokens for it")] = None
+    prompt_embeds: Annotated[Any, Only(None, fix="send text or token ids")] = None
+    add_special_tokens: Annotated[Any, Only(None, True)] = None

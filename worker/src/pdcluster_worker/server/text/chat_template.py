@@ -1,0 +1,155 @@
+"""A model's chat template: messages to one prompt text.
+
+Templates come with models from anywhere, so they run in Jinja's immutable
+sandbox, with the globals and tags that model folders use (`raise_exception`,
+`strftime_now`, `tojson`, break and continue, `{% generation %}`).
+"""
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.server.text.default_templates import TEMPLATES
+
+_JSON_OPTIONS = frozenset({"separators", "sort_keys"})
+_END_MARK = "END-OF-THE-LAST-MESSAGE\t \t"
+"""The white space at its end is gone where a template strips messages: then the message's own goes too."""
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInput:
+    """What a chat template renders.
+
+    tools:   as the client wrote them; None = none are shown.
+    kwargs:  the template's own settings.
+    opens:   ends with the opening of the assistant's turn.
+    continues: ends inside the last message, which the answer goes on with.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    opens: bool = True
+    continues: bool = False
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether tools are shown, or were called before."""
+        return self.tools is not None or any("tool_calls" in message or message["role"] == "tool" for message in self.messages)
+
+    @property
+    def num_characters(self) -> int:
+        """About as many as the rendered text has."""
+        tools = sum(len(str(tool)) for tool in self.tools or ())
+        return tools + sum(len(message["content"]) + 16 for message in self.messages)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %} ... {% endgeneration %}` marks assistant text for training; here it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Take the tag away and keep what is inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A model's compiled template, another one for conversations with tools where there is one, and the special tokens they may name."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
+        self.source = source
+        self.tool_source = source if tool_source is None else tool_source
+        self._template = _compiled(source)
+        self._with_tools = self._template if tool_source is None else _compiled(tool_source)
+        self.takes_tools = "tools" in meta.find_undeclared_variables(_environment().parse(self.tool_source))
+        self._special_tokens = special_tokens
+
+    @classmethod
+    def load(cls, folder: Path, tokenizer_config: dict[str, Any], given: str | None = None) -> "ChatTemplate | None":
+        """The template of a model's folder: chat_template.jinja, else of tokenizer_config.json; None when there is none.
+
+        given: Jinja text that takes its place, or the name of one of ours, for conversations with tools.
+        """
+        tokens = {name: _content(tokenizer_config[name]) for name in _SPECIAL_TOKENS if tokenizer_config.get(name)}
+        if given is not None and given not in TEMPLATES:
+            return cls(given, tokens)
+        path, inline = folder / "chat_template.jinja", tokenizer_config.get("chat_template")
+        source = path.read_text(encoding="utf-8") if path.is_file() else _named(inline, "default")
+        tool_source = TEMPLATES[given] if given is not None else _named(inline, "tool_use") if isinstance(inline, list) else None
+        source = tool_source if source is None else source
+        return None if source is None else cls(source, tokens, tool_source)
+
+    def render(self, given: TemplateInput) -> str:
+        """Prompt text up to where the assistant answers.  Raises RequestError when the template refuses the messages."""
+        template = self._with_tools if given.has_tools else self._template
+        messages = _marked(given.messages) if given.continues else given.messages
+        names = {**self._special_tokens, **given.kwargs}
+        try:
+            text = template.render(
+                **{**names, "messages": messages, "tools": given.tools, "documents": None, "add_generation_prompt": given.opens}
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as e:
+            raise RequestError(f"the model's chat template refuses these messages: {e}", param="messages") from e
+        return _cut_at_mark(text) if given.continues else text
+
+
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark at the end of the last one, which shows where the template puts that end."""
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END_MARK}]
+
+
+def _cut_at_mark(text: str) -> str:
+    """The text to the end of the last message: what the template puts after it is cut off."""
+    end = text.rfind(_END_MARK.rstrip())
+    if end < 0:
+        name = "continue_final_message"
+        raise RequestError(f"{name}: the model's chat template changes the last message: send it without", param=name)
+    keeps_space = text.startswith(_END_MARK, end)
+    return text[:end] if keeps_space else text[:end].rstrip()
+
+
+def _compiled(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as e:
+        raise ModelError(f"chat template, line {e.lineno}: {e.message}") from e
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{name: options[name] for name in _JSON_OPTIONS & options.keys()})
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _named(templates: Any, name: str) -> str | None:
+    """tokenizer_config.json has one template, or a list of named ones."""
+    if isinstance(templates, list):
+        return next((item["template"] for item in templates if item.get("name") == name), None)
+    return templates if isinstance(templates, str) else None
+
+
+def _content(token: Any) -> str:
+    """A special token is written as a string, or as an object with its content."""
+    return str(token["content"] if isinstance(token, dict) else token)

@@ -1,0 +1,173 @@
+"""The events of an answer, between how tokens become text and how an API renders them.
+
+A choice's tokens become text, a parser splits that text into the parts here, and
+each API writes the parts in its own JSON (`chat`, and whatever else answers).
+The parts of one choice come in the order in which they were generated; those of
+one tool call (begin, arguments, end) are never mixed with another's.
+`Answer` is what all deltas of one choice add up to.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+from pdcluster_worker.messages.requests import Token
+
+AnswerReason = Literal["stop", "length", "tool_calls"]
+"""Why a choice ended; tool_calls where the model ended it by itself after calls of its own choice."""
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """More of the answer's text."""
+
+    text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True):
+    """More of what the model wrote before its answer, without the tags around it."""
+
+    text: str
+
+
+class ToolCallBegin(msgspec.Struct, frozen=True):
+    """A call of a tool.  call: its number in the choice, from 0; call_id: unique in the answer."""
+
+    call: int
+    call_id: str
+    name: str
+
+
+class ArgumentsDelta(msgspec.Struct, frozen=True):
+    """More of a call's arguments: a piece of JSON text.  All pieces together are one JSON object, unless the choice ended by length."""
+
+    call: int
+    text: str
+
+
+class ToolCallEnd(msgspec.Struct, frozen=True):
+    """A call is whole."""
+
+    call: int
+
+
+Part = TextDelta | ReasoningDelta | ToolCallBegin | ArgumentsDelta | ToolCallEnd
+
+
+class AnswerParser(Protocol):
+    """Splits the text of one choice into parts, however it is cut into pieces: the parts, joined, are the same.
+
+    markers: control tokens, as text, that it must see; others stay hidden where the client asked for that.
+    """
+
+    markers: frozenset[str]
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning, as far as is known."""
+        ...
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """Take more text; returns what is certain now."""
+        ...
+
+    def end(self) -> Sequence[Part]:
+        """No more text: returns what was held back."""
+        ...
+
+
+class PlainText:
+    """The parser of an answer that is text alone."""
+
+    markers: frozenset[str] = frozenset()
+    is_reasoning = False
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """The text itself."""
+        return (TextDelta(text),) if text else ()
+
+    def end(self) -> Sequence[Part]:
+        """Nothing: no text is held back."""
+        return ()
+
+
+NewParser = Callable[[], AnswerParser]
+"""Makes the parser of one choice."""
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What one token adds to one choice.
+
+    index:         of the choice, over all prompts.
+    parts:         in order; none where the text is held back.
+    scored:        the token and its offset in the text, when log probabilities were asked for.
+    is_first:      whether it is the choice's first.
+    finish_reason: set on the last one.
+    degraded:      what the choice lost under load, on its first.
+    stop_string:   that ended the choice, on its last one.
+    made:          the token itself, where the answer says more of tokens than text and log probabilities.
+    """
+
+    index: int
+    parts: tuple[Part, ...] = ()
+    scored: tuple[tuple[Token, int], ...] = ()
+    is_first: bool = False
+    finish_reason: AnswerReason | None = None
+    degraded: tuple[str, ...] = ()
+    made: tuple[Token, ...] = ()
+    stop_string: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Of the answer: without reasoning and calls."""
+        return "".join([part.text for part in self.parts if isinstance(part, TextDelta)])
+
+    @property
+    def plain_text(self) -> str:
+        """The text of a delta that is text and nothing else; "" of any other."""
+        if len(self.parts) != 1 or self.is_first or self.scored or self.finish_reason or self.made:
+            return ""
+        part = self.parts[0]
+        return part.text if isinstance(part, TextDelta) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; arguments: JSON text, cut off where the choice ended by length."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole choice."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: AnswerReason
+
+
+def assembled(deltas: Sequence[Delta]) -> Answer:
+    """What the deltas of one choice that has ended add up to."""
+    reason = deltas[-1].finish_reason
+    assert reason is not None, "a generation yields until every choice has ended"
+    parts = [part for delta in deltas for part in delta.parts]
+    begins = [part for part in parts if isinstance(part, ToolCallBegin)]
+    return Answer(
+        text=_joined(part.text for part in parts if isinstance(part, TextDelta)),
+        reasoning=_joined(part.text for part in parts if isinstance(part, ReasoningDelta)),
+        tool_calls=tuple(ToolCall(begin.call_id, begin.name, _arguments(parts, begin.call)) for begin in begins),
+        finish_reason=reason,
+    )
+
+
+def _arguments(parts: Sequence[Part], call: int) -> str:
+    return _joined(part.text for part in parts if isinstance(part, ArgumentsDelta) and part.call == call)
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "".join(texts)

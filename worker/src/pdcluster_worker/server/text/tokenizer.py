@@ -1,0 +1,144 @@
+"""Text to tokens and back, from the tokenizer.json of a model folder.
+
+Uses the `tokenizers` library alone: the transformers package would load torch
+(0.5 GB) into the server process.  Long texts are encoded in a thread, so the
+event loop stays free.  Chat templates are `chat_template`'s business.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from pdcluster_worker import token_bytes
+from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.server.text.chat_template import ChatTemplate, TemplateInput
+from pdcluster_worker.server.text.detokenizer import Piece
+
+_INLINE_CHARACTERS = 4096  # about 1 ms of encoding; more goes to a thread
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation: its text, and the tokens of that."""
+
+    text: str
+    token_ids: list[int]
+
+
+class Tokenizer:
+    """The tokenizer of one model.
+
+    eos_token_ids: what ends a generation: of generation_config.json, else of config.json, else the tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None, eos_token_ids: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self.chat_template = template
+        self._pieces: dict[int, Piece] = {}
+        self.eos_token_ids = eos_token_ids
+
+    @classmethod
+    def load(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
+        """Read a model folder.  chat_template: in place of its own, see `ChatTemplate.load`.
+
+        Raises ModelError naming the file that is missing or wrong.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{folder}: no tokenizer.json: save the model with its fast tokenizer (AutoTokenizer.save_pretrained)")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as e:  # the library raises bare Exception
+            raise ModelError(f"{path}: cannot be read: {e}") from e
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        config = _read_json(folder / "tokenizer_config.json")
+        loaded = cls(tokenizer, ChatTemplate.load(folder, config, chat_template), _eos_token_ids(folder, tokenizer, config))
+        loaded.token_bytes(0)  # an unsupported decoder shows at start, not at the first answer
+        return loaded
+
+    async def encode(self, texts: list[str]) -> list[list[int]]:
+        """Tokens of plain prompts, with the special tokens that the model puts around one."""
+        return await self._encode(texts, add_special_tokens=True)
+
+    async def encode_bare(self, text: str) -> list[int]:
+        """Tokens of a text alone, without any around it."""
+        return (await self._encode([text], add_special_tokens=False))[0]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of tokens, control tokens among it."""
+        decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=False)
+        is_long = len(token_ids) > _INLINE_CHARACTERS // 4
+        return str(await asyncio.to_thread(decode) if is_long else decode())
+
+    def token(self, token_id: int) -> str:
+        """A token as its vocabulary spells it; "" for an id beyond it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    async def encode_chat(self, given: TemplateInput) -> ChatPrompt:
+        """A conversation up to where the assistant answers.
+
+        Raises RequestError when the model has no chat template or the template refuses the messages.
+        """
+        template = self.chat_template
+        if template is None:
+            raise RequestError("this model has no chat template: use /v1/completions, or set model.chatTemplate", param="messages")
+        is_long = given.num_characters > _INLINE_CHARACTERS
+        text = await asyncio.to_thread(template.render, given) if is_long else template.render(given)
+        return ChatPrompt(text, (await self._encode([text], add_special_tokens=False))[0])
+
+    async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+        # Of the library's calls the batch ones let go of the GIL, without which a thread would not help.
+        encode = partial(self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens)
+        is_long = sum(map(len, texts)) > _INLINE_CHARACTERS
+        encodings = await asyncio.to_thread(encode) if is_long else encode()
+        return [list(encoding.ids) for encoding in encodings]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; none for an id beyond the vocabulary (padded embeddings)."""
+        return self.piece(token_id).raw
+
+    def piece(self, token_id: int) -> Piece:
+        """What a token stands for, see `token_bytes`."""
+        known = self._pieces.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            known = self._pieces[token_id] = Piece(b"" if token is None else self._read(token))
+        return known
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token, which is not text."""
+        return token_id in self._special
+
+    @cached_property
+    def _read(self) -> Any:
+        return token_bytes.reader_for(json.loads(self._tokenizer.to_str())["decoder"])
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def _eos_token_ids(folder: Path, tokenizer: tokenizers.Tokenizer, config: dict[str, Any]) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        if value is not None:
+            return value if isinstance(value, list) else [value]
+    token = config.get("eos_token")
+    token_id = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token) if token else None
+    return [] if token_id is None else [token_id]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is no such file."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as e:
+        raise ModelError(f"{path}: cannot be read: {e}") from e
