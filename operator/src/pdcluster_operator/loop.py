@@ -29,7 +29,6 @@ from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_operator.writes.events import Events
@@ -66,7 +65,7 @@ class Loop:
         etcd = EtcdRequests(client)
         self._scraper = Scraper()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
-        scaling = Scaling(self.cache, Rounds(self._scraper, scrapes), AutoscaleMetrics(registry), settings.worker_port)
+        scaling = Scaling(self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port)
         self._sessions = Sessions(session_maker(client, etcd, scaling, self.add))
         actor = Actor(client, self.cache, settings.site, etcd, Events(client, settings.identity))
         self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)

@@ -34,7 +34,9 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.text import address_of
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
-from pdcluster_operator.scrape.rounds import Rounds
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.rounds import scrape_round
+from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.values import Target
 from pdcluster_operator.scrape.windows import Windows
 
@@ -51,7 +53,8 @@ class Scaling:
     """
 
     cache: Cache
-    rounds: Rounds
+    scraper: Scraper
+    scrapes: ScrapeMetrics
     metrics: AutoscaleMetrics
     port: int = HTTP_PORT
     clock: Callable[[], float] = time.monotonic
@@ -145,7 +148,7 @@ class Autoscaling:
         if followed is None or followed.task is None:
             return None
         followed.task.cancel()
-        self.shared.rounds.metrics.forget(self.key)
+        self.shared.scrapes.forget(self.key)
         self.shared.metrics.forget(self.key)
         return followed.task
 
@@ -201,7 +204,8 @@ class Autoscaling:
     async def _round(self, followed: _Followed) -> None:
         try:
             targets = self._targets(followed.leaving)
-            await self.shared.rounds.run(followed.windows, targets, followed.spec.stale_after)
+            scraper, scrapes = self.shared.scraper, self.shared.scrapes
+            await scrape_round(scraper, scrapes, followed.windows, targets, followed.spec.stale_after)
             if self._decide(followed, [target.pod for target in targets]):
                 self.enqueue()
         except Exception:  # its next round goes on

@@ -18,7 +18,6 @@ from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
 from tests.operator.bodies import cluster
 
@@ -52,8 +51,8 @@ class Etcd:
 
 def sessions_with(etcd: Etcd) -> Sessions:
     registry = CollectorRegistry()
-    rounds = Rounds(Scraper(), ScrapeMetrics(registry, lambda: (), lambda: 0.0))
-    scaling = Scaling(Cache(), rounds, AutoscaleMetrics(registry))
+    scrapes = ScrapeMetrics(registry, lambda: (), lambda: 0.0)
+    scaling = Scaling(Cache(), Scraper(), scrapes, AutoscaleMetrics(registry))
     no_client: Any = None
     events = FailedCreates(no_client)
 
