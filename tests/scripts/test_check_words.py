@@ -73,7 +73,7 @@ def test_each_breach_is_named(tmp_path: Path, source: str, problem: str) -> None
 def test_texts_are_read_too(tmp_path: Path, name: str, source: str, problem: str) -> None:
     (tmp_path / name).write_text(source)
 
-    result = check(tmp_path)
+    result = run_script("check_words.py", tmp_path)
 
     assert result.stdout.splitlines()[0].startswith(f"{tmp_path / name}:{problem}")
     assert result.returncode == 1
