@@ -199,22 +199,6 @@ def test_metrics_tell_of_the_loop_and_of_the_api_calls(scene: Scene, operator: O
     wait_for(lambda: operator.metric("pdcluster_operator_queue_depth") == 0, DEADLINE_SECONDS, "the queue is not empty")
 
 
-def test_monitors_are_made_when_their_kinds_come(plane: ControlPlane, scene: Scene, operator: OperatorProcess):
-    scene.await_condition("Ready", "True")
-    for kind, plural in (("PodMonitor", "podmonitors"), ("PrometheusRule", "prometheusrules")):
-        scene.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _monitoring_crd(kind, plural))
-    root = "/apis/monitoring.coreos.com/v1/namespaces/default"
-    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, lambda: f"no PodMonitor; log:\n{operator.log_end}")
-    rule = wait_for(lambda: scene.api.get(f"{root}/prometheusrules/chat"), DEADLINE_SECONDS, "no PrometheusRule")
-    assert rule["metadata"]["ownerReferences"][0]["uid"] == scene.body["metadata"]["uid"]
-    scene.api.delete(f"{root}/podmonitors/chat")
-    wait_for(lambda: scene.api.get(f"{root}/podmonitors/chat"), DEADLINE_SECONDS, "the PodMonitor is not put back")
-    for plural in ("podmonitors", "prometheusrules"):
-        scene.api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.monitoring.coreos.com")
-    scene.change(routing={"offload": {"prefillQueueMax": 22}})
-    scene.await_condition("Ready", "True")  # their absence is no fault
-
-
 def test_an_object_that_is_refused_says_so_and_what_runs_goes_on(scene: Scene, operator: OperatorProcess):
     scene.await_condition("Ready", "True")
     pods, kept = scene.pods(), set(scene.everything())
@@ -266,21 +250,3 @@ def _steal(api: PlainApi) -> bool:
 def _worker_image(stateful_set: dict[str, Any]) -> str:
     image: str = stateful_set["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
-
-
-def _monitoring_crd(kind: str, plural: str) -> dict[str, Any]:
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": f"{plural}.monitoring.coreos.com",
-            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-        },
-        "spec": {
-            "group": "monitoring.coreos.com",
-            "names": {"kind": kind, "plural": plural},
-            "scope": "Namespaced",
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-        },
-    }

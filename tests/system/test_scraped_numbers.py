@@ -11,15 +11,16 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_api.manifests.pod_monitor import LIMITS
 from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
+from tests.chart.helm_chart import RELEASE, named, render
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_WAITING = 5
+LIMITS = named(render({"monitoring": {"podMonitors": True}}), "PodMonitor", f"{RELEASE}-pdcluster-workers")["spec"]
 NUM_TARGET_LABELS = 10  # that Prometheus adds: job, instance, namespace, pod, container, endpoint, and four by the PodMonitor's relabelings
 
 

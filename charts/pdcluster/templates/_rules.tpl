@@ -21,7 +21,7 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [apps]
   resources: [statefulsets, controllerrevisions]
   verbs: [get, list, watch, create, patch, delete]
-# Ingress and peer Services, engine and policy files, the dashboard, the workers' identity (which gets no rights).
+# Ingress and peer Services, engine and policy files, the workers' identity (which gets no rights).
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
@@ -38,9 +38,10 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Removing those that an older version made for each PDCluster; the chart makes one of each for all.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, delete]
 # Why a worker is not ready.
 - apiGroups: [""]
   resources: [pods]

@@ -157,8 +157,8 @@ class Process:
 
     async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
         watch = Watch(self.loop.cache, self.loop.add, self.loop.resync_soon)
-        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None, self.loop.watched)
-        await run_watches(settings, watch, stop, started, self.loop.resync_soon)
+        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None)
+        await run_watches(settings, watch, stop, started)
 
     async def _take_signals_back(self, started: asyncio.Event) -> None:
         """From kopf, which would end before the workers have."""

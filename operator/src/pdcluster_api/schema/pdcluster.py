@@ -27,7 +27,6 @@ from pdcluster_api.schema.sections import (
     DiscoverySpec,
     ImageSpec,
     ModelSpec,
-    MonitoringSpec,
     NetworkPolicySpec,
     PlacementSpec,
     PoolSpec,
@@ -66,7 +65,6 @@ class PDClusterSpec(Section):
     placement: PlacementSpec | None = None
     autoscale: AutoscaleSpec = AutoscaleSpec()
     rollout: RolloutSpec = RolloutSpec()
-    monitoring: MonitoringSpec = MonitoringSpec()
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     pod_template: PodTemplate = Field(default_factory=dict)
 

@@ -280,15 +280,6 @@ class RolloutSpec(Section):
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=604800)] = 3600
 
 
-class MonitoringSpec(Section):
-    """Objects for Prometheus and Grafana, made where their kinds exist.  labels: what your Prometheus and Grafana select by."""
-
-    pod_monitor: bool = True
-    alerts: bool = True
-    dashboard: bool = True
-    labels: dict[str, str] = Field(default_factory=dict)
-
-
 class NetworkPolicySpec(Section):
     """enabled: let only this cluster's workers and the operator reach its gRPC, KV and etcd ports; HTTP stays open to all."""
 

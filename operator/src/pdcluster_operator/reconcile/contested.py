@@ -31,7 +31,7 @@ WINDOW_SECONDS = 300.0
 SETTLED_SECONDS = WINDOW_SECONDS / MAX_WRITES
 """The other writer comes again within this time, or there would not be so many writes."""
 
-_REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.TAKE_OVER, Verb.PATCH, Verb.REPLACE})
+_REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.PATCH, Verb.REPLACE})
 
 What = tuple[str, str, str, str]
 """Kind, namespace and name of an object, and the digest of what is written to it."""
@@ -126,7 +126,7 @@ def _what(action: Action) -> What:
 
 
 def _failure(action: Action, live: Body | None) -> Failure:
-    names = ", ".join(writers(action.kind, live) if live else ()) or "another writer"
+    names = ", ".join(writers(live) if live else ()) or "another writer"
     does = "deletes" if action.verb is Verb.CREATE else "writes"
     message = (
         f"{names} {does} what the operator has to revert ({MAX_WRITES} times within {WINDOW_SECONDS:.0f} s); "

@@ -60,7 +60,6 @@ _EFFECTS = (
     ("spec.service.cors", Effect.POLICY),
     ("spec.service.limits", Effect.POLICY),
     ("spec.service.", Effect.SERVICE),
-    ("spec.monitoring.", Effect.OBJECTS),
     ("spec.networkPolicy.", Effect.OBJECTS),
     ("spec.rollout.gracePeriodSeconds", Effect.REVISION),
     ("spec.rollout.", Effect.LATER),

@@ -44,7 +44,6 @@ STAYS: dict[str, Change] = {
     "port": at("spec.service.port", 9999),
     "type of the service": both(at("spec.service.type", "LoadBalancer"), at("spec.service.annotations", {"a": "b"})),
     "strategy": at("spec.rollout.strategy", "Recreate"),
-    "monitoring": at("spec.monitoring", {"podMonitor": False, "labels": {"a": "b"}}),
     "network policy": at("spec.networkPolicy.enabled", False),
     "etcd that is run here": at("spec.discovery.etcd", {"image": "etcd:3", "replicas": 3, "storage": {"size": "1Gi"}}),
     "replicas": both(at("spec.roles.decode.pools.0.replicas", 5), at("spec.roles.decode.pools.0.maxReplicas", 9)),

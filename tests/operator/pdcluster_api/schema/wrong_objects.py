@@ -291,6 +291,11 @@ BAD = [
         "spec.podTemplate.spec",
     ),
     Wrong(at("spec.podTemplate", []), "spec.podTemplate: must be a section of fields, not []", "spec.podTemplate"),
+    Wrong(
+        at("spec.monitoring", {"labels": {"release": "prometheus"}}),
+        "spec.monitoring: has moved to the operator's chart; remove it, and set monitoring in the values of the chart",
+        "spec.monitoring",
+    ),
     Wrong(at("spec.hpa", {}), "spec.hpa: unknown field; known here: model, roles, image, engine, accelerators", "spec.hpa"),
     Wrong(
         at("spec.autoscale.mode", "Auto"),

@@ -23,7 +23,6 @@ from pdcluster_operator.reconcile import autoscaling
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import Rounds
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
 from tests.operator.bodies import NAME, NAMESPACE, child, cluster, pod
@@ -63,8 +62,8 @@ class Scene:
         self.clock: Callable[[], float] = time.monotonic
         self.scraper, self.port = Scraper(clock=lambda: self.clock()), port
         scrapes = ScrapeMetrics(self.registry, self.windows, lambda: self.clock())
-        rounds, metrics = Rounds(self.scraper, scrapes, lambda: self.clock()), AutoscaleMetrics(self.registry)
-        self.scaling = Scaling(self.cache, rounds, metrics, port, lambda: self.clock(), lambda: NOW)
+        metrics = AutoscaleMetrics(self.registry)
+        self.scaling = Scaling(self.cache, self.scraper, scrapes, metrics, port, lambda: self.clock(), lambda: NOW)
         self.autoscaling = self.of(KEY)
         self.revision = revision_of(WORKED.spec)
         self.cache.put("PDCluster", cluster(spec={}))

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import Rounds
+from pdcluster_operator.scrape.rounds import scrape_round
 from pdcluster_operator.scrape.scraper import Limits, Scraper
 from pdcluster_operator.scrape.values import Target
 from pdcluster_operator.scrape.windows import Windows
@@ -45,11 +45,11 @@ class Process:
         self.clusters = {CHAT: Windows(CHAT), CODE: Windows(CODE)}
         self.windows = self.clusters[CHAT]
         self.scrapes = ScrapeMetrics(self.registry, self.clusters.values, clock)
-        self.rounds = Rounds(scraper, self.scrapes, clock)
+        self.scraper = scraper
 
     async def run(self, targets: list[Target], stale_after: int) -> None:
         """One round of the cluster of this test."""
-        await self.rounds.run(self.windows, targets, stale_after)
+        await scrape_round(self.scraper, self.scrapes, self.windows, targets, stale_after)
 
     def value(self, name: str, **labels: str) -> float | None:
         """An exported number of the pool of this test."""
@@ -210,7 +210,7 @@ async def test_cluster_that_is_gone_is_exported_no_more(clock: Clock):
         process = Process(scraper, clock)
         for cluster, windows in process.clusters.items():
             targets = [bad.target("p-0", cluster=cluster), good.target("p-1", cluster=cluster)]
-            await process.rounds.run(windows, targets, 3)
+            await scrape_round(scraper, process.scrapes, windows, targets, 3)
         del process.clusters[CHAT]
         process.scrapes.forget(CHAT)
 

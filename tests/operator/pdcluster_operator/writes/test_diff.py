@@ -140,10 +140,10 @@ def test_converge_applies_changed_content_to_that_very_object():
     assert (action.verb, action.uid, action.desired["data"]) == (Verb.APPLY, "live-uid", {"policy.yaml": "new"})
 
 
-def test_converge_takes_over_what_others_added():
+def test_converge_leaves_what_others_added():
     body = as_applied(objects.stateful_set(OWNER))
     body["metadata"]["managedFields"].append({"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:paused": {}}}})
-    assert verbs([objects.stateful_set(OWNER)], [body]) == [(Verb.TAKE_OVER, f"StatefulSet {objects.WORKLOAD}")]
+    assert verbs([objects.stateful_set(OWNER)], [body]) == []
 
 
 def test_converge_replaces_an_immutable_config_map_with_other_content():

@@ -48,10 +48,6 @@ IDLE = {
         at("spec.rollout", {"strategy": "Recreate"}),
         "spec.rollout has no effect here: there is one revision, and workers have a minute to finish their streams",
     ),
-    "monitoring": (
-        at("spec.monitoring", {"podMonitor": False}),
-        "spec.monitoring has no effect here: every worker serves /metrics, and the scraper is yours to set up",
-    ),
     "network policy": (at("spec.networkPolicy.enabled", False), "spec.networkPolicy has no effect here: workers listen on 127.0.0.1 alone"),
     "autoscaler": (
         at("spec.autoscale", {"mode": "Advise"}),

@@ -91,7 +91,6 @@ def test_what_makes_no_revision_is_told_so(name: str):
         (at("spec.autoscale.tolerance", 0.2), "spec.autoscale.tolerance", Effect.ASLEEP),
         (at("spec.service.port", 9000), "spec.service.port", Effect.SERVICE),
         (at("spec.service.apiKeySecret", "keys"), "spec.service.apiKeySecret", Effect.REVISION),
-        (at("spec.monitoring.alerts", False), "spec.monitoring.alerts", Effect.OBJECTS),
         (at("spec.networkPolicy.enabled", False), "spec.networkPolicy.enabled", Effect.OBJECTS),
         (at("spec.rollout.drainTimeoutSeconds", 60), "spec.rollout.drainTimeoutSeconds", Effect.LATER),
         (at("spec.discovery.etcd.image", "etcd:2"), "spec.discovery.etcd.image", Effect.ETCD),

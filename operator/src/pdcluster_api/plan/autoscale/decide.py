@@ -16,17 +16,18 @@ from pdcluster_api.plan.autoscale.bounds import bounds_of, conflict
 from pdcluster_api.plan.autoscale.budget import Budget
 from pdcluster_api.plan.autoscale.capacity import at_the_edge, capacity_problems, left_alone
 from pdcluster_api.plan.autoscale.fit import fit
-from pdcluster_api.plan.autoscale.need import RoleTotals, signals_of
+from pdcluster_api.plan.autoscale.need import signals_of
 from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.pools import Pool, Vector, num_ready_left
 from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight
-from pdcluster_api.plan.autoscale.safety import Recommendation, RoleSignals, RoleSize, recommend
-from pdcluster_api.plan.autoscale.signals import Freshness, Totals, read_pools, together
+from pdcluster_api.plan.autoscale.safety import Recommendation, Role, recommend
+from pdcluster_api.plan.autoscale.signals import Totals, fresh_rounds, read_pool, together
 from pdcluster_api.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Windows
 from pdcluster_api.plan.observed.decision import Decision, Input
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
+from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.workload import PoolKey
 
@@ -44,8 +45,7 @@ def decide(
     facts of a pool that is not declared count against the budget until its pods are gone.
     """
     notes = Notes()
-    fresh = Freshness(clock.now, (spec.autoscale.stale_after + 1) * spec.autoscale.interval_seconds)
-    totals = read_pools(facts, windows, fresh)
+    totals = _totals(spec.autoscale, facts, windows, clock.now)
     pools = _pools(spec, facts, totals, clock, notes)
     backoff = left_alone(pools, spec.autoscale, memory.backoff, clock.now)
     pools = at_the_edge(pools, spec.autoscale, backoff, notes)
@@ -64,6 +64,12 @@ def decide(
     changed = any(replicas[pool.key] != pool.facts.replicas for pool in pools)
     decision = Decision(replicas, tuple(notes.inputs), tuple(notes.steps))
     return Outcome(decision, memory, tuple(notes.problems), changed)
+
+
+def _totals(spec: AutoscaleSpec, facts: Iterable[PoolFacts], windows: Windows, now: float) -> dict[PoolKey, Totals]:
+    seconds = (spec.stale_after + 1) * spec.interval_seconds
+    found = ((each, windows.get(each.key, ())) for each in facts)
+    return {each.key: read_pool(each, window, fresh_rounds(window, now, seconds)) for each, window in found}
 
 
 def _pools(
@@ -108,65 +114,52 @@ def _ask(
     seen: totals of pools, memory, now.  Returns the workers by role, and the memory of it.
     """
     totals, memory, now = seen
-    roles = list(spec.roles.computing())
-    of_role = {role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role) for role in roles}
+    of_role = {role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role) for role in spec.roles.computing()}
     is_asleep = not any(base.values())
     recommendations: dict[str, int] = {}
     remembered, sizes, advised = {}, {}, {}
-    for role in roles:
-        size = _size(role, pools, base)
-        role_totals = RoleTotals(of_role[role], of_role[spec.decode_role])
-        recommended = Recommendation(size.asked) if is_asleep else _recommend(spec, size, role_totals, notes)
-        same = is_same(memory, role, size.asked, spec.autoscale, now)
+    for name, own in of_role.items():
+        role = _role(name, pools, base)
+        recommended = Recommendation(role.asked)
+        if not is_asleep:
+            recommended = _recommend(spec, role, own, of_role[spec.decode_role], notes)
+        workers = recommended.workers
+        same = is_same(memory, name, role.asked, spec.autoscale, now)
         before = memory if same else Memory()
         if spec.autoscale.mode == "Advise":
-            window = spec.autoscale.scale_down.window_seconds
-            past = before.advised.get(role, ())
-            steady = stabilize_advice(role, size.asked, recommended.workers, window, past=past, now=now)
-            notes.steps += steady.steps
-            recommended = replace(recommended, workers=steady.workers)
-            advised[role] = steady.recommendations
-        allowed = stabilize(
-            role,
-            size.asked,
-            recommended.workers,
-            spec.autoscale,
-            past=before.recommendations.get(role, ()),
-            now=now,
-            goes_on=recommended.goes_on,
+            window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(name, ())
+            workers, advised[name] = stabilize_advice(name, role.asked, workers, window, past=past, now=now, notes=notes)
+        past = before.recommendations.get(name, ())
+        workers, remembered[name] = stabilize(
+            name, role.asked, workers, spec.autoscale, past=past, now=now, notes=notes, goes_on=recommended.goes_on
         )
-        notes.steps += allowed.steps
-        recommendations[role] = allowed.workers
-        remembered[role], sizes[role] = allowed.recommendations, size.asked
-        if not is_asleep and recommendations[role] < 1:
-            why = "no role serves without the other"
-            notes.step(rules.NEVER_ALONE, role, (recommendations[role], 1), why)
-            recommendations[role] = 1
+        sizes[name] = role.asked
+        least = 0 if is_asleep else 1
+        why = "no role serves without the other"
+        notes.step(rules.NEVER_ALONE, name, (workers, max(workers, least)), why)
+        recommendations[name] = max(workers, least)
     return recommendations, Memory(remembered, sizes, at=now, advised=advised)
 
 
-def _size(role: str, pools: Sequence[Pool], base: Vector) -> RoleSize:
-    mine = [pool for pool in pools if pool.role == role]
+def _role(name: str, pools: Sequence[Pool], base: Vector) -> Role:
+    mine = [pool for pool in pools if pool.role == name]
     tops = (min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.given_back for pool in mine)
     asked, ready = sum(base[pool.key] for pool in mine), num_ready_left(mine, base)
-    lost = sum(pool.lost for pool in mine)
-    return RoleSize(role, asked, ready, sum(max(0, top) for top in tops), lost)
+    return Role(name, asked, ready, sum(max(0, top) for top in tops), sum(pool.lost for pool in mine))
 
 
-def _recommend(spec: PDClusterSpec, size: RoleSize, totals: RoleTotals, notes: Notes) -> Recommendation:
-    signals = signals_of(size.role, totals, spec.autoscale)
-    notes.inputs += [signal.input(size.role) for signal in signals]
+def _recommend(spec: PDClusterSpec, role: Role, own: Totals, ingress: Totals, notes: Notes) -> Recommendation:
+    signals = signals_of(role.name, own, ingress, spec.autoscale)
+    notes.inputs += [signal.input(role.name) for signal in signals]
     if signals:
-        numbers = {"ready_workers": totals.workers, "settled_workers": totals.own.settled}
-        notes.inputs += [Input(size.role, name, float(number)) for name, number in numbers.items()]
-    headroom = spec.autoscale.prefill.headroom if size.role == "prefill" else 0.0
-    role_totals = RoleSignals(signals, totals.workers, totals.own.missing, totals.missing)
-    tolerance = spec.autoscale.tolerance
-    recommended = recommend(size, role_totals, headroom=headroom, tolerance=tolerance)
-    if totals.own.failing:
-        message = (
-            f"{size.role}: {totals.own.failing} of {totals.workers} ready workers give no numbers that can be used; look at their /metrics"
-        )
+        numbers = {"ready_workers": own.workers, "settled_workers": own.settled}
+        notes.inputs += [Input(role.name, name, float(number)) for name, number in numbers.items()]
+    missing = own.missing + (0 if ingress is own else ingress.missing)
+    role = replace(role, signals=signals, workers=own.workers, silent=own.missing, missing=missing)
+    headroom = spec.autoscale.prefill.headroom if role.name == "prefill" else 0.0
+    recommended = recommend(role, headroom=headroom, tolerance=spec.autoscale.tolerance)
+    if own.failing:
+        message = f"{role.name}: {own.failing} of {own.workers} ready workers give no numbers that can be used; look at their /metrics"
         notes.problems.append(Problem(conditions.METRICS_MISSING, message))
     notes.steps += recommended.steps
     return recommended

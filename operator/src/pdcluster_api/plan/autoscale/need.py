@@ -84,35 +84,19 @@ class Signal:
         return Input(role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4))
 
 
-@dataclass(frozen=True)
-class RoleTotals:
-    """Totals of one role, and of the workers that answer HTTP (itself, unless it is prefill)."""
+def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
+    """The signals of a role: those of prefill, or of decode and mixed.
 
-    own: Totals
-    ingress: Totals
-
-    @property
-    def workers(self) -> int:
-        """Ready workers; those without fresh numbers count as idle."""
-        return self.own.reporting + self.own.missing
-
-    @property
-    def missing(self) -> int:
-        """Ready workers whose part of the signals is not known."""
-        return self.own.missing + (0 if self.ingress is self.own else self.ingress.missing)
-
-
-def signals_of(role: str, totals: RoleTotals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
-    """The signals of a role: those of prefill, or of decode and mixed."""
-    if totals.workers == 0:
+    ingress: totals of the workers that answer HTTP: `own`, unless the role is prefill
+    """
+    if own.workers == 0:
         return ()
     if role == "prefill":
-        return (*_prefill(totals, spec.prefill), *_prefill_targets(totals, spec.prefill))
-    return tuple(_decode(totals, spec.decode))
+        return (*_prefill(own, ingress, spec.prefill), *_prefill_targets(own, ingress, spec.prefill))
+    return tuple(_decode(own, spec.decode))
 
 
-def _prefill(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
-    own, ingress = totals.own, totals.ingress
+def _prefill(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
     name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
     queue = (
         own.prefill_queue_requests + ingress.prefill_queue_requests,
@@ -120,31 +104,30 @@ def _prefill(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequence[Sig
     )
     found = [
         _queue("prefill_queue_requests", queue, (thresholds.queue_up, thresholds.queue_down), own),
-        _share(name, (own.utilization, own.peak_utilization), (thresholds.utilization_up, thresholds.utilization_down), totals.workers),
+        _share(name, (own.utilization, own.peak_utilization), (thresholds.utilization_up, thresholds.utilization_down), own.workers),
     ]
     if thresholds.backlog_up_seconds is not None:
         tokens, speed = own.prefill_queue_tokens + ingress.prefill_queue_tokens, own.prefill_speed
-        seconds = None if speed is None else tokens / (speed * totals.workers)
+        seconds = None if speed is None else tokens / (speed * own.workers)
         found.append(_latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own))
     return found
 
 
-def _prefill_targets(totals: RoleTotals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
+def _prefill_targets(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
     if thresholds.ttft_seconds is None:
         return ()
-    own, ingress = totals.own, totals.ingress
     ttft = mean_latency(ingress.time_to_first_token)
     found = [_latency("time_to_first_token_seconds", ttft, thresholds.ttft_seconds, own)]
     demand = prefill_demand(own, ingress, ttft)
     if demand is not None:
         said = f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
-        number = totals.workers
+        number = own.workers
         found.append(Signal("prefill_demand_workers", demand, float(number), None, demand, said, demand / number, is_load=True))
     return found
 
 
-def _decode(totals: RoleTotals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
-    own, workers = totals.own, totals.workers
+def _decode(own: Totals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
+    workers = own.workers
     found = [
         _queue(
             "num_requests_waiting",

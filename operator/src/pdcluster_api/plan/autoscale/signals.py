@@ -12,27 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, Windows, WorkerSample
-from pdcluster_api.schema.workload import PoolKey
-
-
-@dataclass(frozen=True)
-class Freshness:
-    """The rounds that count: those of the last `seconds` before `now`."""
-
-    now: float
-    seconds: float
-
-    def rounds(self, window: Sequence[Sample]) -> Sequence[Sample]:
-        """The fresh rounds of a window, the newest first."""
-        found = []
-        for sample in reversed(window):
-            if sample.at > self.now:
-                continue  # of another clock: a process before this one
-            if sample.at < self.now - self.seconds:
-                break
-            found.append(sample)
-        return found
+from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
 
 
 @dataclass
@@ -76,6 +56,11 @@ class Totals:
     time_per_output_token: list[tuple[float, float]] = field(default_factory=list)
 
     @property
+    def workers(self) -> int:
+        """Ready workers; those without fresh numbers count as idle."""
+        return self.reporting + self.missing
+
+    @property
     def prefill_speed(self) -> float | None:
         """Prompt tokens per second that one worker prefills while it is busy; None = not measured."""
         return _over(self.prefill_token_rate, self.prefill_busy_rate)
@@ -97,54 +82,69 @@ _SUMS = (
 )
 
 
-def read_pools(facts: Iterable[PoolFacts], windows: Windows, fresh: Freshness) -> dict[PoolKey, Totals]:
-    """The totals of every pool."""
-    return {pool.key: read_pool(pool, windows.get(pool.key, ()), fresh) for pool in facts}
+def fresh_rounds(window: Sequence[Sample], now: float, seconds: float) -> Sequence[Sample]:
+    """The rounds of the last `seconds` before `now`, the newest first."""
+    found = []
+    for sample in reversed(window):
+        if sample.at > now:
+            continue  # of another clock: a process before this one
+        if sample.at < now - seconds:
+            break
+        found.append(sample)
+    return found
 
 
-def read_pool(facts: PoolFacts, window: Sequence[Sample], fresh: Freshness) -> Totals:
-    """The totals of one pool; without a fresh round all its ready workers are missing."""
-    rounds = fresh.rounds(window)
+def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sample]) -> Totals:
+    """The totals of one pool; without a fresh round all its ready workers are missing.
+
+    rounds: the fresh ones of the window, the newest first
+    """
     totals = Totals()
     if not rounds:
         totals.missing = totals.failing = facts.ready
         return totals
-    there = [_Round(sample, facts.leaving) for sample in rounds]
-    newest = there[0].staying
+    staying = [_staying(sample, facts.leaving) for sample in rounds]
+    leaving = [[each for each in _sane(sample) if each.pod in facts.leaving] for sample in rounds]
+    newest = staying[0].workers
     totals.reporting = len(newest)
-    totals.failing = there[0].num_silent
-    totals.missing = max(totals.failing, facts.ready - totals.reporting)  # a worker that has never answered is in no round
+    totals.failing = len(staying[0].stale)
+    # A worker that has never answered is in no round.
+    totals.missing = max(totals.failing, facts.ready - totals.reporting)
     totals.settled = _num_settled(newest, window, rounds[0])
-    ratios: dict[str, list[tuple[float, float]]] = {}
     here = {worker.pod for worker in newest}
-    for each in there:
-        each.staying = [worker for worker in each.staying if worker.pod in here]
-        for worker in each.staying:
+    there = [(each.at, [worker for worker in each.workers if worker.pod in here]) for each in staying]
+    for (_, workers), drained in zip(there, leaving, strict=True):
+        for worker in workers:
             _add(totals, worker, len(rounds))
-            ratios.setdefault(worker.pod, []).append((_busy(worker), worker.kv_cache_usage_ratio))
-        for worker in (*each.staying, *each.leaving):
+        for worker in (*workers, *drained):
             totals.prefill_queue_requests += worker.prefill_queue_requests / len(rounds)
             totals.prefill_queue_tokens += worker.prefill_queue_tokens / len(rounds)
-    totals.peak_utilization = max((sum(busy for busy, _ in each) / len(each) for each in ratios.values()), default=0.0)
-    totals.peak_kv_cache_usage = max((sum(usage for _, usage in each) / len(each) for each in ratios.values()), default=0.0)
-    _add_changes(totals, there)
+    all_workers = [worker for _, workers in there for worker in workers]
+    totals.peak_utilization = _peak((worker.pod, _utilization(worker)) for worker in all_workers)
+    totals.peak_kv_cache_usage = _peak((worker.pod, worker.kv_cache_usage_ratio) for worker in all_workers)
+    _add_changes(totals, there, leaving)
     _add_rates(totals, newest)
     return totals
 
 
-class _Round:
-    """One round of a pool: workers that gave numbers, draining ones apart.
+def _sane(sample: Sample) -> list[WorkerSample]:
+    return [worker for worker in sample.workers if _is_sane(worker)]
 
-    num_silent: of those that stay, without numbers
-    """
 
-    def __init__(self, sample: Sample, leaving: frozenset[str]) -> None:
-        sane = [worker for worker in sample.workers if _is_sane(worker)]
-        self.at = sample.at
-        self.staying = [worker for worker in sane if worker.pod not in leaving]
-        self.leaving = [worker for worker in sane if worker.pod in leaving]
-        all_staying = sum(worker.pod not in leaving for worker in sample.workers)
-        self.num_silent = all_staying - len(self.staying) + sum(pod not in leaving for pod in sample.stale)
+def _staying(sample: Sample, leaving: frozenset[str]) -> Sample:
+    """A round without the workers that leave; those without good numbers are among the stale."""
+    workers = tuple(worker for worker in _sane(sample) if worker.pod not in leaving)
+    odd = [worker.pod for worker in sample.workers if not _is_sane(worker)]
+    stale = tuple(pod for pod in (*sample.stale, *odd) if pod not in leaving)
+    return Sample(sample.at, workers, stale)
+
+
+def _peak(ratios: Iterable[tuple[str, float]]) -> float:
+    """The greatest mean of one worker.  ratios: by pod"""
+    found: dict[str, list[float]] = {}
+    for pod, ratio in ratios:
+        found.setdefault(pod, []).append(ratio)
+    return max((sum(each) / len(each) for each in found.values()), default=0.0)
 
 
 def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sample: Sample) -> int:
@@ -155,16 +155,22 @@ def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sampl
     return sum(worker.pod in before for worker in newest)
 
 
-def _add_changes(totals: Totals, there: Sequence[_Round]) -> None:
-    """Add the trends of queues of the newest round's workers; one that missed a round adds none."""
+def _add_changes(totals: Totals, there: Sequence[tuple[float, list[WorkerSample]]], leaving: Sequence[list[WorkerSample]]) -> None:
+    """Add the trends of queues of the newest round's workers; one that missed a round adds none.
+
+    there: (time, workers that stay) of each round, the newest first; leaving: those that drain
+    """
     said: dict[str, list[tuple[float, WorkerSample]]] = {}
-    for each in there[: rules.GRACE_ROUNDS + 1]:  # more of them would show a turn too late
-        for worker in (*each.staying, *each.leaving):
-            said.setdefault(worker.pod, []).append((each.at, worker))
-    for worker in there[0].staying:
-        totals.num_requests_waiting_change += _trend([(at, each.num_requests_waiting) for at, each in said[worker.pod]])
-    for worker in (*there[0].staying, *there[0].leaving):
-        totals.prefill_queue_requests_change += _trend([(at, each.prefill_queue_requests) for at, each in said[worker.pod]])
+    newer = zip(there[: rules.GRACE_ROUNDS + 1], leaving, strict=False)  # more would show a turn too late
+    for (at, workers), drained in newer:
+        for worker in (*workers, *drained):
+            said.setdefault(worker.pod, []).append((at, worker))
+    for worker in there[0][1]:
+        points = [(at, each.num_requests_waiting) for at, each in said[worker.pod]]
+        totals.num_requests_waiting_change += _trend(points)
+    for worker in (*there[0][1], *leaving[0]):
+        points = [(at, each.prefill_queue_requests) for at, each in said[worker.pod]]
+        totals.prefill_queue_requests_change += _trend(points)
 
 
 def _trend(points: Sequence[tuple[float, float]]) -> float:
@@ -180,7 +186,7 @@ def _trend(points: Sequence[tuple[float, float]]) -> float:
     return (sum(value for _, value in newer) - sum(value for _, value in older)) / seconds if seconds > 0.0 else 0.0
 
 
-def _busy(worker: WorkerSample) -> float:
+def _utilization(worker: WorkerSample) -> float:
     return worker.engine_busy_ratio if worker.gpu_utilization_ratio is None else worker.gpu_utilization_ratio
 
 
@@ -200,7 +206,7 @@ def _is_sane(worker: WorkerSample) -> bool:
 def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
     totals.has_gpu |= worker.gpu_utilization_ratio is not None
     totals.num_requests_waiting += worker.num_requests_waiting / num_rounds
-    totals.utilization += _busy(worker) / num_rounds
+    totals.utilization += _utilization(worker) / num_rounds
     totals.kv_cache_usage += worker.kv_cache_usage_ratio / num_rounds
     weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
     if _is_known(worker.time_to_first_token_seconds):

@@ -7,11 +7,9 @@ backlog is being worked off.  A window that is not full yet holds the size: so d
 an operator that has just started, or has not decided for a while.
 """
 
-from dataclasses import dataclass
-
 from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.values import Memory
-from pdcluster_api.plan.observed.decision import Step
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 
 Recommendations = tuple[tuple[float, int], ...]
@@ -23,25 +21,25 @@ _GRAINS = 60  # parts of a window: of each part only the most careful recommenda
 _LEAST_GAP_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Stabilized:
-    """The size that the windows allow now, and the recommendations to remember."""
-
-    workers: int
-    recommendations: Recommendations = ()
-    steps: tuple[Step, ...] = ()
-
-
 def stabilize(
-    role: str, asked: int, recommended: int, spec: AutoscaleSpec, *, past: Recommendations, now: float, goes_on: bool = False
-) -> Stabilized:
+    role: str,
+    asked: int,
+    recommended: int,
+    spec: AutoscaleSpec,
+    *,
+    past: Recommendations,
+    now: float,
+    notes: Notes,
+    goes_on: bool = False,
+) -> tuple[int, Recommendations]:
     """Apply the stabilization window and the largest step to the recommendation of a role.
 
     past: recommendations since the role has this size
     goes_on: whether a recommendation of no change keeps a window to scale up
+    Returns the workers that are allowed now, and the recommendations to remember.
     """
     if recommended == asked:
-        return Stabilized(asked, past if goes_on and past and past[-1][1] > asked else ())
+        return asked, past if goes_on and past and past[-1][1] > asked else ()
     rule = spec.scale_up if recommended > asked else spec.scale_down
     word = "up" if recommended > asked else "down"
     same_way = past if past and (past[-1][1] > asked) == (recommended > asked) else ()
@@ -49,30 +47,42 @@ def stabilize(
     since = recommendations[0][0]
     if since > now - rule.window_seconds:
         why = f"asks to go {word} since {now - since:.0f} s of {rule.window_seconds} s"
-        return Stabilized(asked, recommendations, (Step(rules.WINDOW, role, recommended, asked, why),))
+        notes.step(rules.WINDOW, role, (recommended, asked), why)
+        return asked, recommendations
     agreed = _careful(asked, *(each for _, each in recommendations))
-    steps = []
-    if agreed != recommended:
-        why = f"of the last {rule.window_seconds} s the most careful decision counts"
-        steps.append(Step(rules.WINDOW, role, recommended, agreed, why))
-    limit = agreed if not rule.max_step else asked + max(-rule.max_step, min(rule.max_step, agreed - asked))
-    if limit != agreed:
-        steps.append(Step(rules.MAX_STEP, role, agreed, limit, f"at most {rule.max_step} at a time"))
-    return Stabilized(limit, recommendations, tuple(steps))
+    why = f"of the last {rule.window_seconds} s the most careful decision counts"
+    notes.step(rules.WINDOW, role, (recommended, agreed), why)
+    limit = agreed
+    if rule.max_step:
+        limit = asked + max(-rule.max_step, min(rule.max_step, agreed - asked))
+    notes.step(rules.MAX_STEP, role, (agreed, limit), f"at most {rule.max_step} at a time")
+    return limit, recommendations
 
 
-def stabilize_advice(role: str, asked: int, recommended: int, window: int, *, past: Recommendations, now: float) -> Stabilized:
+def stabilize_advice(
+    role: str,
+    asked: int,
+    recommended: int,
+    window: int,
+    *,
+    past: Recommendations,
+    now: float,
+    notes: Notes,
+) -> tuple[int, Recommendations]:
     """Advise the greatest recommendation to scale up within the scale-down window.
 
     Otherwise advice would follow each swing of the load.
-    past: `recommendations` of the decision before
+    past: what the decision before returned to remember
+    Returns the workers to advise, and the recommendations to remember.
     """
     greater = tuple((at, each) for at, each in past if now - window < at and each > recommended)
     recommendations = (*greater, (now, recommended)) if recommended > asked else greater
     if not greater:
-        return Stabilized(recommended, recommendations)
-    why = f"{greater[0][1]} was advised {now - greater[0][0]:.0f} s ago, and advice goes down after {window} s"
-    return Stabilized(greater[0][1], recommendations, (Step(rules.WINDOW, role, recommended, greater[0][1], why),))
+        return recommended, recommendations
+    at, most = greater[0]
+    why = f"{most} was advised {now - at:.0f} s ago, and advice goes down after {window} s"
+    notes.step(rules.WINDOW, role, (recommended, most), why)
+    return most, recommendations
 
 
 def is_same(memory: Memory, role: str, asked: int, spec: AutoscaleSpec, now: float) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.need import Signal
-from pdcluster_api.plan.autoscale.safety import RoleSignals, RoleSize, recommend, safe_workers
+from pdcluster_api.plan.autoscale.safety import Role, recommend, safe_workers
 from pdcluster_api.plan.autoscale.values import Sample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
@@ -69,9 +69,9 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
 
 
 def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():
-    signals = RoleSignals([share(0.1, 0.1)], 3)
+    role = Role("decode", asked=5, ready=3, signals=[share(0.1, 0.1)], workers=3)
 
-    recommended = recommend(RoleSize("decode", asked=5, ready=3), signals, headroom=0.0, tolerance=0.1)
+    recommended = recommend(role, headroom=0.0, tolerance=0.1)
 
     assert recommended.workers == 3  # of the five two are not ready: any two that go may be of the three
 

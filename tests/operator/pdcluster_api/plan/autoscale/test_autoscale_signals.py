@@ -1,15 +1,14 @@
 """Totals of the windows: means over fresh rounds, and missing workers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.autoscale.signals import Freshness, Totals, read_pool, together
+from pdcluster_api.plan.autoscale.signals import Totals, fresh_rounds, read_pool, together
 from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import IDLE, NOW
-
-FRESH = Freshness(NOW, 15.0)
 
 
 def worker(pod: str, **fields: float) -> WorkerSample:
@@ -21,7 +20,11 @@ def facts(ready: int) -> PoolFacts:
 
 
 def read(*rounds: Sample, ready: int = 2) -> Totals:
-    return read_pool(facts(ready), rounds, FRESH)
+    return read_fresh(facts(ready), rounds)
+
+
+def read_fresh(pool: PoolFacts, rounds: Sequence[Sample], seconds: float = 15.0) -> Totals:
+    return read_pool(pool, rounds, fresh_rounds(rounds, NOW, seconds))
 
 
 def test_gauges_are_summed_over_workers_and_averaged_over_fresh_rounds():
@@ -90,7 +93,7 @@ def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
     ]
     pool = replace(facts(2), current=4, ending=2, leaving=frozenset({"c", "d"}))
 
-    totals = read_pool(pool, rounds, FRESH)
+    totals = read_fresh(pool, rounds)
 
     assert (totals.prefill_queue_requests, totals.prefill_queue_tokens) == (5.0, 400.0)
     assert (totals.reporting, totals.missing, totals.settled) == (2, 0, 2)
@@ -149,7 +152,7 @@ def test_a_worker_that_is_gone_counts_no_more():
     window = [Sample(NOW - 10.0, both), Sample(NOW - 5.0, both), Sample(NOW, both[:1])]
 
     gone = read(*window, ready=1)
-    drains = read_pool(PoolFacts("prefill", "x", "H100", 1, 2, 1, ending=1, leaving=frozenset({"b"})), window, Freshness(NOW, 20.0))
+    drains = read_fresh(PoolFacts("prefill", "x", "H100", 1, 2, 1, ending=1, leaving=frozenset({"b"})), window, 20.0)
 
     assert (gone.reporting, gone.missing, gone.kv_cache_usage, gone.peak_kv_cache_usage, gone.prefill_queue_requests) == (
         1,

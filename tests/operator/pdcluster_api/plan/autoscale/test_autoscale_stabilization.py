@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.stabilization import stabilize
 from pdcluster_api.plan.autoscale.values import Memory, Sample
 from pdcluster_api.schema.autoscale import AutoscaleSpec
@@ -142,8 +143,8 @@ def test_memory_of_another_clock_only_waits_longer():
 def test_the_most_careful_decision_of_the_window_counts():
     spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": 10, "maxStep": 0}, "scaleUp": {"windowSeconds": 10}})
 
-    assert stabilize("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0).workers == 6
-    assert stabilize("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0).workers == 4
+    assert stabilize("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0, notes=Notes())[0] == 6
+    assert stabilize("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0, notes=Notes())[0] == 4
 
 
 @pytest.mark.parametrize("window", [300, 3600])
@@ -151,10 +152,10 @@ def test_what_is_remembered_stays_small(window: int):
     spec = AutoscaleSpec.model_validate({"scaleDown": {"windowSeconds": window}})
     recommendations: tuple[tuple[float, int], ...] = ()
     for number in range(5000):
-        recommendations = stabilize("decode", 4, 3, spec, past=recommendations, now=number * 5.0).recommendations
+        recommendations = stabilize("decode", 4, 3, spec, past=recommendations, now=number * 5.0, notes=Notes())[1]
         assert len(recommendations) == 1
     for number in range(5000, 9000):
-        recommendations = stabilize("decode", 4, number % 4, spec, past=recommendations, now=number * 5.0).recommendations
+        recommendations = stabilize("decode", 4, number % 4, spec, past=recommendations, now=number * 5.0, notes=Notes())[1]
         assert len(recommendations) <= 62
 
 
@@ -168,17 +169,16 @@ def test_what_is_remembered_lets_through_no_more_than_all_wishes_of_the_window(g
     for gap, recommended in given:
         now += gap
         history.append((now, recommended))
-        pace = stabilize("decode", asked, recommended, spec, past=recommendations, now=now)
-        recommendations = pace.recommendations
+        workers, recommendations = stabilize("decode", asked, recommended, spec, past=recommendations, now=now, notes=Notes())
         recent = [(at, each) for at, each in history if at > now - window]
         before = [each for at, each in history if at <= now - window][-1:]
         whole = [*before, *(each for _, each in recent)]
         is_full = bool(before) or window == 0
         same_way = all((each > asked) == (recommended > asked) and each != asked for each in whole)
-        if pace.workers != asked:
+        if workers != asked:
             assert is_full
             assert same_way
-            assert abs(pace.workers - asked) <= min(abs(each - asked) for each in whole)
+            assert abs(workers - asked) <= min(abs(each - asked) for each in whole)
         elif is_full and same_way:
             assert recommended == asked
 
@@ -207,12 +207,12 @@ def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: i
 def test_an_agreement_to_shrink_does_not_outlast_a_backlog_that_is_worked_off():
     spec = AutoscaleSpec.model_validate({})
 
-    up = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, goes_on=True)
-    down = stabilize("decode", 4, 4, spec, past=((0.0, 3),), now=10.0, goes_on=True)
-    other = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0)
+    up = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, notes=Notes(), goes_on=True)
+    down = stabilize("decode", 4, 4, spec, past=((0.0, 3),), now=10.0, notes=Notes(), goes_on=True)
+    other = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, notes=Notes())
 
-    assert (up.workers, up.recommendations) == (4, ((0.0, 6),))
-    assert (down.recommendations, other.recommendations) == ((), ())
+    assert up == (4, ((0.0, 6),))
+    assert (down[1], other[1]) == ((), ())
 
 
 def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():

@@ -219,7 +219,7 @@ def events(story: Story) -> list[tuple[str, bool]]:
     return [(each.reason, each.warning) for each in story.plan.events]
 
 
-REFUSED = Failure("PodMonitor chat", words.APPLY_FAILED, "no answer")
+REFUSED = Failure("PDPoolScaler chat-decode-cpu", words.APPLY_FAILED, "no answer")
 
 
 def test_the_deadline_is_an_event_once() -> None:
@@ -404,11 +404,8 @@ def test_the_clock_stands_while_a_name_that_it_needs_is_somebody_elses() -> None
 @pytest.mark.parametrize(
     "name",
     [
-        "PodMonitor chat",
-        "PrometheusRule chat",
         "PodDisruptionBudget chat-decode-cpu",
         "PDPoolScaler chat-decode-cpu",
-        "ConfigMap chat-dashboard",
         "Service chat-workers",
     ],
 )
