@@ -122,7 +122,7 @@ class Bench:
 def _text(number: int) -> str:
     """Some paragraphs of this project's documents."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    start = text.index("\n", number * TEXT_LETTERS) + 1
+    start = text.index("\n", number * TEXT_LETTERS % (len(text) - 3 * TEXT_LETTERS)) + 1
     return text[start : start + TEXT_LETTERS]
 
 

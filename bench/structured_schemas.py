@@ -34,12 +34,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--max-bytes", type=int, default=6000, help="of a file; larger ones are left out")
     parser.add_argument("--max-tokens", type=int, default=600)
+    parser.add_argument("--closing-bias", type=float, default=0.0, help="added to tokens that only close strings, lists and objects")
     options = parser.parse_args()
     paths = [path for path in sorted(options.folder.glob("*.json")) if path.stat().st_size <= options.max_bytes]
     model = Model(MODEL, dtype="bfloat16", num_blocks=2048)
     try:
         schemas, refused, seconds = compiled(model.runner.grammars, paths, options.count)
-        report(answers(model, schemas, options.max_tokens), schemas)
+        report(answers(model, schemas, options.max_tokens, options.closing_bias), schemas)
     finally:
         model.runner.close()
     print(f"compiled {len(schemas)}, refused {sum(refused.values())} of {len(schemas) + sum(refused.values())}")
@@ -69,7 +70,7 @@ def compiled(book: GrammarBook, paths: list[Path], count: int) -> tuple[list[Any
 
 
 def settled(book: GrammarBook, schema: Any) -> object:
-    """What came of one schema."""
+    """Compile one schema and return the result."""
     request = Request("compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)))
     while (answer := book.open(request)) is False:
         time.sleep(0.005)
@@ -82,16 +83,23 @@ def constraint(schema: Any) -> Constraint:
     return Constraint("json_schema", json.dumps(schema, separators=(",", ":")))
 
 
-def answers(model: Model, schemas: list[Any], max_tokens: int) -> list[list[Token]]:
-    """One answer for each schema."""
+def answers(model: Model, schemas: list[Any], max_tokens: int, closing_bias: float) -> list[list[Token]]:
+    """One answer for each schema.  A model this small goes on and on: a bias towards closing tokens lets more answers end."""
     tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     eos = tokenizer.token_to_id("<|im_end|>")
     assert eos is not None, "the sample model has <|im_end|>"
+    bias = dict.fromkeys(closing_tokens(tokenizer), closing_bias) if closing_bias else {}
     specs = []
     for index, schema in enumerate(schemas):
         title = schema.get("title") or schema.get("description") or "an object" if isinstance(schema, dict) else "anything"
         sampling = Sampling(
-            max_tokens=max_tokens, seed=index, temperature=0.7, top_p=0.9, eos_token_ids=[eos], constraint=constraint(schema)
+            max_tokens=max_tokens,
+            seed=index,
+            temperature=0.7,
+            top_p=0.9,
+            eos_token_ids=[eos],
+            constraint=constraint(schema),
+            logit_bias=bias,
         )
         specs.append(RequestSpec(f"schema-{index}", tokenizer.encode(PROMPT.format(title=str(title)[:200])).ids, sampling))
     pair = Pair(*engines_over([model, model], num_blocks=2048))
@@ -99,6 +107,12 @@ def answers(model: Model, schemas: list[Any], max_tokens: int) -> list[list[Toke
     for start in range(0, len(specs), AT_ONCE):
         made += pair.run(specs[start : start + AT_ONCE], remote=False)
     return made
+
+
+def closing_tokens(tokenizer: tokenizers.Tokenizer) -> list[int]:
+    """Tokens of nothing but `"`, `}` and `]`."""
+    texts = {token_id: tokenizer.decode([token_id]).strip() for token_id in range(tokenizer.get_vocab_size())}
+    return [token_id for token_id, text in texts.items() if text and not set(text) - set('"}]')]
 
 
 def report(made: list[list[Token]], schemas: list[Any]) -> None:
@@ -122,7 +136,7 @@ def report(made: list[list[Token]], schemas: list[Any]) -> None:
 
 
 def is_valid(schema: Any, value: Any, index: int) -> bool:
-    """Whether the value fits its schema, by a validator that is not ours."""
+    """Return whether the value fits its schema, by a validator that is not ours."""
     try:
         error = next(iter(jsonschema_rs.validator_for(schema).iter_errors(value)), None)
     except (ValueError, jsonschema_rs.ReferencingError) as e:

@@ -6,6 +6,7 @@ test writes their status.
 """
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +16,32 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.objects import Objects
 from tests.apiserver.plain_api import PlainApi
 
+FOLDER = Path(__file__).parent
 CRDS = Path(__file__).parents[2] / "crds"
 _numbers = itertools.count(1)
 
 
+class EndsWithFolder:
+    """Ends the control plane before the first test of another folder, since one that idles takes a good part of a core.
+
+    Only with `-n`, which deals the tests out folder by folder (tests/conftest.py).
+    """
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if FOLDER not in item.path.parents:
+            self._plane.close()
+
+
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def control_plane(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
     """With controllers and our CRDs; a test leaves it as it found it, its own namespace aside."""
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), with_controllers=True, crds=CRDS) as plane:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            pytestconfig.pluginmanager.register(EndsWithFolder(plane))
         yield plane
 
 

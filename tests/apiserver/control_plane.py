@@ -107,7 +107,7 @@ class ControlPlane:
         return result.stdout
 
     def kubeconfig_for(self, user: str, *groups: str) -> Path:
-        """A kubeconfig of another user, who may do what RBAC gives to the user and the groups."""
+        """A kubeconfig of another user, with the rights that RBAC gives to the user and the groups."""
         return self._credentials.kubeconfig(self.url, user, *groups)
 
     def log(self, program: str) -> str:
@@ -169,7 +169,7 @@ class ControlPlane:
         self._wait_for("kube-controller-manager", f"https://127.0.0.1:{port}/healthz", trusted=False)
 
     def _spawn(self, name: str, *flags: str) -> None:
-        launcher = str(files("pdcluster_operator.local").joinpath("launcher.py"))
+        launcher = str(files("pdctl.local").joinpath("launcher.py"))
         with self._log_file(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-I", launcher, str(os.getpid()), str(binary(name)), *flags],

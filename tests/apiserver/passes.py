@@ -8,13 +8,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_operator.cluster.cache import Key
-from pdcluster_operator.cluster.client import ApiClient
-from pdcluster_operator.cluster.connect import connect
-from pdcluster_operator.cluster.metrics import ApiMetrics
-from pdcluster_operator.manifests.render import Site
-from pdcluster_operator.reconcile.loop import Loop, LoopSettings
-from pdcluster_operator.reconcile.queue_runner import Done
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.manifests.render import Site
+from pdcluster_operator.loop import Loop, LoopSettings
+from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.session import Session
 
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
@@ -28,7 +28,7 @@ class Passes:
         self.loop, self.key = loop, key
 
     async def one(self) -> Done:
-        """One pass over what the cache holds."""
+        """One reconcile of all that the cache holds."""
         return await self.loop._reconciler.reconcile(self.key)
 
     async def until_written(self) -> list[Done]:
@@ -41,12 +41,12 @@ class Passes:
 
     @property
     def session(self) -> Session:
-        """What the passes remember."""
+        """Session that the reconciles share."""
         return self.loop._sessions.of(self.key)
 
     @property
     def uid(self) -> str | None:
-        """Of the PDCluster that the cache holds."""
+        """Uid of the PDCluster that the cache holds."""
         body = self.loop.cache.get("PDCluster", *self.key)
         return None if body is None else body["metadata"]["uid"]
 

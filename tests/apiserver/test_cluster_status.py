@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pdcluster_operator.cluster.events import MAX_REMEMBERED, PERIOD_SECONDS, Events
-from pdcluster_operator.cluster.kinds import EVENT, PDCLUSTER, POOL_SCALER
-from pdcluster_operator.cluster.status import write_status
-from pdcluster_operator.plan.state import Event
+from pdcluster_api.apiserver.kinds import EVENT, PDCLUSTER, POOL_SCALER
+from pdcluster_api.plan.result import Event
+from pdcluster_operator.writes.events import MAX_REMEMBERED, PERIOD_SECONDS, Events
+from pdcluster_operator.writes.status import write_status
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
@@ -109,7 +109,7 @@ async def test_an_event_is_posted_once_in_its_period(connection: Connection, own
 async def test_an_event_that_is_refused_is_lost_and_tried_again_when_it_is_said_again(
     control_plane: ControlPlane, owner: Body, caplog: pytest.LogCaptureFixture
 ):
-    async with connected(control_plane.kubeconfig_for("nobody")) as limited:
+    async with connected(control_plane.kubeconfig_for("no-rights")) as limited:
         events = Events(limited.client, "operator-0")
         assert not await events.post(owner, Event("Scaled", "x"))
         assert not await events.post(owner, Event("Scaled", "x"))

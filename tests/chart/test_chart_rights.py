@@ -1,4 +1,4 @@
-"""The operator's rights are exactly these; whoever adds one adds it here, with its reason in the chart."""
+"""The operator's rights are exactly these; a new one is added here, with its reason in the chart."""
 
 from collections import defaultdict
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_operator.cluster import kinds
-from pdcluster_operator.cluster.kinds import Kind, Manner
+from pdcluster_api.apiserver import kinds
+from pdcluster_api.apiserver.kinds import Kind, Manner
 from pdcluster_operator.settings import Settings
 from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, environment_of, helm, of_kind, render
 
@@ -28,8 +28,8 @@ OBJECTS = {
     "/secrets": KEPT,
     "policy/poddisruptionbudgets": OWNED,
     "networking.k8s.io/networkpolicies": OWNED,
-    "monitoring.coreos.com/podmonitors": OWNED,
-    "monitoring.coreos.com/prometheusrules": OWNED,
+    "monitoring.coreos.com/podmonitors": {"list", "delete"},
+    "monitoring.coreos.com/prometheusrules": {"list", "delete"},
     "/pods": READ,
     "/events": {"list"},
     "events.k8s.io/events": {"create"},

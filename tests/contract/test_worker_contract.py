@@ -1,4 +1,4 @@
-"""What operator and worker share without importing each other: files, etcd keys and records, ports, metric names, TLS."""
+"""Contract of operator and worker, which never import each other: files, etcd keys and records, ports, metric names, TLS."""
 
 import json
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ import msgspec
 import pytest
 import yaml
 
-from pdcluster_operator.api.engine import EngineSpec
-from pdcluster_operator.api.load import load, parse
-from pdcluster_operator.api.sections import ModelSpec
-from pdcluster_operator.discovery import etcd, keys
-from pdcluster_operator.discovery.disaggregation import read_disaggregation
-from pdcluster_operator.local.certificates import WORKER_NAME
-from pdcluster_operator.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
-from pdcluster_operator.plan import pods, state
-from pdcluster_operator.plan.state import Disaggregation
+from pdcluster_api.apiserver import pods
+from pdcluster_api.discovery import etcd, keys
+from pdcluster_api.discovery.disaggregation import read_disaggregation
+from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
+from pdcluster_api.plan.observed import state
+from pdcluster_api.plan.observed.state import Disaggregation
+from pdcluster_api.schema.engine import EngineSpec
+from pdcluster_api.schema.load import load, parse
+from pdcluster_api.schema.sections import ModelSpec
 from pdcluster_operator.reconcile.key_secret import is_key
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
@@ -31,15 +31,16 @@ from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import options, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
-from tests.operator.manifests.test_every_field_counts import ENGINE_VALUES, SCHEDULING_VALUES
+from pdctl.local.certificates import WORKER_NAME
 from tests.operator.object_cases import minimal
+from tests.operator.pdcluster_api.manifests.test_every_field_counts import ENGINE_VALUES, SCHEDULING_VALUES
 
 ROOT = Path(__file__).parents[2]
 ENTRY = "alice"
 """The key of the one entry of each map."""
 
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
-"""What a worker is told of its model beside name and path."""
+"""Settings of the model in a worker's file, beside name and path."""
 
 SITE = WorkerSite(model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k")
 
@@ -169,7 +170,7 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
-    """Where nothing is the default: all but the lease, which is the contract's 10 s on the worker's side."""
+    """Fields without a default: all but the lease, which is the contract's 10 s on the worker's side."""
     files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
     found = {path for engine, _ in files for path in paths(engine)}
     policy = files[0][1]

@@ -1,4 +1,4 @@
-"""An engine process that stands still (SIGSTOP) while its server process lives: seen, gone round, and started anew."""
+"""A stopped engine process (SIGSTOP) whose server process lives: detected, avoided, and restarted."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import httpx
 import psutil
 import pytest
 
-from pdcluster_operator.local.processes import Launch
-from pdcluster_operator.local.supervisor import Supervisor
+from pdctl.local.processes import Launch
+from pdctl.local.supervisor import Supervisor
 from tests.reference import Reference
 from tests.system.client import answer_of, body
 from tests.system.cluster import Cluster, NewCluster, Pair
@@ -43,13 +43,13 @@ def second(impatient: Pair) -> Iterator[WorkerProcess]:
     try:
         cluster.wait_ready()
         for decode in (impatient.decode, worker):
-            decode.wait_for(lambda decode=decode: _num_decode_peers(decode) == 1, "both decode workers know each other")
+            decode.wait_for(lambda decode=decode: decode.num_decode_peers() == 1, "both decode workers know each other")
         yield worker
     finally:
         worker.close()
         del cluster.workers[worker.name]
         cluster.heal()
-        impatient.decode.wait_for(lambda: _num_decode_peers(impatient.decode) == 0, "the second one is forgotten")
+        impatient.decode.wait_for(lambda: impatient.decode.num_decode_peers() == 0, "the second one is forgotten")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(impatient: Pair, pr
         reply = impatient.decode.client.post(body(prompts(300), "remote"))
 
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "prefill_failed")
-    assert "stands still" in reply.json()["error"]["message"]
+    assert "has stalled" in reply.json()["error"]["message"]
 
 
 def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
@@ -111,7 +111,7 @@ def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
 def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
     impatient: Pair, second: WorkerProcess, pool: ThreadPoolExecutor, prompts: Prompts, reference: Reference
 ) -> None:
-    """Those that came to it, those that were sent there, and those that come while it is known to stand still."""
+    """Those that came to it, those that were sent there, and those that come while its stall is known."""
     first, asked = impatient.decode, [prompts(30) for _ in range(3)]
     with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(1)
@@ -166,20 +166,16 @@ def _check_relayed_to_its_end(worker: WorkerProcess, prompts: Prompts) -> None:
     assert LAST_WORDS in worker.log_tail(1)
 
 
-def _num_decode_peers(worker: WorkerProcess) -> float:
-    return worker.metrics().value("peers", role="decode", state="ready")
-
-
 def _status(worker: WorkerProcess, path: str) -> int:
     return worker.client.http.get(path).status_code
 
 
 def _check_told(worker: WorkerProcess) -> None:
-    """Its probes and its gauge say that its engine stands still, before it ends."""
+    """Its probes and its gauge say that its engine has stalled, before it ends."""
     worker.wait_for(lambda: _status(worker, "/health") == httpx.codes.SERVICE_UNAVAILABLE, "it is not live")
     reply = worker.client.http.get("/ready")
     assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert "stands still" in reply.json()["reason"]
+    assert "has stalled" in reply.json()["reason"]
     assert worker.metrics().value("engine_stalled") == 1
 
 

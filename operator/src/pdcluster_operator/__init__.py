@@ -1,3 +1,3 @@
-"""The PDCluster operator: API types, pure planning, manifests, and pdctl."""
+"""The operator process: watches PDClusters, reconciles one at a time, and scrapes their workers."""
 
 __version__ = "0.1.0"

@@ -20,16 +20,16 @@ from typing import Any, Literal
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from pdcluster_operator.api.errors import OperatorError, StartError
-from pdcluster_operator.cluster.client import ApiClient, Limits
-from pdcluster_operator.cluster.connect import connect
-from pdcluster_operator.cluster.lease import Leadership
-from pdcluster_operator.cluster.metrics import ApiMetrics
+from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.errors import OperatorError, StartError
+from pdcluster_api.manifests.render import Site
 from pdcluster_operator.handlers.framework import WatchSettings, run_watches
 from pdcluster_operator.handlers.probes import make_app, serve
 from pdcluster_operator.handlers.watch import Watch
-from pdcluster_operator.manifests.render import Site
-from pdcluster_operator.reconcile.loop import Loop, LoopSettings
+from pdcluster_operator.lease import Leadership
+from pdcluster_operator.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
 LIMITS = Limits(page=100)
@@ -97,11 +97,11 @@ class Process:
     state: Literal["starting", "standing by", "leading"] = "starting"
 
     def unhealthy(self) -> list[str]:
-        """For /healthz: what stands still."""
+        """Parts without progress, for /healthz."""
         return self.loop.problems() if self.state == "leading" and self.loop.is_filled else []
 
     def unready(self) -> list[str]:
-        """For /readyz: why it neither leads with filled caches nor stands by."""
+        """Reasons, for /readyz, why it neither leads with filled caches nor stands by."""
         if self.state == "leading":
             return [] if self.loop.is_filled else ["the cache is being filled"]
         return [] if self.state == "standing by" else ["starting"]
@@ -157,8 +157,8 @@ class Process:
 
     async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
         watch = Watch(self.loop.cache, self.loop.add, self.loop.resync_soon)
-        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None, self.loop.watched)
-        await run_watches(settings, watch, stop, started, self.loop.resync_soon)
+        settings = WatchSettings(self.settings.watch_namespaces, self.settings.kubeconfig is None)
+        await run_watches(settings, watch, stop, started)
 
     async def _take_signals_back(self, started: asyncio.Event) -> None:
         """From kopf, which would end before the workers have."""
@@ -211,7 +211,3 @@ def _configure_logging(level: int) -> None:
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kopf").setLevel(max(level, logging.WARNING))
     logging.getLogger("aiohttp").setLevel(max(level, logging.WARNING))
-
-
-if __name__ == "__main__":
-    main()

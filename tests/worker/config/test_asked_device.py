@@ -9,7 +9,7 @@ from pdcluster_worker.config.asked_device import asked_device, check_gpu
 from pdcluster_worker.config.worker import load_worker_config
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.processes import worker_start
-from tests.worker.config.test_worker_config_errors import MINIMUM, write
+from tests.worker.config.engine_files import MINIMUM, write
 
 
 def with_device(folder: Path, device: str) -> Path:
@@ -23,7 +23,7 @@ def test_node_without_a_gpu_is_refused_with_the_fix(tmp_path: Path, device: str)
 
     assert str(refusal.value) == (
         f"pool big asks for cuda (engine.device: {device} with gpu: B200), but no CUDA device is visible: "
-        "see to the node's driver and device plugin, and that the pod is given an accelerator, "
+        "check the node's driver and device plugin, and that the pod requests an accelerator, "
         "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators idle"
     )
     assert len(str(refusal.value)) < 400  # what a condition shows of it

@@ -12,23 +12,7 @@ from pdcluster_worker.messages.engine_settings import (
     SchedulerSettings,
     SpeculationSettings,
 )
-
-MINIMUM = """
-cluster: chat
-revision: r1
-role: decode
-pool: cpu
-model: {name: m, path: /models/m}
-discovery: {endpoints: ["127.0.0.1:2379"]}
-tls: {ca: ca.pem, certificate: worker.pem, key: worker.key}
-"""
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "engine.yaml"
-    path.write_text(text)
-    return path
-
+from tests.worker.config.engine_files import MINIMUM, write
 
 CHUNKS = "{low: 32, high: 128, stages: 4, maxTokens: 512}"
 
@@ -114,7 +98,7 @@ def test_worker_config_refusal_names_field_and_reason(tmp_path: Path, line: str,
 
 
 def test_worker_config_of_a_record_may_have_fields_that_had_one_value(tmp_path: Path) -> None:
-    """An operator of before has rendered it, and it is never rendered anew."""
+    """An older operator has rendered it, and it is never rendered again."""
     retired = "tensorParallel: 1\nengine: {kvCacheDtype: auto, transport: tcp, blockSize: 32}\n"
 
     old, new = (load_worker_config(write(tmp_path, MINIMUM + text)) for text in (retired, "engine: {blockSize: 32}\n"))

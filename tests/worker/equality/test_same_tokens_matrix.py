@@ -24,6 +24,7 @@ from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts
+from tests.worker.equality.answers import check
 from tests.worker.equality.engines import CONTINUOUS, Guesses, Model, Pair, engines_over
 
 LENGTHS = (1, 16, 17, 64, 63, 65, 130, 33)  # blocks are 16, chunks 64
@@ -103,12 +104,6 @@ def expected(models: Models) -> list[list[Token]]:
     return [pair.run([spec], remote=False)[0] for spec in specs("expected")]
 
 
-def check(actual: list[list[Token]], expected: list[list[Token]]) -> None:
-    assert [[token.token_id for token in answer] for answer in actual] == [[token.token_id for token in answer] for answer in expected]
-    for mine, theirs in zip(actual, expected, strict=True):
-        assert [token.logprob for token in mine] == pytest.approx([token.logprob for token in theirs], abs=1e-3)
-
-
 def check_cell(pair: Pair, path: str, own: SchedulerSettings, expected: list[list[Token]]) -> None:
     is_remote = path.startswith("remote")
     check(pair.run(specs("first"), remote=is_remote), expected)
@@ -163,7 +158,7 @@ def test_drafts_of_a_scheduler_change_no_token(name: str, models: Models, expect
 
 
 def check_prompt(answer: list[Token], logprobs: torch.Tensor) -> None:
-    """What an answer says of its prompt, against transformers' [N - 1, vocab_size]; the order of near ties may differ."""
+    """Compare an answer's prompt log probabilities with transformers' [N - 1, vocab_size]; the order of near ties may differ."""
     said, prompt = answer[0].prompt_logprobs, answer[0].request_id
     assert len(said) == len(logprobs), prompt
     assert all(not token.prompt_logprobs for token in answer[1:])
@@ -177,7 +172,7 @@ def check_prompt(answer: list[Token], logprobs: torch.Tensor) -> None:
 def test_log_probabilities_of_prompts_are_those_of_transformers(
     column: str, path: str, models: Models, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of chunks, of steps that run in parts, of ranks and of a prefill worker, and where the prompt is cached."""
+    """Cases: chunks, steps that run in parts, ranks, a prefill worker, and a cached prompt."""
     monkeypatch.setattr(prompt_logprobs, "MOST_ROWS", 24)
     pair = pair_of(models, column, path, CONTINUOUS)
     source = Prompts("every column")

@@ -10,8 +10,9 @@ from typing import Any
 
 import kopf
 
-from pdcluster_operator.cluster.cache import Cache, Key
-from pdcluster_operator.cluster.kinds import Kind
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_operator.informer.cache import Cache
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,6 @@ class Watch:
 
 
 def register(registry: kopf.OperatorRegistry, kinds: Iterable[Kind], watch: Watch) -> None:
-    """Let kopf watch every kind; one whose CRD comes later is watched from then on."""
+    """Let kopf watch every kind."""
     for kind in kinds:
         kopf.on.event(kind.api_version, kind.plural, registry=registry, id=kind.plural, param=kind.name)(watch.on_event)

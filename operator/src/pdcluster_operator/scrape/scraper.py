@@ -15,6 +15,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
+from pdcluster_api.text import one_line
 from pdcluster_operator.scrape.page import Page, PageError, parse_page
 from pdcluster_operator.scrape.values import Answer, Miss, Reason, Target
 
@@ -49,7 +50,7 @@ class Scraper:
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or Limits()
-        self._clock = clock
+        self.clock = clock
         self._turns = asyncio.Semaphore(self._limits.concurrency)
 
     async def __aenter__(self) -> Self:
@@ -76,9 +77,9 @@ class Scraper:
 
     async def _scrape_one(self, target: Target, own: asyncio.Semaphore) -> Answer:
         async with own, self._turns:
-            started = self._clock()
+            started = self.clock()
             result = await self._page_or_miss(target.address)
-            ended = self._clock()
+            ended = self.clock()
         return Answer(target, ended, ended - started, result)
 
     async def _page_or_miss(self, address: str) -> Page | Miss:
@@ -121,4 +122,4 @@ def _metrics_url(address: str) -> URL | None:
 
 def _said(error: Exception) -> str:
     """One short line: an error of HTTP's parser shows what a stranger sent, over several lines."""
-    return " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__
+    return one_line(str(error), _MAX_REASON) or type(error).__name__

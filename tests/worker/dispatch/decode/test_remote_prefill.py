@@ -41,7 +41,7 @@ from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
 from pdcluster_worker.routing.side_costs import MIN_SAMPLES, SideCosts
 from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
 from pdcluster_worker.testing import FakeClock
-from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, stats
+from tests.worker.dispatch.doubles import RecordingPeer, ScriptedEngine, client_of, outcomes, stats
 
 EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), Sampling(max_tokens=3, seed=1))
@@ -90,11 +90,6 @@ def dispatcher(worker: Worker, engine: ScriptedEngine, peer: GrantingPeer, peers
 
 async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode = "remote") -> list[Generated]:
     return [generated async for generated in dispatcher.run(SPEC, prefill)]
-
-
-def outcomes(worker: Worker) -> dict[str, float]:
-    samples = worker.metrics.remote_prefill.collect()[0].samples
-    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
 
 
 async def test_remote_prefill_streams_the_peers_token_then_the_engines(
@@ -279,10 +274,10 @@ async def test_decoding_refuses_beyond_the_queue_bound(dispatcher: DecodeDispatc
 
 
 async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: Worker) -> None:
-    """[V8]: before the engine hears of it, and until those that wait have their first token."""
+    """[V8]: before the engine gets it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
-    dispatcher.admit([prompt_of(1000)])  # nobody waits
+    dispatcher.admit([prompt_of(1000)])  # no prompt waits
     waiting = asyncio.create_task(collect(dispatcher, "local"))
     while not engine.inputs:
         await asyncio.sleep(0)
@@ -315,7 +310,7 @@ def long_prompts(worker: Worker) -> tuple[int, int]:
         (0, [FIRST, DONE], "auto", (1, 1)),
         (0, [PeerError("gone")], "auto", (1, 0)),
         (0, [FIRST, PeerError("gone")], "auto", (1, 0)),
-        (0, [FIRST, DONE], "local", (0, 0)),  # the client's own wish says nothing about the cluster
+        (0, [FIRST, DONE], "local", (0, 0)),  # the client's own choice says nothing about the cluster
         (11, [FIRST, DONE], "auto", (0, 0)),  # a short prompt: nothing to offload
         (11, [FIRST, DONE], "remote", (1, 1)),
     ],
@@ -349,7 +344,7 @@ async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
 
 
 async def reported(worker: Worker, engine: ScriptedEngine) -> None:
-    """The engine has told that a quarter of its blocks is in use."""
+    """The engine has reported that a quarter of its blocks is in use."""
     engine.say(stats(free_blocks=48))
     while client_of(worker).stats is None:
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """The engine processes of a worker: which death ends it, which engine comes back, and when."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from pdcluster_worker.dispatch.engines.engines import Engine
 from pdcluster_worker.dispatch.engines.group import EngineGroup
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine import Begin
-from tests.worker.dispatch.doubles import FACTS, ScriptedEngine
+from tests.worker.dispatch.doubles import FACTS, ScriptedEngine, until
 
 
 class PlayedChild:
@@ -83,15 +83,9 @@ class Scene:
         return [engine.rank for engine in self.group.engines if engine.serves]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 @pytest.fixture
 async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    """Of two; pauses take no time."""
+    """A group of two; pauses take no time."""
     pauses: list[float] = []
     sleep = asyncio.sleep
 
@@ -166,7 +160,7 @@ async def test_every_process_is_told_of_and_told_to_load_those_that_come_again_t
 
 async def test_engine_that_is_killed_is_started_again(scene: Scene) -> None:
     await scene.load()
-    scene.group.kill(scene.group.engines.first, "it stands still")
+    scene.group.kill(scene.group.engines.first, "it has stalled")
     again = await scene.child(2)
     again.load()
     await until(lambda: scene.serving == [0, 1])
@@ -221,7 +215,7 @@ async def test_kill_of_an_engine_that_was_replaced_is_for_nothing(scene: Scene) 
     scene.children[0].end()
     (await scene.child(2)).load()
     await until(lambda: scene.serving == [0, 1])
-    scene.group.kill(old, "it stands still")
+    scene.group.kill(old, "it has stalled")
 
     assert scene.serving == [0, 1]
 

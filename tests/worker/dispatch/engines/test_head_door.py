@@ -1,4 +1,4 @@
-"""Who gets through the door of a head: certificates, hellos and frames that are wrong, and one engine too many."""
+"""Connections to a head: certificates, hellos and frames that are wrong, and one engine too many."""
 
 import asyncio
 import ssl
@@ -32,11 +32,6 @@ from pdcluster_worker.messages.engine import Ping, decode_inputs
 from tests.system.certificates import make_certificates
 
 HELLO = Hello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TLSConfig:
-    return TLSConfig(**make_certificates(tmp_path_factory.mktemp("tls") / "ours").settings())
 
 
 def config_of(tls: TLSConfig, **engine: int) -> WorkerConfig:

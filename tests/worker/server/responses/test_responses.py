@@ -342,7 +342,7 @@ async def test_what_is_too_long_is_named_as_this_api_names_it(rig, client, http,
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "has type 'input_image'"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]", "has type 'web_search_call'"),
-        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "messages[0].tool_call_id", "no earlier message"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input", "no earlier message"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search, are not served"),
         ({"tools": [{**WEATHER, "parameters": {"description": "\ud800"}}]}, "tools[0].parameters", "surrogate"),
         ({"text": {"format": {"type": "json_schema", "schema": {"enum": ["\ud800"]}}}}, "text.format.schema", "surrogate"),
@@ -420,6 +420,20 @@ def test_what_is_kept_is_bounded_in_number_bytes_and_time():
     assert ids() == ["d"]
     now[0] = 5.1
     assert ids() == []
+
+
+@pytest.mark.parametrize("bounds", [{"max_responses": 4}, {"max_bytes": 4}])
+def test_one_keys_responses_do_not_push_out_anothers(bounds):
+    store = ResponseStore(**bounds)
+    store.put("quiet", b"quiet", kept())
+    for number in range(9):
+        store.put(f"busy-{number}", b"busy", kept())
+
+    assert store.get("quiet", b"quiet")
+    assert store.get("busy-8", b"busy")
+    assert store.get("busy-6", b"busy")
+    with pytest.raises(RequestError):
+        store.get("busy-5", b"busy")
 
 
 @pytest.mark.parametrize(("items", "parts"), [(1000, 0), (10, 100), (1, 1000)])

@@ -40,7 +40,7 @@ from pdcluster_worker.streams import Merged, Stream
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What every request needs; `policy` returns the policy in force now, `clock` monotonic seconds."""
+    """Dependencies of every request; `policy` returns the policy in force now, `clock` monotonic seconds."""
 
     backend: Backend
     tokenizer: Tokenizer

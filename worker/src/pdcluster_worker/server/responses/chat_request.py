@@ -23,9 +23,17 @@ from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _SAME = ("temperature", "top_p", "top_k", "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "pdcluster")
 
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+"""Chat's fields -> those that a client of this API knows."""
+
 
 def items_of(request: ResponsesRequest) -> list[Item]:
-    """What the request adds to a conversation."""
+    """Items that the request adds to a conversation."""
     if isinstance(request.input, str):
         return [MessageItem(role="user", content=request.input)]
     return list(request.input)
@@ -47,7 +55,7 @@ def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         fields["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and request.text.format is not None:
         fields["response_format"] = _format(request.text.format)
-    return checked_chat(fields)
+    return checked_chat(fields, NAMES)
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[str, Any]]:

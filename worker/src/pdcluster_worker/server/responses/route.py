@@ -16,7 +16,7 @@ from pdcluster_worker.server.http.request_context import RequestContext, context
 from pdcluster_worker.server.openai.chat import Prepared, prepare
 from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import replies
-from pdcluster_worker.server.responses.chat_request import chat_of, items_of
+from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
 from pdcluster_worker.server.responses.schemas import FunctionCallItem, FunctionCallOutputItem, Item, ResponsesRequest
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
@@ -92,13 +92,16 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
 
 
 def _is_whole(item: dict[str, Any]) -> bool:
-    """Whether a conversation can go on after it: not after a call that was cut off in its arguments."""
+    """Return whether a conversation can continue after it: not after a call that was cut off in its arguments."""
     return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 
 async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]) -> Prepared:
     """The chat request with its tokens; with truncation auto, of as many of the last items as fit."""
-    prepared = await prepare(serving, chat)
+    try:
+        prepared = await prepare(serving, chat)
+    except RequestError as e:
+        raise _renamed(e) from e
     room = serving.limits.max_model_len - (body.max_output_tokens or 1)
     if body.truncation != "auto" or len(prepared.prompt) <= room:
         return prepared
@@ -108,6 +111,15 @@ async def _prepared(serving: Serving, body: ResponsesRequest, chat: ChatRequest,
         tried = await prepare(serving, chat_of(body, _last(items, middle)))
         fewest, most = (fewest, middle) if len(tried.prompt) <= room else (middle + 1, most)
     return await prepare(serving, chat_of(body, _last(items, most)))
+
+
+def _renamed(error: RequestError) -> RequestError:
+    """The error with this API's name of its field, without the place within it, which is chat's."""
+    param = error.param or ""
+    name = NAMES.get(param.split("[")[0].split(".")[0])
+    if name is not None:
+        error.param, error.message = name, error.message.replace(param, name, 1)
+    return error
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:

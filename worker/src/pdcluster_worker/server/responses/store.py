@@ -1,15 +1,17 @@
 """Responses that are kept in this worker's memory, for GET and for those that go on from them.
 
-Bounded in number, bytes and time; the oldest go first.  A response belongs to
-the API key that made it.  It lives on one worker alone, and its id names that
-worker: another one says so, and never that there is no such response.
+Bounded in number, bytes and time; of the key that has the most, the oldest go
+first, so that one key's responses never push out those of another that has
+fewer.  A response belongs to the API key that made it.  It lives on one worker
+alone, and its id names that worker: another one says so, and never that there
+is no such response.
 """
 
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
@@ -23,7 +25,7 @@ MAX_SECONDS = 24 * 3600.0
 
 _WORKER_DIGITS = 8
 _OBJECT_BYTES = 512
-"""Of memory, besides its JSON, that each object of a response or an item takes; measured."""
+"""Bytes of memory that each object of a response or an item takes beside its JSON; measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class _Entry:
     at: float
 
 
+@dataclass(slots=True)
+class _Owned:
+    """Responses of one key, the oldest first, and their bytes."""
+
+    ids: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+
+
 class ResponseStore:
     """owner: the digest of an API key, b"" where none is asked for.  clock: monotonic seconds."""
 
@@ -72,6 +82,7 @@ class ResponseStore:
         self._max_seconds = max_seconds
         self._worker = uuid.uuid4().hex[:_WORKER_DIGITS]
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._owners: dict[bytes, _Owned] = {}
         self._num_bytes = 0
 
     def new_id(self, request_id: str) -> str:
@@ -83,6 +94,9 @@ class ResponseStore:
         if kept.num_bytes > self._max_bytes:
             return
         self._entries[response_id] = _Entry(kept, owner, self._clock())
+        owned = self._owners.setdefault(owner, _Owned())
+        owned.ids[response_id] = None
+        owned.num_bytes += kept.num_bytes
         self._num_bytes += kept.num_bytes
         self._expire()
 
@@ -101,14 +115,24 @@ class ResponseStore:
 
     def _expire(self) -> None:
         oldest = self._clock() - self._max_seconds
-        while self._entries:
-            response_id, entry = next(iter(self._entries.items()))
-            if len(self._entries) <= self._max_responses and self._num_bytes <= self._max_bytes and entry.at >= oldest:
-                return
-            self._drop(response_id)
+        while self._entries and (first := next(iter(self._entries.items())))[1].at < oldest:
+            self._drop(first[0])
+        while len(self._entries) > self._max_responses:
+            self._drop_of(max(self._owners.values(), key=lambda owned: len(owned.ids)))
+        while self._num_bytes > self._max_bytes:
+            self._drop_of(max(self._owners.values(), key=lambda owned: owned.num_bytes))
+
+    def _drop_of(self, owned: _Owned) -> None:
+        self._drop(next(iter(owned.ids)))
 
     def _drop(self, response_id: str) -> None:
-        self._num_bytes -= self._entries.pop(response_id).kept.num_bytes
+        entry = self._entries.pop(response_id)
+        owned = self._owners[entry.owner]
+        del owned.ids[response_id]
+        owned.num_bytes -= entry.kept.num_bytes
+        self._num_bytes -= entry.kept.num_bytes
+        if not owned.ids:
+            del self._owners[entry.owner]
 
     def _missing(self, response_id: str, param: str | None) -> RequestError:
         name = f"response {quoted(response_id)}"

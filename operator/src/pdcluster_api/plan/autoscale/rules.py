@@ -1,0 +1,54 @@
+"""Names of the autoscaler's rules, in the order in which they act, and its fixed numbers.
+
+A decision begins from sizes that capacity, bounds and budget allow.  So these three can
+act once before all others, and so can `neverAlone`, which keeps a role's last ready worker.
+"""
+
+from typing import Final
+
+METRICS: Final = "metrics"  # what is known of a role
+CAPACITY: Final = "capacity"  # nodes, quotas and what they have refused
+NEED: Final = "need"  # what the signals ask for
+HEADROOM: Final = "headroom"
+SAFETY: Final = "safety"  # what the workers that stay would carry
+PENDING: Final = "pending"  # workers that are on their way
+TOLERANCE: Final = "tolerance"
+WINDOW: Final = "window"  # how long every decision must have agreed
+MAX_STEP: Final = "maxStep"
+BOUNDS: Final = "bounds"  # min and max of a pool, by schedules where one is on
+NEVER_ALONE: Final = "neverAlone"  # no role serves without the other, or loses its last ready worker
+RATIO: Final = "ratio"
+BUDGET: Final = "budget"  # accelerators in all and by type
+POOL: Final = "pool"  # which pool of a role grows or shrinks
+
+RULES: Final = (
+    METRICS,
+    CAPACITY,
+    NEED,
+    HEADROOM,
+    SAFETY,
+    PENDING,
+    TOLERANCE,
+    WINDOW,
+    MAX_STEP,
+    BOUNDS,
+    NEVER_ALONE,
+    RATIO,
+    BUDGET,
+    POOL,
+)
+
+GRACE_ROUNDS: Final = 3
+"""Rounds of scrapes after which a new worker is thought to carry its part; [Y15] gives a new decode
+worker as many intervals.
+"""
+
+MAX_GROWTH: Final = 2.0
+"""Multiple of its settled workers that a role may ask for because of a queue or a latency, which
+can be any number of times its threshold.
+"""
+
+WORK_OFF_SECONDS: Final = 90.0
+"""A queue that falls under its threshold this soon asks for no worker: [Y15]'s three intervals of
+30 s.
+"""

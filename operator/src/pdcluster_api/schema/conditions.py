@@ -1,0 +1,109 @@
+"""Condition types and their reasons: every word that status and events may use.
+
+Ready = all is as declared, and follows from the role, discovery and ingress
+conditions below it; AcceleratorsInUse = workers compute on what their pools reserve,
+where a pool has an accelerator; Serving = requests are answered; DiscoveryInSync = the
+records in etcd are those of the pods, once etcd was asked; Disaggregating = long
+prompts are prefilled by prefill workers, where there are any.  Reconciling and Stalled
+are there only while they are true, as kstatus wants them.
+"""
+
+from typing import Final
+
+READY: Final = "Ready"
+SERVING: Final = "Serving"
+DISCOVERY_READY: Final = "DiscoveryReady"
+PREFILL_READY: Final = "PrefillReady"
+DECODE_READY: Final = "DecodeReady"
+MIXED_READY: Final = "MixedReady"
+ROUTER_READY: Final = "RouterReady"
+INGRESS_READY: Final = "IngressReady"
+DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
+ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
+DISAGGREGATING: Final = "Disaggregating"
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+
+ROLE_READY = {"prefill": PREFILL_READY, "decode": DECODE_READY, "mixed": MIXED_READY, "router": ROUTER_READY}
+
+# All is well.
+AS_DECLARED: Final = "AsDeclared"
+ETCD_ANSWERS: Final = "EtcdAnswers"
+ANSWERING: Final = "Answering"
+
+# On the way.
+STARTING: Final = "Starting"
+ROLLING_OUT: Final = "RollingOut"
+SCALING: Final = "Scaling"
+DOWNLOADING_MODEL: Final = "DownloadingModel"
+
+# A user should look.
+INVALID_SPEC: Final = "InvalidSpec"
+ETCD_UNREACHABLE: Final = "EtcdUnreachable"
+IMAGE_NOT_PULLED: Final = "ImageNotPulled"
+CONFIGURATION_REFUSED: Final = "ConfigurationRefused"
+ACCELERATOR_UNUSABLE: Final = "AcceleratorUnusable"
+CRASH_LOOPING: Final = "CrashLooping"
+UNSCHEDULABLE: Final = "Unschedulable"
+QUOTA_EXCEEDED: Final = "QuotaExceeded"
+PODS_REFUSED: Final = "PodsRefused"
+MODEL_NOT_DOWNLOADED: Final = "ModelNotDownloaded"
+FORBIDDEN: Final = "Forbidden"
+NAME_TAKEN: Final = "NameTaken"
+APPLY_FAILED: Final = "ApplyFailed"
+PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
+NOT_ANSWERING: Final = "NotAnswering"
+
+# What stands in the autoscaler's way.
+METRICS_MISSING: Final = "MetricsMissing"
+CAPACITY_SHORT: Final = "CapacityShort"
+RATIO_CONSTRAINT_VIOLATED: Final = "RatioConstraintViolated"
+BUDGET_TOO_SMALL: Final = "BudgetTooSmall"
+BOUNDS_CONFLICT: Final = "BoundsConflict"
+SCALING_LIMITED: Final = "ScalingLimited"
+
+AUTOSCALING: Final = (METRICS_MISSING, CAPACITY_SHORT, RATIO_CONSTRAINT_VIOLATED, BUDGET_TOO_SMALL, BOUNDS_CONFLICT, SCALING_LIMITED)
+"""Each is a condition of its own, there only while it is true, and its own reason."""
+
+# What etcd and Kubernetes do not agree on.
+GHOSTS: Final = "RecordsWithoutPods"
+ORPHANS: Final = "PodsWithoutRecords"
+
+# What workers of a pool with accelerators compute on.
+ACCELERATORS_IDLE: Final = "AcceleratorsIdle"
+DEVICE_NOT_SAID: Final = "DeviceNotSaid"
+
+# How prefill and decode work together.
+OFFLOADING: Final = "Offloading"
+NO_LONG_PROMPTS: Final = "NoLongPrompts"
+PAIR_REFUSED: Final = "PairRefused"
+NO_PREFILL_WORKER: Final = "NoPrefillWorker"
+NOT_OFFLOADING: Final = "NotOffloading"
+
+# Of events only.
+ROLLOUT_STARTED: Final = "RolloutStarted"
+ROLLOUT_SWITCHED: Final = "RolloutSwitched"
+ROLLOUT_DROPPED: Final = "RolloutDropped"
+SCALED: Final = "Scaled"
+DRAIN_CUT: Final = "DrainCut"
+AUTOSCALED: Final = "Autoscaled"
+ADVISED: Final = "Advised"
+SCALERS_OVERRIDDEN: Final = "ScalersOverridden"
+
+NEEDS_ACTION = frozenset(
+    {
+        INVALID_SPEC,
+        IMAGE_NOT_PULLED,
+        CONFIGURATION_REFUSED,
+        ACCELERATOR_UNUSABLE,
+        CRASH_LOOPING,
+        QUOTA_EXCEEDED,
+        PODS_REFUSED,
+        MODEL_NOT_DOWNLOADED,
+        FORBIDDEN,
+        NAME_TAKEN,
+        APPLY_FAILED,
+        PROGRESS_DEADLINE_EXCEEDED,
+    }
+)
+"""Reasons that do not pass by waiting: with one of them the cluster is Stalled."""

@@ -1,0 +1,54 @@
+"""Every label, annotation and name by which the operator knows its objects again."""
+
+GROUP = "pdcluster.io"
+FIELD_MANAGER = "pdcluster-operator"
+
+CLUSTER = f"{GROUP}/cluster"
+ROLE = f"{GROUP}/role"
+POOL = f"{GROUP}/pool"
+REVISION = f"{GROUP}/revision"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+ETCD = "etcd"
+
+SEEN_REPLICAS = f"{GROUP}/seen-replicas"
+"""Annotation of a scaler: the pool's `replicas` that was last taken over; only another value is a request."""
+
+GPU = f"{GROUP}/gpu"
+"""Annotation of a worker pod: the type of accelerator that it was made for; its record may go before the last pod has ended.
+
+An annotation, since a type may have a name that no label takes."""
+
+ROTATE_CA = f"{GROUP}/rotate-ca"
+"""Annotation of a PDCluster: any new value asks for a new certificate authority."""
+
+OBSERVED_ROTATION = f"{GROUP}/observed-rotate-ca"
+"""Annotation of the authority's Secret: the value of ROTATE_CA that was last acted on."""
+
+CERTIFICATES_CHANGED = f"{GROUP}/certificates-changed"
+"""Annotation of the Secret that workers mount: time of the last change of its files."""
+
+APPLIED = f"{GROUP}/applied"
+"""Annotation of a child: a digest of the manifest that was last applied; another one is a reason to apply again."""
+
+
+def cluster_labels(cluster: str, component: str) -> dict[str, str]:
+    """Labels of every object of a cluster.  component: prefill, decode, mixed, router, etcd, or ingress for what all share."""
+    return {
+        CLUSTER: cluster,
+        MANAGED_BY: FIELD_MANAGER,
+        "app.kubernetes.io/name": "pdcluster",
+        "app.kubernetes.io/instance": cluster,
+        COMPONENT: component,
+        "app.kubernetes.io/part-of": "pdcluster",
+    }
+
+
+def pool_labels(cluster: str, role: str, pool: str) -> dict[str, str]:
+    """Labels of what belongs to one pool, whatever its revision."""
+    return {**cluster_labels(cluster, role), ROLE: role, POOL: pool}
+
+
+def workload_labels(cluster: str, role: str, pool: str, revision: str) -> dict[str, str]:
+    """Labels of a StatefulSet, its pods, its record and its engine file."""
+    return {**pool_labels(cluster, role, pool), REVISION: revision}

@@ -1,0 +1,146 @@
+"""Parts that the leader runs, put together: cache, queue and runners, resync, etcd checks."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.manifests.objects import HTTP_PORT
+from pdcluster_api.manifests.render import Site
+from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.informer.listing import Listing
+from pdcluster_operator.queue.progress import Progress
+from pdcluster_operator.queue.resync import GRACE_SECONDS, Resync
+from pdcluster_operator.queue.runner import Done, QueueRunner
+from pdcluster_operator.reconcile.act import Actor
+from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
+from pdcluster_operator.reconcile.etcd_view import EtcdView, Slots
+from pdcluster_operator.reconcile.key_secret import KeySecret
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
+from pdcluster_operator.reconcile.older_monitors import remove_older_monitors
+from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
+from pdcluster_operator.reconcile.reconciler import Reconciler
+from pdcluster_operator.reconcile.session import Session, Sessions
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.windows import Windows
+from pdcluster_operator.writes.events import Events
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """namespaces: None in it = all; identity: of this process, in events; worker_port: of
+    `/metrics`.
+    """
+
+    site: Site
+    identity: str
+    namespaces: Sequence[str | None] = (None,)
+    resync_seconds: float = 300.0
+    concurrency: int = 4
+    worker_port: int = HTTP_PORT
+
+
+class Loop:
+    """One for the life of the process; `fill` first, then `run`."""
+
+    def __init__(self, client: ApiClient, settings: LoopSettings, registry: CollectorRegistry) -> None:
+        self.cache = Cache()
+        self.metrics = LoopMetrics(registry)
+        self.is_filled = False
+        self._client, self._namespaces = client, settings.namespaces
+        self._progress = Progress(settings.resync_seconds, time.monotonic())
+        self._runner = QueueRunner(self._work, self.metrics.reconcile_errors.inc, settings.concurrency)
+        listing, grace_seconds = Listing(client, settings.namespaces), min(GRACE_SECONDS, settings.resync_seconds)
+        self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
+        etcd = EtcdRequests(client)
+        self._scraper = Scraper()
+        scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
+        scaling = Scaling(self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port)
+        self._sessions = Sessions(session_maker(client, etcd, scaling, self.add))
+        actor = Actor(client, self.cache, settings.site, etcd, Events(client, settings.identity))
+        self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
+        self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
+
+    async def fill(self) -> None:
+        """Fill the cache; every PDCluster is due then."""
+        await self._resync.fill()
+        await remove_older_monitors(self._client, self._namespaces)
+        self.is_filled = True
+        for key in self.cache.clusters():
+            self.add(key)
+
+    async def run(self) -> None:
+        """Work until `stop`; keys in work are finished first.
+
+        Raises what ends a part unexpectedly.
+        """
+        parts = {
+            "workers": self._runner.run(),
+            "resync": self._resync.run(),
+            "questions to etcd": self._sessions.run(),
+        }
+        async with self._scraper:
+            tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                if tasks[0] not in done:
+                    raise RuntimeError(f"ended without a stop: {', '.join(task.get_name() for task in done)}")
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Take no further key."""
+        self._runner.stop()
+
+    def add(self, key: Key) -> None:
+        """Enqueue a PDCluster."""
+        self._runner.add(key)
+
+    def resync_soon(self) -> None:
+        """Something may have been missed."""
+        self._resync.request()
+
+    def problems(self) -> list[str]:
+        """Parts that have stalled, as text; empty = none."""
+        return self._progress.problems(self._runner.queue, time.monotonic())
+
+    async def _work(self, key: Key) -> Done:
+        started = time.monotonic()
+        with self.metrics.reconcile_seconds.time():
+            done = await self._reconciler.reconcile(key)
+        logger.debug("pass ended key=%s wrote=%s seconds=%.6f", key, done.wrote, time.monotonic() - started)
+        return done
+
+    def _windows(self) -> Iterator[Windows]:
+        for session in self._sessions:
+            if session.autoscaling.windows is not None:
+                yield session.autoscaling.windows
+
+
+def session_maker(client: ApiClient, etcd: EtcdRequests, scaling: Scaling, enqueue: Callable[[Key], None]) -> Callable[[Key], Session]:
+    """Make sessions of PDClusters, with what they all share."""
+    events, slots = FailedCreates(client), Slots()
+
+    def make(key: Key) -> Session:
+        enqueue_it = partial(enqueue, key)
+        return Session(
+            etcd=EtcdView(etcd, enqueue_it, slots),
+            pod_faults=PodFaults(events),
+            autoscaling=Autoscaling(key, scaling, enqueue_it),
+        )
+
+    return make

@@ -1,0 +1,119 @@
+"""The work queue: keys that are due, in work, or waiting for a retry.
+
+Pure: every method that depends on time takes the clock's value, in seconds.
+A key is worked on by one runner at a time; an add meanwhile enqueues it again
+once that runner is done, and any number of adds count as one.  Taking a key
+forgets its schedule: the work on it decides again.
+`queue_runner` drives it with asyncio.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Generic, TypeVar
+
+from pdcluster_api.backoff import Backoff
+
+Key = TypeVar("Key")
+RETRY = Backoff(first=0.5, most=120.0)
+_SPARE = 64
+"""Forgotten times kept before they are cleared away: some lie months ahead, and each reconcile adds
+one.
+"""
+
+
+@dataclass
+class WorkQueue(Generic[Key]):
+    """Keys that are due (with the time since when), in work, dirty (added while in work) or
+    scheduled for later.
+
+    _times: a heap of all that was scheduled (time, order, key), of which only what `_later` says
+            still counts
+    """
+
+    backoff: Backoff = RETRY
+    _due: "OrderedDict[Key, float]" = field(default_factory=OrderedDict)
+    _taken: dict[Key, float] = field(default_factory=dict)
+    _dirty: set[Key] = field(default_factory=set)
+    _later: dict[Key, float] = field(default_factory=dict)
+    _times: list[tuple[float, int, Key]] = field(default_factory=list)
+    _num_times: int = 0
+    _moved: float = -inf
+    _failures: dict[Key, int] = field(default_factory=dict)
+
+    def add(self, key: Key, now: float) -> None:
+        """Enqueue a key now."""
+        if key in self._taken:
+            self._dirty.add(key)
+        else:
+            self._due.setdefault(key, now)
+
+    def add_at(self, key: Key, when: float) -> None:
+        """Enqueue a key at a time; the earlier of two times counts."""
+        if when < self._later.get(key, inf):
+            self._later[key] = when
+            self._num_times += 1
+            heappush(self._times, (when, self._num_times, key))
+            if len(self._times) > 2 * len(self._later) + _SPARE:
+                self._times = [entry for entry in self._times if self._later.get(entry[2]) == entry[0]]
+                heapify(self._times)
+
+    def take(self, now: float) -> Key | None:
+        """The key that has been due longest, now in work; None when none is due."""
+        while (next_at := self.next_at()) is not None and next_at <= now:
+            _, _, key = heappop(self._times)
+            del self._later[key]
+            self.add(key, now)
+        if not self._due:
+            return None
+        key, _ = self._due.popitem(last=False)
+        self._taken[key] = self._moved = now
+        self._later.pop(key, None)
+        return key
+
+    def succeeded(self, key: Key, now: float, requeue_after_seconds: float | None = None) -> None:
+        """End the work on a key and forget its failures; enqueue it after `requeue_after_seconds`,
+        if given.
+        """
+        self._failures.pop(key, None)
+        self._finish(key, now)
+        if requeue_after_seconds is not None:
+            self.add_at(key, now + requeue_after_seconds)
+
+    def failed(self, key: Key, now: float) -> float:
+        """End the work on a key; it is enqueued after the back-off, whose seconds are returned."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        delay = self.backoff.after(self._failures[key])
+        self._finish(key, now)
+        self.add_at(key, now + delay)
+        return delay
+
+    def _finish(self, key: Key, now: float) -> None:
+        del self._taken[key]
+        self._moved = now
+        if key in self._dirty:
+            self._dirty.remove(key)
+            self.add(key, now)
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._due)
+
+    def next_at(self) -> float | None:
+        """Time when the next scheduled key becomes due; None when none is scheduled."""
+        while self._times and self._later.get(self._times[0][2]) != self._times[0][0]:
+            heappop(self._times)  # what it was scheduled for has been forgotten, or brought forward
+        return self._times[0][0] if self._times else None
+
+    def stood_still(self, now: float) -> float:
+        """Seconds for which a key has waited while none was taken or finished; 0 when none
+        waits.
+        """
+        return now - max(self._moved, next(iter(self._due.values()))) if self._due else 0.0
+
+    def in_work(self, now: float) -> Iterator[tuple[Key, float]]:
+        """Keys in work, each with the seconds since it was taken."""
+        return ((key, now - since) for key, since in self._taken.items())

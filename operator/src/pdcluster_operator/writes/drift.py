@@ -1,0 +1,132 @@
+"""Detect drift: whether a live object still has every field as we last applied it.
+
+The answer comes from `metadata.managedFields`, where the API server keeps, for
+each manager, the set of fields that it owns: a field whose value another manager
+changes leaves our set.  So an object is as it should be when our annotation
+says that we applied exactly this manifest, and all of it is still ours.  Values
+are never compared: defaults, quantities written another way and what an admission
+webhook puts in cannot look like drift.
+
+Fields that others add and we do not set are theirs, as server-side apply has it
+(docs/design/foreign-fields.md).  Pure.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pdcluster_api.schema.labels import APPLIED, FIELD_MANAGER
+
+Manifest = Mapping[str, Any]
+Fields = Mapping[str, Any]
+"""A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a
+list`, and `.`, the thing itself.
+"""
+
+CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
+_IDENTITY = frozenset({"apiVersion", "kind"})
+_SENT_METADATA = frozenset({"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"})
+_IDENTITY_METADATA = frozenset({"name", "namespace"})
+
+
+def prepared(manifest: Manifest) -> dict[str, Any]:
+    """A manifest as it is sent: without nulls and fields of the server, and `stringData` as
+    `data`.
+    """
+    body: dict[str, Any] = _without_nulls({key: value for key, value in manifest.items() if key != "status"})
+    body["metadata"] = {key: value for key, value in body["metadata"].items() if key in _SENT_METADATA}
+    if "stringData" in body:
+        encoded = {key: base64.b64encode(value.encode()).decode() for key, value in body.pop("stringData").items()}
+        body["data"] = {**body.get("data", {}), **encoded}
+    return body
+
+
+def stamped(manifest: Manifest) -> dict[str, Any]:
+    """A prepared manifest with the annotation that says what was applied."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+    metadata = manifest["metadata"]
+    return {**manifest, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED: digest}}}
+
+
+def has_drifted(desired: Manifest, live: Manifest) -> bool:
+    """Return whether a live object differs from a prepared and stamped manifest in a field that
+    the manifest sets.
+    """
+    ours: Fields = next((entry.get("fieldsV1") or {} for entry in _entries(live) if _is_ours(entry)), {})
+    annotations = live["metadata"].get("annotations") or {}
+    is_same = annotations.get(APPLIED) == desired["metadata"]["annotations"][APPLIED]
+    return not (is_same and ours and owns(ours, _owned_part(desired)))
+
+
+def writers(live: Manifest) -> list[str]:
+    """Other managers of fields in an object, those of metadata and status aside."""
+    return sorted({str(entry.get("manager")) for entry in _entries(live) if _is_foreign(entry) and _has_content(entry)})
+
+
+def owns(fields: Fields, wanted: Any) -> bool:
+    """Return whether a set of fields holds all of a value.
+
+    A set that is empty is a leaf: a scalar, or a list or map that changes owner as a whole.
+    """
+    if not fields or wanted in ({}, []):
+        return True
+    if isinstance(wanted, Mapping):
+        return all(value == [] or (f"f:{key}" in fields and owns(fields[f"f:{key}"], value)) for key, value in wanted.items())
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        return all(_owns_item(fields, item) for item in wanted)
+    return True
+
+
+def _owns_item(fields: Fields, item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return f"v:{json.dumps(item)}" in fields
+    return any(path.startswith("k:") and _is_item(path, item) and owns(inner, item) for path, inner in fields.items())
+
+
+def _is_item(path: str, item: Mapping[str, Any]) -> bool:
+    """Return whether `k:{...}` names this item of a list; a part of the key may be left to its
+    default.
+    """
+    key = _item_key(path)
+    return any(name in item for name in key) and all(item.get(name, value) == value for name, value in key.items())
+
+
+@lru_cache(maxsize=1024)
+def _item_key(path: str) -> Mapping[str, Any]:
+    """Parsed `k:{...}`; the same few are read for every object, and often."""
+    key: Mapping[str, Any] = json.loads(path[2:])
+    return key
+
+
+def _entries(live: Manifest) -> Sequence[Mapping[str, Any]]:
+    return live["metadata"].get("managedFields") or ()
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource")
+
+
+def _is_foreign(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry is of another manager; /scale counts, since it writes into spec."""
+    return not _is_ours(entry) and entry.get("subresource") != "status" and entry.get("manager") not in CONTROL_PLANE
+
+
+def _has_content(entry: Mapping[str, Any]) -> bool:
+    return bool((entry.get("fieldsV1") or {}).keys() - {"f:metadata", "f:status"})
+
+
+def _owned_part(desired: Manifest) -> dict[str, Any]:
+    """A manifest without the fields that identify the object, which have no owner."""
+    metadata = {key: value for key, value in desired["metadata"].items() if key not in _IDENTITY_METADATA}
+    return {**{key: value for key, value in desired.items() if key not in _IDENTITY}, "metadata": metadata}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, str | int | float):  # most of what there is, and to ask for a Mapping takes long
+        return value
+    if isinstance(value, dict | Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list | Sequence) else value

@@ -1,0 +1,56 @@
+"""Listing what the cache holds: every kind has to be there, and what is not ours is left out."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, NotFoundError
+from pdcluster_api.apiserver.kinds import PDCLUSTER, SERVICE, Kind
+from pdcluster_api.schema.labels import MANAGED_BY
+from pdcluster_operator.informer.cache import Name
+from pdcluster_operator.informer.listing import SELECTOR, Listing
+from tests.operator import bodies
+
+
+class Api:
+    """Has one object of every kind in every namespace; error: its answer to anything."""
+
+    def __init__(self, error: ClusterError | None = None) -> None:
+        self.error = error
+        self.asked: list[tuple[str, str | None, str]] = []
+
+    async def list(self, kind: Kind, namespace: str | None, *, labels: str) -> AsyncIterator[dict[str, Any]]:
+        self.asked.append((kind.name, namespace, labels))
+        yield await self.find(kind, namespace, "chat")
+
+    async def find(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return bodies.child(kind.name, name)
+
+
+async def test_children_are_listed_by_their_label_in_every_namespace():
+    api = Api()
+    listing = Listing(api, ("models", "research"))
+    assert len([body async for body in listing.bodies(SERVICE.name)]) == 2
+    assert len([body async for body in listing.bodies(PDCLUSTER.name)]) == 2
+    assert api.asked == [
+        *(("Service", namespace, SELECTOR) for namespace in ("models", "research")),
+        *(("PDCluster", namespace, "") for namespace in ("models", "research")),
+    ]
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("no"), NotFoundError("no such kind")], ids=["forbidden", "missing"])
+async def test_every_kind_has_to_be_there(error: ClusterError):
+    with pytest.raises(type(error)):
+        [body async for body in Listing(Api(error)).bodies(SERVICE.name)]
+
+
+async def test_an_object_that_lost_our_label_is_none_of_ours(monkeypatch: pytest.MonkeyPatch):
+    listing, name = Listing(Api()), Name("Service", "default", "chat")
+    assert await listing.body(name) is not None
+    foreign = bodies.child("Service", "chat")
+    foreign["metadata"]["labels"][MANAGED_BY] = "me"
+    monkeypatch.setattr(bodies, "child", lambda *_: foreign)
+    assert await listing.body(name) is None
