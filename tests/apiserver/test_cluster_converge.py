@@ -1,4 +1,4 @@
-"""Children on the real API server: no drift where there is none, our fields put back after any edit, and those of others left."""
+"""Children on the real API server: no drift where there is none, our fields reverted after any edit, and those of others left."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -44,7 +44,7 @@ def content(body: Body) -> Body:
 
 
 def controllers_are_done(kubectl: Callable[..., str]) -> bool:
-    """Whether StatefulSets and disruption budgets have the status that their controllers give them."""
+    """Return whether StatefulSets and disruption budgets have the status that their controllers give them."""
     items = json.loads(kubectl("get", "statefulsets,poddisruptionbudgets", "--output", "json"))["items"]
     return all(item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"] for item in items)
 
@@ -143,7 +143,7 @@ async def test_a_field_of_another_that_excludes_ours_is_a_failure_that_says_so(
 
 
 def _another_stateful_set(owner: Body) -> Body:
-    """What somebody else's file says of the workload."""
+    """Manifest of the workload in another user's file."""
     changed = objects.stateful_set(owner)
     changed["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "MORE", "value": "1"})
     del changed["metadata"]["ownerReferences"]

@@ -1,4 +1,4 @@
-"""What the API server may refuse, and what may happen to it meanwhile: no right, quota, conflict, restart."""
+"""Refusals and disturbances of the API server: no right, quota, conflict, restart."""
 
 import asyncio
 import json
@@ -122,7 +122,7 @@ async def test_a_scaler_that_is_gone_meanwhile_is_made_anew(connection: Connecti
     await connection.client.delete(POOL_SCALER, namespace, "chat-decode-cpu", uid=before["metadata"]["uid"])
     assert await connection.converge_knowing(owner, [objects.scaler(owner, replicas=3, seen=3)], stale) == []
     assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"]["replicas"] == 3
-    # And one that was made anew is patched, for that is still what is asked for.
+    # One that was made again is patched: the manifest still asks for it.
     assert await connection.converge_knowing(owner, [objects.scaler(owner, replicas=4, seen=4)], stale) == []
     assert (await connection.get(POOL_SCALER, namespace, "chat-decode-cpu"))["spec"]["replicas"] == 4
 

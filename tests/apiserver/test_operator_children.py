@@ -1,4 +1,4 @@
-"""What a running operator makes of a PDCluster, and that it keeps it so."""
+"""A running operator creates the children of a PDCluster, and keeps them so."""
 
 import base64
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is edited or deleted by hand is put back, and the status tells so, without waiting for any resync."""
+"""Edits and deletions by hand are reverted, and the status reports them, without waiting for any resync."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -154,7 +154,7 @@ def _another(body: dict[str, Any] | None, before: dict[str, Any]) -> dict[str, A
 
 
 def _content(body: dict[str, Any] | None) -> Any:
-    """What is declared in an object."""
+    """Declared content of an object."""
     if body is None:
         return None
     return {key: body.get(key) for key in ("spec", "data")} | {"labels": body["metadata"]["labels"]}

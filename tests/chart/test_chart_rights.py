@@ -1,4 +1,4 @@
-"""The operator's rights are exactly these; whoever adds one adds it here, with its reason in the chart."""
+"""The operator's rights are exactly these; a new one is added here, with its reason in the chart."""
 
 from collections import defaultdict
 from typing import Any

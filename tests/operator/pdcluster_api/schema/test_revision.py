@@ -91,7 +91,7 @@ def test_other_changes_leave_the_revision(change: Change, document: dict[str, An
 
 
 def test_same_engine_said_in_another_place_is_the_same_revision(document: dict[str, Any]) -> None:
-    """What counts is the engine of each role."""
+    """Only the engine of each role counts."""
     for role in ("prefill", "decode"):
         at(f"spec.roles.{role}.engine.blockSize", 32)(document)
     other = minimal()

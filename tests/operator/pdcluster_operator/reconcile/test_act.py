@@ -42,7 +42,7 @@ class EtcdSecret:
 
 
 async def acted_on(session: Session, secret: EtcdSecret) -> Acted:
-    """Of a new PDCluster for whose shared objects there is nothing to write."""
+    """Act on a new PDCluster for whose shared objects there is nothing to write."""
     made = parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": SPEC})
     live = Live(cluster(), ())
     observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))

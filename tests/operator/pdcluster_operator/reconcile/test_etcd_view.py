@@ -1,4 +1,4 @@
-"""When an etcd is read, what is remembered of it, and when its cluster is enqueued."""
+"""Reads of an etcd, the remembered answers, and the enqueuing of its cluster."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def pods(*names: str) -> list[WorkloadState]:
 
 
 class Etcd:
-    """Answers as it is told, and counts."""
+    """Gives set answers, and counts."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Etcd:
 
 
 class World:
-    """etcd, a clock, and the keys that were made due."""
+    """etcd, a clock, and the keys that were enqueued."""
 
     def __init__(self) -> None:
         self.etcd, self.due, self.now, self.seconds = Etcd(), list[Key](), START, 1000.0
@@ -100,7 +100,7 @@ class World:
         self.now += timedelta(seconds=seconds)
 
     async def last(self, *names: str) -> WorkerRecords | None:
-        """What a pass is told, and then whatever it began has ended."""
+        """Records that a reconcile gets; then the read that it began has ended."""
         found = self.view.last(TARGET, pods(*names))
         await looked(self.view)
         return found
@@ -112,7 +112,7 @@ class World:
         await self.view.command(TARGET, names)
 
     async def fresh(self, *names: str) -> WorkerRecords:
-        """What a pass is told while a worker drains, and then whatever it began has ended."""
+        """Records that a reconcile gets while a worker drains; then the read that it began has ended."""
         found = await self.view.fresh(TARGET, pods(*names))
         await looked(self.view)
         assert found is not None
@@ -196,7 +196,7 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
     assert await look() == (4, 2)
 
 
-async def test_an_etcd_that_is_not_up_is_not_asked_between_passes_and_one_that_failed_ever_more_seldom(world: World):
+async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(world: World):
     world.view.follow(TARGET, is_wanted=True)
     world.view.last(TARGET, pods("a"), is_up=False)
     world.view.poll()
@@ -255,7 +255,7 @@ async def test_what_was_odd_before_etcd_went_away_begins_anew(world: World, *, i
     else:
         found = world.view.last(TARGET, pods("a"), is_up=False)
         assert found is not None
-        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while nobody knows
+        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while etcd is silent
     world.pass_by(60)
     world.etcd.error = None
     await world.fresh("a")
@@ -419,7 +419,7 @@ async def test_a_command_is_taken_back_a_moment_later_for_its_pod_may_be_about_t
         world.pass_by(seconds)
         await world.view.command(TARGET, drain)
         assert world.etcd.commands.keys() == told
-    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts anew
+    for seconds, told in ((5.0, {"a", "b"}), (UNDRAIN_DELAY_SECONDS, {"b"})):  # it drained again meanwhile: this counts again
         world.pass_by(seconds)
         await world.view.command(TARGET, {"b"})
         assert world.etcd.commands.keys() == told

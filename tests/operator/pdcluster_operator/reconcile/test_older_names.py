@@ -86,7 +86,7 @@ def test_its_stateful_set_is_not_written_again() -> None:
     assert again == stateful_set
 
 
-def test_another_pool_of_its_revision_trusts_the_same_authority_and_another_revision_the_new_one() -> None:
+def test_a_pool_of_the_same_revision_trusts_its_authority_and_another_the_new_one() -> None:
     records = Records(cluster(), live(*recorded()), OWNER, "worker:1", has_client_certificate=False)
     more = cluster(roles={"mixed": {"pools": [{"name": "first", "replicas": 1}, {"name": "second", "replicas": 1}]}})
     second = WorkloadId(made.NAME, "mixed", "second", MIXED.revision)

@@ -1,4 +1,4 @@
-"""Which of a workload's manifests are wanted while what is left of an earlier one of its name ends."""
+"""Manifests of a workload that are wanted while the rest of an earlier one of its name ends."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def live(*children: made.Body) -> Live:
 
 
 def kinds(spec: PDCluster, found: Live) -> list[str]:
-    """Of what is wanted under the workload's name."""
+    """Kinds wanted under the workload's name."""
     records = Records(spec, found, OWNER, "worker:1", has_client_certificate=False)
     rendering = Rendering(spec, OWNER, SITE, records, frozenset(still_ending(found, NOW)))
     return [manifest["kind"] for manifest in rendering.manifests(PLAN) if manifest["metadata"]["name"] == MIXED.name]
@@ -77,7 +77,7 @@ def test_its_successor_waits_for_its_pods():
     assert kinds(cluster(), live()) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
 
 
-def test_a_stateful_set_that_was_deleted_by_hand_comes_back_from_its_record_when_its_pods_are_gone():
+def test_a_deleted_stateful_set_comes_back_from_its_snapshot_when_its_pods_are_gone():
     record, _, engine = old()
     assert kinds(cluster(), live(record, engine, POD)) == ["ControllerRevision", "ConfigMap"]
     assert kinds(cluster(), live(record, engine)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
@@ -99,10 +99,10 @@ def test_pods_of_a_lost_node_hold_back_no_longer_than_their_grace_period():
     assert kinds(cluster(), live(ending, stuck)) == ["ControllerRevision", "ConfigMap"]
     assert still_ending(live(stuck), NOW) == {}
     assert kinds(cluster(), live(stuck)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
-    assert still_ending(live(ending, pod(2)), NOW) == {MIXED: None}  # nobody has asked that one to end yet
+    assert still_ending(live(ending, pod(2)), NOW) == {MIXED: None}  # that one was not deleted yet
 
 
-@pytest.mark.parametrize("stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-somebody-else")])
+@pytest.mark.parametrize("stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-another-owner")])
 def test_a_pod_that_only_has_our_labels_counts_for_nothing(stray: made.Body):
     seen = observe(live(stray), discovery=DiscoveryState(managed=True), faults={})
     assert (list(seen.workloads), still_ending(live(stray), NOW)) == ([], {})
@@ -127,7 +127,7 @@ OLDER, LEAVING = replace(MIXED, revision="0ddba110"), replace(MIXED, pool="gone"
 
 
 def named(workload: WorkloadId, body: made.Body) -> made.Body:
-    """What was made for MIXED as if for another workload."""
+    """Name an object made for MIXED as if for another workload."""
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     return {**body, "metadata": {**body["metadata"], "name": workload.name, "labels": labels}}
 
