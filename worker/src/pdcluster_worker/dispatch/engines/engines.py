@@ -16,7 +16,7 @@ from pdcluster_worker.dispatch.engines.client import (
     EngineClient,
     EngineDiedError,
     EngineStalledError,
-    Mailbox,
+    RequestOutputs,
 )
 from pdcluster_worker.dispatch.engines.stall_watch import StallWatch
 from pdcluster_worker.errors import RequestError
@@ -78,7 +78,7 @@ class Place:
     """An engine chosen for a request, and the outputs of the request there."""
 
     engine: Engine
-    mailbox: Mailbox
+    mailbox: RequestOutputs
 
     def send(self, message: EngineInput) -> None:
         """Send a message to the engine.  Raises EngineDiedError."""
