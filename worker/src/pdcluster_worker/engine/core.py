@@ -125,8 +125,8 @@ class EngineCore:
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
                 self._abort(request_id)
-            case messages.TellBlocks():
-                self.pool.prefix_cache.tell_all()
+            case messages.AskSnapshot():
+                self.pool.prefix_cache.begin_snapshot()
 
     def step(self) -> list[EngineOutput]:
         """Take transfer events, begin at most one batch, end at most two; return everything to send.  Raises EngineBrokenError."""

@@ -94,7 +94,7 @@ class ServerProcess:
         self._journeys = Journeys()
         self._tracing = start_tracing(self._journeys, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
-        group.tell_of_children(self._watch_stats)
+        group.report_children(self._watch_stats)
 
     async def run(self) -> int:
         """Serve; see the module."""

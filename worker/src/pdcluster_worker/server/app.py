@@ -29,7 +29,7 @@ from pdcluster_worker.server.errors.openai import ErrorReply
 from pdcluster_worker.server.generation.backend import Backend, WorkerView
 from pdcluster_worker.server.generation.generation import Serving
 from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
-from pdcluster_worker.server.generation.planning import check_model
+from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.http.body_limit import BodyLimit, taken_by
 from pdcluster_worker.server.http.body_route import BodyRoute

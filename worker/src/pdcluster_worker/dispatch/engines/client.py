@@ -280,8 +280,8 @@ class EngineClient:
                     self._put(token.request_id, token)
             case EngineStats():
                 self._take_stats(output)
-                for hear in self.on_stats:
-                    hear(output)
+                for callback in self.on_stats:
+                    callback(output)
             case BlockEvents():
                 for hear_blocks in self.on_blocks:
                     hear_blocks(output)

@@ -34,16 +34,16 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._stop_asked = asyncio.Event()
 
     def end(self) -> None:
         """Accept nothing more, from now on."""
         self.should_exit = True
-        self._told.set()
+        self._stop_asked.set()
 
     async def main_loop(self) -> None:
         """Run until `end`; the Date header, for which uvicorn's loop looks, is `incoming`'s."""
-        await self._told.wait()
+        await self._stop_asked.wait()
         await asyncio.sleep(_LAST_SECONDS)
 
     @contextlib.contextmanager
