@@ -142,7 +142,7 @@ class Outbox:
                 self._end(send, "cancelled")
 
     def checksum(self, epoch: bytes) -> int | None:
-        """Of the epoch's released frames, in write order; None when verification is off or the epoch is unknown."""
+        """Checksum of the epoch's released frames, in write order; None when verification is off or the epoch is unknown."""
         with self._lock:
             send = self._sends.get(epoch)
             return send.checksum if send is not None and self._verify else None
