@@ -11,7 +11,7 @@ from pdctl.bench.load import poisson_arrivals
 
 VOCABULARY = 40_000
 MOST_DELAY_SECONDS = 2.0
-"""Of the median request between its arrival and its first token's step: beyond, the queue grows."""
+"""Longest wait of the median request between its arrival and its first token's step: beyond, the queue grows."""
 
 RATES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0]
 """Requests a second that a capacity is looked for among."""
@@ -58,7 +58,7 @@ def arrivals(load: Load, count: int, rate: float, seed: str) -> list[Arrival]:
 
 @dataclass(slots=True)
 class Answers:
-    """When each request came, and its tokens; seconds of one clock.
+    """Arrival of each request, and its tokens; seconds of one clock.
 
     delays: between arrival and the first step of each request
     """
@@ -77,7 +77,7 @@ class Answers:
             self.num_ended += token.finish_reason is not None
 
     def is_complete(self, count: int) -> bool:
-        """Whether so many have ended."""
+        """Return whether so many have ended."""
         return self.num_ended >= count
 
     @property
@@ -105,7 +105,7 @@ class Answers:
         return percentile(self.delays, percent)
 
     def holds(self, slo_seconds: float) -> bool:
-        """Whether this rate is inside the SLO [A7]."""
+        """Return whether this rate is inside the SLO [A7]."""
         return self.tbt(99) <= slo_seconds and self.delay(50) <= MOST_DELAY_SECONDS
 
     def row(self) -> str:

@@ -59,7 +59,7 @@ class Connection:
         return [body for kind in CHILDREN async for body in self.client.list(kind, namespace)]
 
     async def actions(self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()) -> list[Action]:
-        """What diff says now."""
+        """Actions that diff decides on now."""
         live = await self.live(owner["metadata"]["namespace"])
         return diff(owner["metadata"]["uid"], list(desired), live, rewrite=tuple(rewrite))
 

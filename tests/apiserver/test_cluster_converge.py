@@ -1,34 +1,22 @@
-"""Children on the real API server: no drift where there is none, our fields put back after any edit, and those of others left."""
+"""Children on the real API server: no drift where there is none, our fields reverted after any edit, and those of others left."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CONFIG_MAP, POOL_SCALER, SECRET, SERVICE
 from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_operator.writes.diff import ObjectName
 from tests.apiserver import cluster_objects as objects
-from tests.apiserver.cluster_client import Connection, connected
+from tests.apiserver.cluster_client import Connection
 from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.system.waiting import wait_for
 
 Body = dict[str, Any]
 STATEFUL = f"statefulset/{objects.WORKLOAD}"
 RECORD = f"controllerrevision/{objects.WORKLOAD}"
-
-
-@pytest_asyncio.fixture
-async def connection(control_plane: ControlPlane) -> AsyncIterator[Connection]:
-    async with connected(control_plane.kubeconfig) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def owner(connection: Connection, namespace: str) -> Body:
-    return await connection.owner(namespace)
 
 
 @pytest.fixture
@@ -44,7 +32,7 @@ def content(body: Body) -> Body:
 
 
 def controllers_are_done(kubectl: Callable[..., str]) -> bool:
-    """Whether StatefulSets and disruption budgets have the status that their controllers give them."""
+    """Return whether StatefulSets and disruption budgets have the status that their controllers give them."""
     items = json.loads(kubectl("get", "statefulsets,poddisruptionbudgets", "--output", "json"))["items"]
     return all(item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"] for item in items)
 
@@ -143,7 +131,7 @@ async def test_a_field_of_another_that_excludes_ours_is_a_failure_that_says_so(
 
 
 def _another_stateful_set(owner: Body) -> Body:
-    """What somebody else's file says of the workload."""
+    """Manifest of the workload in another user's file."""
     changed = objects.stateful_set(owner)
     changed["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "MORE", "value": "1"})
     del changed["metadata"]["ownerReferences"]

@@ -1,11 +1,9 @@
 """Status and events on the real API server."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pdcluster_api.apiserver.kinds import EVENT, PDCLUSTER, POOL_SCALER
 from pdcluster_api.plan.result import Event
@@ -16,17 +14,6 @@ from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
 
 Body = dict[str, Any]
-
-
-@pytest_asyncio.fixture
-async def connection(control_plane: ControlPlane) -> AsyncIterator[Connection]:
-    async with connected(control_plane.kubeconfig) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def owner(connection: Connection, namespace: str) -> Body:
-    return await connection.owner(namespace)
 
 
 def condition(status: str, reason: str) -> Body:
@@ -109,7 +96,7 @@ async def test_an_event_is_posted_once_in_its_period(connection: Connection, own
 async def test_an_event_that_is_refused_is_lost_and_tried_again_when_it_is_said_again(
     control_plane: ControlPlane, owner: Body, caplog: pytest.LogCaptureFixture
 ):
-    async with connected(control_plane.kubeconfig_for("nobody")) as limited:
+    async with connected(control_plane.kubeconfig_for("no-rights")) as limited:
         events = Events(limited.client, "operator-0")
         assert not await events.post(owner, Event("Scaled", "x"))
         assert not await events.post(owner, Event("Scaled", "x"))

@@ -1,4 +1,4 @@
-"""PDClusters as people meet them: what is stored, what `kubectl get` prints, what a second apply changes."""
+"""PDClusters as users see them: stored fields, the columns of `kubectl get`, changes of a second apply."""
 
 from typing import Any
 

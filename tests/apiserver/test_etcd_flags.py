@@ -25,7 +25,7 @@ CLIENT, PEER = ":2379", ":2380"
 
 
 def command(replicas: int) -> list[str]:
-    """What the container runs."""
+    """Command of the container."""
     document = minimal()
     if replicas > 1:
         at("spec.discovery.etcd", {"replicas": replicas, "storage": {"size": "1Gi"}})(document)
@@ -46,7 +46,7 @@ class Members:
         self._peer = {name: free_port() for name in names}
 
     def flags(self, name: str) -> list[str]:
-        """Of one member."""
+        """Flags of one member."""
         return [self._local(flag.replace("$(POD_NAME)", name), name) for flag in self._command[1:]]
 
     def _local(self, flag: str, name: str) -> str:
@@ -74,7 +74,7 @@ class Members:
                 process.wait()
 
     def health(self, name: str, path: str = "/health", host: str = "127.0.0.1") -> int:
-        """Status code of a probe's request; 0 = nobody answers."""
+        """Status code of a probe's request; 0 = no answer."""
         try:
             with urllib.request.urlopen(f"http://{host}:{self.client[name]}{path}", timeout=5) as reply:
                 return int(reply.status)

@@ -112,7 +112,7 @@ def without_owner(manifest: Manifest) -> Manifest:
 
 
 def versions(manifests: list[Manifest]) -> list[tuple[str, str]]:
-    """What a write changes: the generation, which controllers that write status leave alone, or else the version."""
+    """Versions that a write changes: the generation, which controllers that write status leave alone, or else the version."""
     return [(each["kind"], each["metadata"].get("generation") or each["metadata"]["resourceVersion"]) for each in manifests]
 
 

@@ -1,6 +1,6 @@
 """The life of the operator process: restarts, upgrades, fail-over, an API server that goes away, and an object that is refused.
 
-On a control plane of its own, for its API server is stopped and its CRD relaxed;
+On a control plane of its own, since its API server is stopped and its CRD relaxed;
 the operator serves all namespaces here, as it is installed by default.
 """
 
@@ -34,7 +34,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def scene(plane: ControlPlane) -> Iterator[Scene]:
-    """A PDCluster that nobody serves yet."""
+    """A PDCluster without an operator so far."""
     api = PlainApi(plane.kubeconfig)
     with Nodes(api, "default"):
         found = Scene(api, "default")
@@ -83,7 +83,7 @@ def test_it_recovers_from_an_api_server_that_was_away(plane: ControlPlane, scene
     plane.start()
     path = scene.path("ConfigMap", "chat-policy")
     scene.api.delete(path)
-    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not put back; log:\n{operator.log_end}")
+    wait_for(lambda: scene.api.get(path), LEASE_SECONDS, lambda: f"not created again; log:\n{operator.log_end}")
     scene.change(routing={"offload": {"prefillQueueMax": 21}})
     scene.await_condition("Ready", "True")
     assert (scene.pods(), operator.pid, operator.get("/healthz")[0]) == (pods, pid, 200)
@@ -132,11 +132,11 @@ def test_a_second_replica_takes_over_when_the_leader_stops_or_dies(plane: Contro
         standby = second if leader is first else first
         assert (standby.num_writes(), standby.get("/readyz")[0]) == (0, 200)
         assert leader.stop() == 0
-        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"nobody leads; log:\n{standby.log_end}")
+        wait_for(lambda: _leads(standby), DEADLINE_SECONDS, lambda: f"no operator leads; log:\n{standby.log_end}")
         leader.start()
         assert not _leads(leader)
         standby.kill()
-        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"nobody leads; log:\n{leader.log_end}")
+        wait_for(lambda: _leads(leader), LEASE_SECONDS, lambda: f"no operator leads; log:\n{leader.log_end}")
         path = scene.path("ConfigMap", "chat-policy")
         scene.api.delete(path)
         wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the new leader does not work")
@@ -158,7 +158,7 @@ def test_a_standby_stops_at_once_with_0(plane: ControlPlane, tmp_path: Path):
         OperatorProcess(tmp_path, plane.kubeconfig, name="first", **ELECTION) as first,
         OperatorProcess(tmp_path, plane.kubeconfig, name="second", **ELECTION) as second,
     ):
-        wait_for(lambda: _leads(first) != _leads(second), DEADLINE_SECONDS, "nobody leads")
+        wait_for(lambda: _leads(first) != _leads(second), DEADLINE_SECONDS, "no operator leads")
         standby = second if _leads(first) else first
         assert standby.stop() == 0
         assert "Traceback" not in standby.log
@@ -182,7 +182,7 @@ def test_a_port_that_is_taken_ends_it_with_2_and_says_what_to_set(plane: Control
 
 
 def test_a_right_without_which_nothing_can_be_done_ends_it_with_1_and_names_it(plane: ControlPlane, tmp_path: Path):
-    process = OperatorProcess(tmp_path, plane.kubeconfig_for("nobody-at-all"))
+    process = OperatorProcess(tmp_path, plane.kubeconfig_for("no-rights"))
     with pytest.raises(AssertionError, match="ended with 1"), process:
         pass
     assert 'cannot list resource "pdclusters"' in process.log

@@ -1,4 +1,4 @@
-"""What is edited or deleted by hand is put back, and the status tells so, without waiting for any resync."""
+"""Edits and deletions by hand are reverted, and the status reports them, without waiting for any resync."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,19 +8,14 @@ import pytest
 from pdcluster_api.schema.labels import MANAGED_BY
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready
-from tests.apiserver.operator_fixtures import SELDOM, operator_in
+from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-put-back"
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    with operator_in(control_plane, tmp_path_factory.mktemp("operator"), NAMESPACE, PDCLUSTER_RESYNC_SECONDS=SELDOM) as process:
-        yield process
+SETTINGS = {"PDCLUSTER_RESYNC_SECONDS": SELDOM}
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +149,7 @@ def _another(body: dict[str, Any] | None, before: dict[str, Any]) -> dict[str, A
 
 
 def _content(body: dict[str, Any] | None) -> Any:
-    """What is declared in an object."""
+    """Declared content of an object."""
     if body is None:
         return None
     return {key: body.get(key) for key in ("spec", "data")} | {"labels": body["metadata"]["labels"]}

@@ -51,7 +51,7 @@ class Recorded:
         return set(self.etcd.values(keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)))
 
     async def look(self) -> str:
-        """Passes until all is known and told that is so now; returns the message of the condition."""
+        """Reconcile until the worker records are read and their state is reported; returns the message of the condition."""
         for _ in ("etcd is asked", "what it says is odd", "and stays so"):
             self._seconds += IDLE_POLL_SECONDS
             await self.passes.loop.fill()

@@ -36,7 +36,7 @@ REFUSED = {
     "too many at a time": ({"concurrency": 1000}, "concurrency: Must be less than or equal to 64"),
     "interval without a unit": ({"monitoring": {"interval": "30"}}, "monitoring.interval: Does not match pattern"),
     "monitors by another word": ({"monitoring": {"podMonitors": "yes"}}, "monitoring.podMonitors must be one of the following"),
-    "the value of before": ({"podMonitor": {"enabled": True}}, "Additional property podMonitor is not allowed"),
+    "the older value": ({"podMonitor": {"enabled": True}}, "Additional property podMonitor is not allowed"),
     "sample that has no name": ({"sampleCluster": {"name": ""}}, "sampleCluster.name: Does not match pattern"),
     "resources of another kind": ({"resources": {"request": {"cpu": 1}}}, "resources: Additional property request is not allowed"),
     "secret as an object": ({"imagePullSecrets": [{"name": "x"}]}, "imagePullSecrets.0: Invalid type. Expected: string"),

@@ -1,4 +1,4 @@
-"""What the chart renders from its values."""
+"""Objects that the chart renders from its values."""
 
 from collections.abc import Iterator, Mapping
 
@@ -30,7 +30,7 @@ FULL = {
     "monitoring": {"podMonitors": True, "alerts": True, "interval": "10s", "labels": {"release": "prometheus"}},
     "sampleCluster": {"enabled": True, "name": "first"},
 }
-# By Kubernetes in every pod, and by people outside of one.
+# By Kubernetes in every pod, and by a user outside of one.
 SET_ELSEWHERE = {"KUBERNETES_SERVICE_HOST", "KUBECONFIG"}
 
 

@@ -42,7 +42,7 @@ def own_labels(family: str) -> set[str]:
 
 
 def operator_series() -> dict[str, set[str]]:
-    """Every series of the operator that speaks of one PDCluster, and its labels besides the cluster's own."""
+    """Every series of the operator that speaks of one PDCluster, and its labels apart from the cluster's own."""
     registry = CollectorRegistry()
     LoopMetrics(registry)
     AutoscaleMetrics(registry)

@@ -1,4 +1,4 @@
-"""What the operator reads of a real worker under load: every number, in the meaning, unit and place that the autoscaler assumes.
+"""Numbers that the operator reads of a real worker under load: each in the meaning, unit and place that the autoscaler assumes.
 
 The pages come over HTTP from real processes; the parser and the rates are the operator's.
 """
@@ -30,7 +30,7 @@ def reading(worker: WorkerProcess) -> Reading:
 
 
 def gauges(worker: WorkerProcess) -> WorkerSample:
-    """What one scrape says."""
+    """Sample of one scrape."""
     return worker_sample(worker.name, reading(worker), None)
 
 
@@ -90,7 +90,7 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
     generated = num_requests * (output_tokens - (place == "remote"))  # the prefill worker makes the first one
     pair.decode.wait_for(
         lambda: reading(pair.decode).page.generation_tokens_total - before[pair.decode].page.generation_tokens_total == generated,
-        "all is told",
+        "all tokens to be counted",
     )
     decode, prefill = (worker_sample(worker.name, reading(worker), before[worker]) for worker in (pair.decode, pair.prefill))
     after = {worker: reading(worker).page for worker in before}
@@ -125,7 +125,7 @@ def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(slow: Pair, 
     with ThreadPoolExecutor(NUM_WAITING) as pool:
         with slow.prefill.engine_stopped():
             answers = [pool.submit(slow.decode.client.complete, prompts(300), "remote", max_tokens=2) for _ in range(NUM_WAITING)]
-            # One has the only credit; what it makes wait is told when the engine goes on.
+            # One has the only credit; what it makes wait is reported when the engine goes on.
             wait_shown(
                 slow.decode,
                 lambda shown: (shown.prefill_queue_requests, shown.prefill_queue_tokens) == (NUM_WAITING - 1, 300 * (NUM_WAITING - 1)),

@@ -33,7 +33,7 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Generated, Hello, Load, Note, Report
 from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.client import Here, Peer, PeerEvents
+from pdcluster_worker.peers.client import LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key, workers_prefix
@@ -161,7 +161,7 @@ def record() -> Callable[..., WorkerRecord]:
 
 
 class Watcher:
-    """A Discovery with what it has told; `dead` holds the pods whose probes fail.  obeys: its record says what it is commanded."""
+    """A Discovery with its calls; `dead` holds the pods whose probes fail.  obeys: its record follows the drain command."""
 
     def __init__(
         self, endpoints: list[str], own: WorkerRecord, namespace: str, lease_seconds: int, *, obeys: bool, pinned: dict[str, bytes]
@@ -346,7 +346,7 @@ class Handler:
 
 
 class Worker:
-    """One worker: service, directory and what the directory told; left: the prefill workers at each loss."""
+    """One worker: service, directory and the calls of the directory; left: the prefill workers at each loss."""
 
     def __init__(self, record: WorkerRecord, hello: Hello, limit_tokens: int, credentials: Credentials) -> None:
         self.record = record
@@ -364,7 +364,7 @@ class Worker:
             self._on_lost,
             lambda _: None,
         )
-        self.directory = Directory(record.pod, Here(hello, credentials, self.refusals, self.index), events, self.metrics)
+        self.directory = Directory(record.pod, LocalSide(hello, credentials, self.refusals, self.index), events, self.metrics)
         self.server: grpc.aio.Server | None = None
 
     def _on_lost(self, peer: Peer) -> None:
@@ -372,7 +372,7 @@ class Worker:
         self.left.append(self.directory.prefills())
 
     def sees(self, *others: "Worker") -> None:
-        """Tell it the membership: itself and the others."""
+        """Give it the membership: itself and the others."""
         self.directory.set_members({worker.record.pod: worker.record for worker in (self, *others)})
 
 

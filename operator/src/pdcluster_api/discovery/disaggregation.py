@@ -11,7 +11,7 @@ _MAX_PEERS = 8
 _MAX_NAME = 63
 _MAX_REASON = 400
 _MOST = 10**15
-"""Of a count or a rate: what is larger is no number that a worker means."""
+"""Largest count or rate: what is larger is no number that a worker means."""
 
 
 def read_disaggregation(content: Mapping[str, Any]) -> Disaggregation | None:

@@ -1,4 +1,4 @@
-"""From pydantic's errors to faults that a person can act on: path, reason, fix."""
+"""From pydantic's errors to faults that a user can act on: path, reason, fix."""
 
 import difflib
 from collections.abc import Iterable

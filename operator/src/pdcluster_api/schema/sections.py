@@ -239,7 +239,7 @@ class DiscoverySpec(Section):
 
 
 class ServiceSpec(Section):
-    """Where the OpenAI API is served.
+    """Service of the OpenAI API.
 
     port:           of the Service; with `pdctl`, of the first ingress worker
     annotations:    of the Service, as a load balancer wants them

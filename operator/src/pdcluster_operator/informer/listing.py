@@ -13,7 +13,7 @@ WATCHED = (PDCLUSTER, POD, *CHILDREN)
 """Every kind that is watched and cached."""
 
 SELECTOR = f"{labels.MANAGED_BY}={labels.FIELD_MANAGER}"
-"""Of every child: the API server sends no other object of these kinds."""
+"""Label of every child: the API server sends no other object of these kinds."""
 
 _KIND_OF_NAME = {kind.name: kind for kind in WATCHED}
 

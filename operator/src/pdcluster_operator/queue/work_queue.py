@@ -103,7 +103,7 @@ class WorkQueue(Generic[Key]):
         return len(self._due)
 
     def next_at(self) -> float | None:
-        """When the next scheduled key becomes due; None when none is scheduled."""
+        """Time when the next scheduled key becomes due; None when none is scheduled."""
         while self._times and self._later.get(self._times[0][2]) != self._times[0][0]:
             heappop(self._times)  # what it was scheduled for has been forgotten, or brought forward
         return self._times[0][0] if self._times else None

@@ -49,7 +49,7 @@ class Acted:
     cut:      pods that were removed before they had drained
     wrote:    something was written, or tried to be
     conflict: of an object that kept changing: the reconcile is done again
-    lacks:    snapshots could not be made, for a Secret that comes with no event: try again
+    lacks:    snapshots could not be made: a Secret is missing, and no event will come: try again
     """
 
     requeue_after_seconds: float | None

@@ -93,7 +93,7 @@ class Contested:
                 self._fights[name] = _Fight(_failure(action, bodies.get(str(action.uid))), {what: times[-1]})
 
     def _times(self, what: What) -> list[float]:
-        """When the same was written to the object, since anything else was."""
+        """Times of the same write to the object, since any other write."""
         last, times = self._written.get(what[:3], (None, []))
         return times if last == what else []
 

@@ -44,7 +44,7 @@ ACTIVE_POLL_SECONDS = 10.0
 """Between two reads while there is a mismatch."""
 
 RETRY = Backoff(first=10.0, most=300.0)
-"""Of an etcd that is run for the cluster and did not answer."""
+"""Problem of a managed etcd that did not answer."""
 
 UNREACHABLE_RETRY_SECONDS = 5.0
 """Retry of an etcd that has not answered while a shrink is held."""
@@ -58,7 +58,7 @@ enqueues its cluster anyway.
 """
 
 FIRST_ANSWER_TIMEOUT_SECONDS = 4.0
-"""How long the first reconcile of a cluster waits for an answer, so that its first status need not
+"""Longest wait of a cluster's first reconcile for an answer, so that its first status need not
 be corrected.
 """
 
@@ -66,7 +66,7 @@ READ_TIMEOUT_SECONDS = 8.0
 """Timeout of one read or write for which a reconcile waits."""
 
 BACKGROUND_TIMEOUT_SECONDS = 60.0
-"""Of a read for which none waits: sixteen endpoints, 3 s each, and the Secret."""
+"""Time limit of a read for which none waits: sixteen endpoints, 3 s each, and the Secret."""
 
 NOT_YET = "has not answered yet"
 

@@ -130,6 +130,6 @@ def _parsed(live: Live, session: Session) -> PDCluster:
         session.parsed = None
         cluster, unknown = parse_stored(live.body)
         if unknown:
-            logger.warning("passed over fields of another version key=%s fields=%s", live.key, ",".join(unknown))
+            logger.warning("ignored fields of another version key=%s fields=%s", live.key, ",".join(unknown))
         session.parsed = version, cluster
     return session.parsed[1]

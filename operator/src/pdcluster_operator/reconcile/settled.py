@@ -13,7 +13,7 @@ from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.plan.result import ClusterPlan
 
 MAX_SECONDS = 300.0
-"""As often as every PDCluster is enqueued in any case."""
+"""Longest time without a comparison: the period in which every PDCluster is enqueued anyway."""
 
 
 @dataclass(frozen=True)

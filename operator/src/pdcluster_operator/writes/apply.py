@@ -41,7 +41,7 @@ MAX_AT_ONCE = 8
 """Objects written at a time by one reconcile: more make none shorter, and delay other requests."""
 
 NO_VERSION = "1"
-"""A resourceVersion that no object has, for etcd's first write is its revision 2: an apply with
+"""A resourceVersion that no object has, since etcd's first write is its revision 2: an apply with
 it makes, or is a conflict.
 """
 

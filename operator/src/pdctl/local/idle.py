@@ -39,7 +39,7 @@ _IDLE = {
     "networkPolicy": "workers listen on 127.0.0.1 alone",
     "podTemplate": _NO_PODS,
 }
-"""By path below spec, with the reason."""
+"""Idle sections by path below spec, with the reason."""
 
 
 def idle_remarks(cluster: PDCluster) -> list[str]:

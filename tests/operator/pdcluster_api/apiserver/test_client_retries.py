@@ -1,4 +1,4 @@
-"""What the client does about answers that the real API server gives only under load or in failure."""
+"""Retries of the client after answers that the real API server gives only under load or in failure."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a record says of disaggregation is read with care: nonsense hides neither the worker nor the others."""
+"""Disaggregation in a record is read with care: nonsense hides neither the worker nor the others."""
 
 import json
 from typing import Any

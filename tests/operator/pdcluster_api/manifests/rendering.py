@@ -65,7 +65,7 @@ def by_name(items: list[Manifest]) -> dict[str, Manifest]:
 
 
 def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether a label selector, or a Service's plain one, selects these labels."""
+    """Return whether a label selector, or a Service's plain one, selects these labels."""
     wanted = selector.get("matchLabels", {}) if "matchLabels" in selector or "matchExpressions" in selector else selector
     expressions = selector.get("matchExpressions", [])
     assert all(expression["operator"] == "Exists" for expression in expressions)

@@ -1,4 +1,4 @@
-"""What holds for every rendered object, whatever it is."""
+"""Properties of every rendered object."""
 
 from dataclasses import replace
 

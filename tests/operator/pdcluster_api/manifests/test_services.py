@@ -1,4 +1,4 @@
-"""Services, ServiceAccount, policy file, budgets, scaler and Secrets: who is selected, what is in them."""
+"""Services, ServiceAccount, policy file, budgets, scaler and Secrets: their selectors and contents."""
 
 import base64
 

@@ -381,7 +381,7 @@ BAD = [
     ),
     Wrong(
         both(at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.prefill", {"queueUp": 9})),
-        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the lines of autoscale.decode",
+        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by the thresholds of autoscale.decode",
         "spec.autoscale.prefill",
     ),
     Wrong(
@@ -452,7 +452,7 @@ BAD = [
     ),
     Wrong(
         at("spec.roles.decode.engine", {"maxSequences": 512}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), for a step computes",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxSequences (512), since a step computes",
         "spec.roles.decode",
     ),
     Wrong(

@@ -1,4 +1,4 @@
-"""What we use of kopf beyond its promises: this fails when a release moves it, or calls it otherwise."""
+"""Uses of kopf beyond its public interface: this fails when a release moves or renames one."""
 
 import ast
 import importlib

@@ -20,7 +20,7 @@ KEY = Key(bodies.NAMESPACE, bodies.NAME)
 
 
 class Told:
-    """A watch, and what it told."""
+    """A watch, and its calls."""
 
     def __init__(self) -> None:
         self.keys, self.num_listed, self.cache = list[Key](), 0, Cache()
@@ -43,7 +43,7 @@ def registry() -> kopf.OperatorRegistry:
 async def test_events_reach_the_cache_and_make_their_cluster_due_once_each():
     told, service = Told(), bodies.child("Service", "chat", 5)
     await told.event("ADDED", service)
-    await told.event("MODIFIED", service)  # tells nothing new
+    await told.event("MODIFIED", service)  # changes nothing
     await told.event("DELETED", service)
     await told.event("DELETED", service)
     assert (told.keys, told.cache.children(KEY), told.num_listed) == ([KEY, KEY], [], 0)
@@ -89,7 +89,7 @@ def test_watches_end_in_time_requests_are_short_and_nothing_is_posted():
 
 
 class Kopf:
-    """Runs until it is told to stop, as kopf's operator."""
+    """Runs until it is stopped, as kopf's operator."""
 
     def __init__(self) -> None:
         self.registered: set[str] = set()

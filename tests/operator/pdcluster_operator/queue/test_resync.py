@@ -44,7 +44,7 @@ class WrittenListing:
 
 
 class Run:
-    """A resync with a cache, and the keys that it made due."""
+    """A resync with a cache, and the keys that it enqueued."""
 
     def __init__(self, *objects: made.Body, grace_seconds: float = 0.0) -> None:
         self.listing, self.cache, self.keys = WrittenListing(*objects), Cache(), list[Key]()

@@ -19,7 +19,7 @@ from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.tls import TlsStep
 from tests.operator.bodies import cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
-from tests.operator.pdcluster_operator.reconcile.test_session import KEY, Etcd, sessions_with
+from tests.operator.pdcluster_operator.reconcile.sessions import KEY, Etcd, sessions_with
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
@@ -42,7 +42,7 @@ class EtcdSecret:
 
 
 async def acted_on(session: Session, secret: EtcdSecret) -> Acted:
-    """Of a new PDCluster for whose shared objects there is nothing to write."""
+    """Act on a new PDCluster for whose shared objects there is nothing to write."""
     made = parse({"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "chat"}, "spec": SPEC})
     live = Live(cluster(), ())
     observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))

@@ -1,4 +1,4 @@
-"""An object that others write as often as it is put back: a failure that names them, only after many times, and until it is over."""
+"""An object that others write as often as its drift is reverted: a failure that names them, only after many times, and until it is over."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -45,7 +45,7 @@ def write(contested: Contested, *actions: Action, times: int = MAX_WRITES, refus
 
 
 def one_pass(contested: Contested, *actions: Action) -> tuple[list[str], list[str]]:
-    """What is written of what a pass wants, and the objects of the failures."""
+    """Writes left of the actions of one reconcile, and the objects of the failures."""
     left, failures = contested.sift(actions, LIVE)
     contested.written(left, [])
     return [str(each) for each in left], [failure.object for failure in failures]

@@ -17,7 +17,7 @@ from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
-from tests.operator.pdcluster_operator.reconcile.test_rendering import MIXED, OWNER, SITE, cluster, live, pod
+from tests.operator.pdcluster_operator.reconcile.rendered import MIXED, OWNER, SITE, cluster, live, pod
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NOW_CALLED, BEFORE = child_names(made.NAME), names_of_before(made.NAME)
@@ -86,7 +86,7 @@ def test_its_stateful_set_is_not_written_again() -> None:
     assert again == stateful_set
 
 
-def test_another_pool_of_its_revision_trusts_the_same_authority_and_another_revision_the_new_one() -> None:
+def test_a_pool_of_the_same_revision_trusts_its_authority_and_another_the_new_one() -> None:
     records = Records(cluster(), live(*recorded()), OWNER, "worker:1", has_client_certificate=False)
     more = cluster(roles={"mixed": {"pools": [{"name": "first", "replicas": 1}, {"name": "second", "replicas": 1}]}})
     second = WorkloadId(made.NAME, "mixed", "second", MIXED.revision)

@@ -1,19 +1,15 @@
-"""Which of a workload's manifests are wanted while what is left of an earlier one of its name ends."""
+"""Manifests of a workload that are wanted while the rest of an earlier one of its name ends."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from pdcluster_api.apiserver.observe import LATE_SECONDS, Live, observe, still_ending
-from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.render import Site, render_record, render_workload
+from pdcluster_api.manifests.render import render_record, render_workload
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.labels import workload_labels
-from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import Workload, WorkloadId
@@ -21,27 +17,9 @@ from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_l
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.writes.diff import diff
 from tests.operator import bodies as made
-
-OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
-SITE = Site("worker:1", "etcd:1", "system")
-
+from tests.operator.pdcluster_operator.reconcile.rendered import MIXED, OWNER, SITE, cluster, live, pod
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
-def cluster(gpu: str = "cpu", **sections: Any) -> PDCluster:
-    pools = {"pools": [{"name": "first", "gpu": gpu, "replicas": 1}]}
-    return parse(made.cluster(spec={"model": {"name": "tiny", "path": "/models/tiny"}, "roles": {"mixed": pools}, **sections}))
-
-
-MIXED = WorkloadId(made.NAME, "mixed", "first", revision_of(cluster().spec))
-LABELS = workload_labels(*(MIXED.cluster, MIXED.role, MIXED.pool, MIXED.revision))
-
-
-def pod(ordinal: int = 0, owner: str | None = MIXED.name, kind: str = "StatefulSet", **metadata: Any) -> made.Body:
-    """A pod with the labels of the workload."""
-    owners = [] if owner is None else [{"kind": kind, "name": owner, "uid": "uid-of-it", "controller": True}]
-    return made.pod(f"{MIXED.name}-{ordinal}", metadata={"labels": LABELS, "ownerReferences": owners, **metadata}, status={})
 
 
 POD, ORPHAN = pod(), pod(owner=None)
@@ -49,12 +27,8 @@ POD, ORPHAN = pod(), pod(owner=None)
 PLAN = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
 
 
-def live(*children: made.Body) -> Live:
-    return Live(made.cluster(), [json.loads(json.dumps(child)) for child in children])
-
-
 def kinds(spec: PDCluster, found: Live) -> list[str]:
-    """Of what is wanted under the workload's name."""
+    """Kinds wanted under the workload's name."""
     records = Records(spec, found, OWNER, "worker:1", has_client_certificate=False)
     rendering = Rendering(spec, OWNER, SITE, records, frozenset(still_ending(found, NOW)))
     return [manifest["kind"] for manifest in rendering.manifests(PLAN) if manifest["metadata"]["name"] == MIXED.name]
@@ -77,7 +51,7 @@ def test_its_successor_waits_for_its_pods():
     assert kinds(cluster(), live()) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
 
 
-def test_a_stateful_set_that_was_deleted_by_hand_comes_back_from_its_record_when_its_pods_are_gone():
+def test_a_deleted_stateful_set_comes_back_from_its_snapshot_when_its_pods_are_gone():
     record, _, engine = old()
     assert kinds(cluster(), live(record, engine, POD)) == ["ControllerRevision", "ConfigMap"]
     assert kinds(cluster(), live(record, engine)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
@@ -99,10 +73,10 @@ def test_pods_of_a_lost_node_hold_back_no_longer_than_their_grace_period():
     assert kinds(cluster(), live(ending, stuck)) == ["ControllerRevision", "ConfigMap"]
     assert still_ending(live(stuck), NOW) == {}
     assert kinds(cluster(), live(stuck)) == ["ControllerRevision", "StatefulSet", "ConfigMap"]
-    assert still_ending(live(ending, pod(2)), NOW) == {MIXED: None}  # nobody has asked that one to end yet
+    assert still_ending(live(ending, pod(2)), NOW) == {MIXED: None}  # that one was not deleted yet
 
 
-@pytest.mark.parametrize("stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-somebody-else")])
+@pytest.mark.parametrize("stray", [ORPHAN, pod(owner=MIXED.name, kind="Job"), pod(owner="of-another-owner")])
 def test_a_pod_that_only_has_our_labels_counts_for_nothing(stray: made.Body):
     seen = observe(live(stray), discovery=DiscoveryState(managed=True), faults={})
     assert (list(seen.workloads), still_ending(live(stray), NOW)) == ([], {})
@@ -127,7 +101,7 @@ OLDER, LEAVING = replace(MIXED, revision="0ddba110"), replace(MIXED, pool="gone"
 
 
 def named(workload: WorkloadId, body: made.Body) -> made.Body:
-    """What was made for MIXED as if for another workload."""
+    """Name an object made for MIXED as if for another workload."""
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     return {**body, "metadata": {**body["metadata"], "name": workload.name, "labels": labels}}
 

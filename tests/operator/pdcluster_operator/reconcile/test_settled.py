@@ -1,4 +1,4 @@
-"""When a reconcile need not compare the children again: only with the very inputs that asked for no write."""
+"""Reconciles that need not compare the children again: only those with the very inputs that asked for no write."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

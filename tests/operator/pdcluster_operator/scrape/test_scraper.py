@@ -12,7 +12,6 @@ import pytest
 from pdcluster_operator.scrape.page import Page
 from pdcluster_operator.scrape.scraper import Limits, Scraper
 from pdcluster_operator.scrape.values import Miss, Reason, Target
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages, changed
 from tests.operator.pdcluster_operator.scrape.worker_servers import (
     CHAT,
     Behaviour,
@@ -23,6 +22,7 @@ from tests.operator.pdcluster_operator.scrape.worker_servers import (
     sends_endlessly,
     serves,
 )
+from tests.worker_pages import WorkerPages, changed
 
 PAGE = WorkerPages().text()
 SOON = Limits(connect_seconds=0.2, total_seconds=0.2)
@@ -133,7 +133,7 @@ async def test_worker_that_drips_is_a_miss():
 
 
 async def test_refused_connection_is_a_miss():
-    with socket.socket() as taken:  # bound and not listening: nobody else gets the port
+    with socket.socket() as taken:  # bound and not listening: no other process gets the port
         taken.bind(("127.0.0.1", 0))
         target = Target(CHAT, "prefill", "cpu", "p-0", f"127.0.0.1:{taken.getsockname()[1]}")
         async with Scraper() as scraper:

@@ -1,4 +1,4 @@
-"""What diff decides for each pair of a desired and a live object."""
+"""Decision of diff for each pair of a desired and a live object."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 
 def as_applied(manifest: Manifest) -> Manifest:
-    """What the API server has of a manifest, for a server that owns every field as a whole."""
+    """Manifest as the API server stores it, when that owns every field as a whole."""
     body = stamped(prepared(manifest))
     content = {f"f:{key}": {} for key in body if key not in ("apiVersion", "kind", "metadata")}
     entry = {"manager": "pdcluster-operator", "operation": "Apply", "fieldsV1": {"f:metadata": {}, **content}}

@@ -123,7 +123,7 @@ def test_writers_are_others_that_set_more_than_metadata_and_status():
         ({"f:a": {}}, {"a": {"b": [1]}}, True),  # owned as a whole
         ({"f:a": {".": {}}}, {"a": {"b": 1}}, False),
         ({"f:a": {".": {}}}, {"a": {}}, True),
-        ({"f:a": {}}, {"a": 1, "b": []}, True),  # an empty list is owned by nobody
+        ({"f:a": {}}, {"a": 1, "b": []}, True),  # an empty list has no owner
         ({"f:a": {}}, {"a": 1, "b": 0}, False),
         ({"f:a": {'v:"x"': {}, "v:2": {}}}, {"a": ["x", 2]}, True),
         ({"f:a": {'v:"x"': {}}}, {"a": ["x", "y"]}, False),

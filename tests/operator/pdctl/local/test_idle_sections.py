@@ -1,4 +1,4 @@
-"""What means something on Kubernetes alone: taken by `pdctl up`, said in a line, and edited without a restart."""
+"""Sections that have an effect on Kubernetes alone: accepted by `pdctl up`, named in a line, and edited without a restart."""
 
 from typing import Any
 

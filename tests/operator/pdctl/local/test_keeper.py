@@ -17,7 +17,7 @@ from pdctl.local.processes import Launch, kill_session, last_lines, session_memb
 
 
 class Time:
-    """A clock that moves only when told; its sleeps return at once and are counted."""
+    """A clock that moves only when it is moved; its sleeps return at once and are counted."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""What applying a file would do: fields and their effects, the revision, pools, accelerators, refusals."""
+"""Effects of applying a file: fields, the revision, pools, accelerators, refusals."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from pdctl.preview.immutable import identity_faults, immutable_faults
 from pdctl.preview.preview import Accelerators, Effect, PoolChange, Preview, effect_of, preview, settled
 from tests.operator.object_cases import NIGHT, Change, at, both, minimal
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
-from tests.operator.pdcluster_api.schema.test_revision import ROLLS, STAYS
+from tests.operator.pdcluster_api.schema.revision_cases import ROLLS, STAYS
 
 B200 = {"gpu": "B200"}
 
@@ -187,7 +187,7 @@ def autoscaled(decode: dict[str, Any], **autoscale: Any) -> PDCluster:
 
 
 def decided_to(cluster: PDCluster, prefill: int, decode: int) -> Observed:
-    """What runs after the autoscaler decided on these sizes, and all followed."""
+    """State after the autoscaler decided on these sizes, and all followed."""
     numbers, revision = {"prefill": prefill, "decode": decode}, revision_of(cluster.spec)
     record = {"mode": "On", "replicas": [{"role": role, "pool": "cpu", "replicas": number} for role, number in numbers.items()]}
     return replace(

@@ -29,7 +29,7 @@ from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Hello
-from pdcluster_worker.peers.client import Here, Peer, PeerEvents
+from pdcluster_worker.peers.client import LocalSide, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, WorkerState, command_key, dtype_key, workers_prefix
@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 _NO_GEOMETRY = KVGeometry(num_kv_heads=0, head_dim=0, num_layers=0, block_size=0, dtype="")
 
 GRPC_GRACE_SECONDS = 1.0
-"""After a drain no call of ours is open; this bounds a peer that keeps its streams."""
+"""Grace of the gRPC server: after a drain no call of ours is open; this bounds a peer that keeps its streams."""
 
 
 def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
-    """What this worker tells in a handshake; its operations where it promises equal bits."""
+    """Handshake of this worker; with its operations where it promises equal bits."""
     return Hello(
         *(worker_id, config.role, facts.geometry, facts.weights, config.revision),
         tensor_parallel_size=facts.device.tensor_parallel_size,
@@ -61,11 +61,11 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
 
 
 def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
-    """What a router tells: it has neither KV nor weights."""
+    """Handshake of a router, which has neither KV nor weights."""
     return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
-class Node:
+class JoinedWorker:
     """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
 
     on_peers: called when the state of a peer changed.
@@ -89,7 +89,7 @@ class Node:
         has_engine = worker.engineless is None
         hello = hello_of(config, worker.engine_id, worker.engine_ready) if has_engine else hello_of_router(config, worker.engine_id)
         refusals = Refusals(worker.metrics)
-        here = Here(hello, credentials, refusals, worker.blocks)
+        here = LocalSide(hello, credentials, refusals, worker.blocks)
         self._broker = CreditBroker(
             worker.credit_queue,
             lambda: self._directory.prefills(),
@@ -129,7 +129,7 @@ class Node:
         return self._directory.num_ingresses()
 
     def absence(self) -> str:
-        """Why no decode peer takes new work."""
+        """Reason why no decode peer takes new work."""
         return self._directory.absence()
 
     def _on_peer(self, peer: Peer) -> None:
@@ -190,7 +190,7 @@ class Node:
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
-        """Why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
+        """Reason why this worker is not ready; None when it is.  Latches: an etcd that goes away later changes nothing."""
         if self.worker.state != "ready":
             return f"this worker is {self.worker.state}"
         return None if self._discovery.registered_once else self._discovery.problem
@@ -225,7 +225,7 @@ class Node:
         self._service.desk.push(self._ledger.set_policy(policy, self._batch_tokens()))
 
     def _batch_tokens(self) -> int:
-        """Of one step of all engines."""
+        """Token budget of one step, of all engines together."""
         return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
 
     def _credit_limit(self) -> int:
@@ -245,7 +245,7 @@ class Node:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it is told to leave and nothing holds it."""
+        """True if the worker drains and has nothing left to finish."""
         return self._drain.state == "drained"
 
     def _announce(self, state: WorkerState) -> None:
@@ -256,7 +256,7 @@ class Node:
         self._promise(self.worker.takes_new)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
-        """Promise nothing while no engine gets on: who waits for a credit asks another worker."""
+        """Promise nothing while no engine makes progress, so that requests that wait for a credit ask another worker."""
         if is_stalled:
             if not any(other.serves for other in self.worker.engines if other is not engine):
                 self._promise(False)

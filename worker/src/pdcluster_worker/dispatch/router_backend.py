@@ -1,4 +1,4 @@
-"""What the HTTP side sees of a router: a worker without an engine, which gives every request to a decode worker.
+"""A router as its HTTP side sees it: a worker without an engine, which sends every request to a decode worker.
 
 It serves from its registration on, whether decode workers are there or not:
 models stay listed, and a request that finds no decode worker waits for one as
@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from pdcluster_worker.dispatch.ingress.ingress import Ingress
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import Device
 from pdcluster_worker.messages.peers import Generated, PrefillMode
@@ -36,19 +36,19 @@ class RouterBackend:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.length_note = ""
-        self._node: Node | None = None
+        self._node: JoinedWorker | None = None
         self._arrived = asyncio.Event()  # set while a decode worker takes new work
         self._num_waiting = 0
         self._waiting_tokens = 0
 
-    def serve(self, node: Node) -> None:
+    def serve(self, node: JoinedWorker) -> None:
         """Take requests from now on."""
         self._node = node
         node.on_peers = self._look
         self._look()
 
     def ready(self) -> str | None:
-        """None when requests may come, else why not; without decode workers too, for they may come back."""
+        """None when requests may come, else why not; without decode workers too, since they may come back."""
         return "not registered in etcd yet" if self._node is None else self._node.problem()
 
     def alive(self) -> str | None:
@@ -56,13 +56,13 @@ class RouterBackend:
         return None
 
     def shortfall(self) -> str | None:
-        """Why no decode worker takes requests; None while one does."""
+        """Reason why no decode worker takes requests; None while one does."""
         if self._node is None or self._arrived.is_set():
             return None
         return f"no decode worker takes requests: {self._node.absence()}"
 
     def draining(self) -> bool:
-        """Whether the next request of a client should go to another router."""
+        """True if a client should send its next request to another router."""
         return self._node is not None and self._node.worker.state in ("draining", "drained")
 
     def generate(self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS) -> AsyncGenerator[Generated, None]:
@@ -96,7 +96,7 @@ class RouterBackend:
         self._arrived.set()
 
     async def _later(
-        self, node: Node, ingress: Ingress, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints
+        self, node: JoinedWorker, ingress: Ingress, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints
     ) -> AsyncGenerator[Generated, None]:
         """The tokens, as soon as a decode worker takes new work.  Raises RequestError when none does in time."""
         clock = asyncio.get_running_loop().time
@@ -107,7 +107,7 @@ class RouterBackend:
             async for generated in tokens:
                 yield generated
 
-    async def _wait(self, node: Node, num_tokens: int) -> None:
+    async def _wait(self, node: JoinedWorker, num_tokens: int) -> None:
         worker = node.worker
         seconds = worker.policy.admission.worker_wait_seconds
         if not seconds:

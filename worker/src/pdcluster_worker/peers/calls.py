@@ -35,7 +35,7 @@ def open_stub(channel: grpc.aio.Channel) -> "WorkerAsyncStub":
     return stub
 
 
-class Line:
+class PeerChannel:
     """A channel to one worker, and how many requests are under way on it.  credentials: what it shows, for as long as it lives."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
@@ -85,7 +85,7 @@ async def unary(start: "Callable[[], grpc.aio.UnaryUnaryCall[Any, ReplyT]]") -> 
 async def replies(start: "Callable[[], StreamingCall[ReplyT]]") -> AsyncGenerator[ReplyT, None]:
     """The answers of the streaming call that `start` makes; closing the iterator cancels it.  Raises PeerError or RequestError.
 
-    The call is made here, for a channel that was closed meanwhile refuses it: that too is the peer's end.
+    The call is made here, because a channel that was closed meanwhile refuses it: that too is the peer's end.
     """
     call: StreamingCall[ReplyT] | None = None
     try:

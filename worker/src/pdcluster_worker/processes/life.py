@@ -1,4 +1,4 @@
-"""What the server processes of all roles share: the files that they re-read, their signals, and how they leave.
+"""Common parts of the server processes of all roles: files that they re-read, signals, and the end.
 
 The order of a start is `processes.server_process`'s and `processes.router_process`'s business.
 """
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.policy_file import PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
-from pdcluster_worker.dispatch.node import Node
+from pdcluster_worker.dispatch.node import JoinedWorker
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.authorization import TenantOfKey
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 HTTP_DRAIN_SECONDS = 5.0
-"""For what is open beside requests, such as a body that is still on its way here."""
+"""Time for what is open beside requests, such as a body that is still on its way here."""
 
 
 @dataclass(frozen=True)
-class Files:
-    """What is re-read while the worker runs."""
+class WatchedFiles:
+    """Files that are re-read while the worker runs."""
 
     credentials: Credentials
     policy: PolicyFile
@@ -39,7 +39,7 @@ class Files:
 
     @property
     def tenant_of(self) -> TenantOfKey:
-        """Whose a client's key is; None = no key is asked for."""
+        """Tenant of a client's key; None = no key is asked for."""
         return self.api_keys.tenant_of if self.api_keys.required else None
 
     def watch(self, on_policy: Callable[[PolicyConfig], None]) -> "list[asyncio.Task[None]]":
@@ -51,9 +51,9 @@ class Files:
         ]
 
 
-def open_files(config: WorkerConfig, policy_path: Path | None) -> Files:
+def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
     """Read them for the first time.  Raises ConfigError."""
-    files = Files(
+    files = WatchedFiles(
         Credentials(config.tls), PolicyFile(policy_path), ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None)
     )
     if config.discovery.tls is not None:
@@ -67,7 +67,7 @@ def settle_memory() -> None:
     gc.freeze()
 
 
-async def leave(node: Node, http: HttpServer) -> None:
+async def leave(node: JoinedWorker, http: HttpServer) -> None:
     """Let requests end, those too that come until no connection is taken any more, and clients take the last bytes of their answers."""
     await node.leave()
     http.refuse()
@@ -78,7 +78,7 @@ async def leave(node: Node, http: HttpServer) -> None:
 
 
 async def unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-    """Wait for a step of the start; None when the worker is told to stop before that."""
+    """Wait for a step of the start; None when the worker gets a signal to stop before that."""
     doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,7 @@ from pdcluster_worker.addresses import parse_address
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.transfer import sockets, wire
 from pdcluster_worker.transfer.layout import block_crc
-from pdcluster_worker.transfer.outbox import Frame, Outbox, Peer
+from pdcluster_worker.transfer.outbox import Frame, Outbox, PeerAddress
 from pdcluster_worker.transfer.pacing import TokenBucket
 
 WINDOW_FRAMES = 8
@@ -33,7 +33,7 @@ Message = TypeVar("Message", wire.Reply, wire.Ack)
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What all links of an engine share.
+    """Settings that all links of an engine share.
 
     frame_blocks:    most blocks of one frame.
     connect_seconds: to be connected and accepted.
@@ -60,7 +60,7 @@ class Stopped(Exception):  # noqa: N818 - a request, not an error
 class Link:
     """Serves one peer's part of the outbox.  `run` once; `wake` and `stop` from any thread until `close`."""
 
-    def __init__(self, peer: Peer, outbox: Outbox, memory: KVMemory, settings: LinkSettings) -> None:
+    def __init__(self, peer: PeerAddress, outbox: Outbox, memory: KVMemory, settings: LinkSettings) -> None:
         self.peer = peer
         self._outbox = outbox
         self._memory = memory
@@ -79,7 +79,7 @@ class Link:
         self._sent_at = 0.0
 
     def wake(self) -> None:
-        """There is new work."""
+        """Look for new work."""
         with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
             self._waker.send(b"\0")
 
@@ -138,7 +138,7 @@ class Link:
     def _introduce(self, sock: socket.socket) -> None:
         deadline = self._clock() + self._settings.connect_seconds
         self._sent_at = self._clock()
-        sock.sendall(wire.encode_hello(wire.Hello(self.peer[0])))  # far smaller than an empty socket's buffer
+        sock.sendall(wire.encode_hello(wire.KvHello(self.peer[0])))  # far smaller than an empty socket's buffer
         while (reply := self._next(sock, wire.decode_reply)) is None:
             self._await(sock, select.POLLIN, deadline)
         if reply.refusal is not None:
@@ -227,7 +227,7 @@ class Link:
         return message
 
     def _deadline(self, pause: float) -> float:
-        """When to look again without being woken."""
+        """Time of the next look without being woken."""
         deadlines = []
         if pause:
             deadlines.append(self._clock() + pause)
@@ -246,7 +246,7 @@ class Link:
         """True once the connection must not be written on any more.
 
         Counted from before the peer counts, and by the clock rather than by a timer: it holds also
-        when this whole process stood still.
+        when this whole process was stopped.
         """
         return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
 
@@ -282,7 +282,7 @@ class Link:
 
 
 def _skip(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What remains of `views` after their first `num_bytes`."""
+    """Rest of `views` after their first `num_bytes`."""
     index = 0
     while index < len(views) and num_bytes >= len(views[index]):
         num_bytes -= len(views[index])

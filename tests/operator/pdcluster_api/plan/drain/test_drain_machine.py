@@ -1,10 +1,10 @@
-"""A random walk over sizes, requests, workers that hear late, and an etcd that goes away or comes back empty.
+"""A random walk over sizes, requests, workers that read commands late, and an etcd that goes away or comes back empty.
 
 Checked at every step: no pod is removed while it has a request or may get one,
 replicas never fall below what is wanted, and while any worker is wanted not
-all that serve are told to drain.  At the end all requests end, etcd
-answers and everybody hears: then the pool has the size that is wanted, nobody
-who stays is told to drain, and planning again changes nothing.
+all that serve have drain commands.  At the end all requests end, etcd
+answers and all workers read their commands: then the pool has the wanted size, no
+worker that stays has a drain command, and planning again changes nothing.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pdcluster_api.plan.drain.shrink import Drain, plan_drain
-from pdcluster_api.plan.observed.state import PodState, WorkerRecords
+from pdcluster_api.plan.observed.state import WorkerRecords
 from pdcluster_api.schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
+from tests.operator.pods import pod_state
 
 OF = identity("r1")
 MAX_WORKERS = 3
@@ -25,10 +26,10 @@ ORDINALS = st.integers(0, MAX_WORKERS - 1)
 
 @dataclass
 class Worker:
-    """What a worker knows and does.
+    """State of a worker.
 
-    is_ready: it takes requests, unless it is told to drain; is_probed: what its pod says of that, as the kubelet last asked
-    is_told:  as it has heard; record: what stands in etcd, None = nothing
+    is_ready: it takes requests, unless it has a drain command; is_probed: its pod's readiness at the kubelet's last probe
+    is_told:  command that it has read; record: its record in etcd, None = none
     """
 
     is_ready: bool = False
@@ -52,7 +53,7 @@ class DrainMachine(RuleBasedStateMachine):
         self.commands: set[str] = set()
         self.is_etcd_away = False
 
-    # Who asks, and who answers.
+    # Clients, and workers.
 
     @rule(wanted=st.integers(0, MAX_WORKERS))
     def scale(self, wanted: int) -> None:
@@ -121,8 +122,7 @@ class DrainMachine(RuleBasedStateMachine):
         records = {name(ordinal): worker.record for ordinal, worker in self.workers.items() if worker.record is not None}
         worker_records = WorkerRecords(error="away") if self.is_etcd_away else WorkerRecords(records, frozenset(self.commands))
         pods = [
-            PodState(name(ordinal), OF, worker.is_probed, terminating=False, node="n", started=worker.is_ready)
-            for ordinal, worker in self.workers.items()
+            pod_state(OF, ordinal, ready=worker.is_probed, node="n", started=worker.is_ready) for ordinal, worker in self.workers.items()
         ]
         plan = plan_drain([Workload(OF, self.wanted)], (), [workload(OF, self.replicas, pods=tuple(pods))], worker_records, None)
         replicas = plan.workloads[0].replicas
@@ -130,7 +130,7 @@ class DrainMachine(RuleBasedStateMachine):
         assert replicas >= self.wanted
         serving = {ordinal for ordinal, worker in self.workers.items() if worker.is_ready}
         left = {ordinal for ordinal in serving if ordinal < replicas and name(ordinal) not in plan.commands}
-        assert left or not serving or not self.wanted, "all that serve are told to drain"
+        assert left or not serving or not self.wanted, "all that serve have drain commands"
         return plan
 
     def act(self, plan: Drain) -> None:

@@ -1,4 +1,4 @@
-"""How many workers should answer requests, by role: of what serves now, or as declared while nothing does."""
+"""Workers that should answer requests, by role: of what serves now, or as declared while nothing does."""
 
 from dataclasses import replace
 

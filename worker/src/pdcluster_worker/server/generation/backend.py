@@ -1,4 +1,4 @@
-"""What the HTTP side needs of the worker behind it: identity, state and tokens.
+"""Interface of the worker behind the HTTP side: identity, state and tokens.
 
 `dispatch` implements `Backend`; the HTTP side never learns where a request ran
 except for the word that goes into the response header.
@@ -13,7 +13,7 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
 
-class Worker(Protocol):
+class WorkerView(Protocol):
     """A worker of any role: its model and whether it lives and serves.
 
     max_model_len and vocab_size are 0, and device and scheduler are None, until its engine is
@@ -37,15 +37,15 @@ class Worker(Protocol):
         ...
 
     def shortfall(self) -> str | None:
-        """What of a worker that serves does not, in words; None when all of it does."""
+        """Parts of a serving worker that do not serve, in words; None when all serve."""
         ...
 
     def draining(self) -> bool:
-        """Whether it takes nothing new and is about to go."""
+        """True if it takes nothing new and is about to end."""
         ...
 
 
-class Backend(Worker, Protocol):
+class Backend(WorkerView, Protocol):
     """A worker that generates."""
 
     def num_ingresses(self) -> int:

@@ -10,8 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Farewell:
-    """Middleware.  draining: whether the worker takes its leave, now."""
+class DrainMiddleware:
+    """Middleware.  draining: True while the worker drains."""
 
     def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
         self._app = app

@@ -19,14 +19,14 @@ from pdcluster_worker.server.http.connection import Connection
 from pdcluster_worker.server.http.crowd import OpenConnections
 from pdcluster_worker.server.http.incoming import Incoming
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
-from pdcluster_worker.server.http.unsent import Unsent
+from pdcluster_worker.server.http.unsent import UntakenAnswers
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
 
 
 _LAST_SECONDS = 0.1
-"""From the word to end to the last accept: what closes while connections wait for one resets them."""
+"""Time from the order to end to the last accept: what closes while connections wait for one resets them."""
 
 
 class _Server(uvicorn.Server):
@@ -34,16 +34,16 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._stop_asked = asyncio.Event()
 
     def end(self) -> None:
         """Accept nothing more, from now on."""
         self.should_exit = True
-        self._told.set()
+        self._stop_asked.set()
 
     async def main_loop(self) -> None:
         """Run until `end`; the Date header, for which uvicorn's loop looks, is `incoming`'s."""
-        await self._told.wait()
+        await self._stop_asked.wait()
         await asyncio.sleep(_LAST_SECONDS)
 
     @contextlib.contextmanager
@@ -58,7 +58,7 @@ class HttpServer:
     def __init__(self, server: _Server, bound: socket.socket) -> None:
         self._server = server
         host, self.port = bound.getsockname()[:2]
-        self._unsent = Unsent(host, self.port)
+        self._unsent = UntakenAnswers(host, self.port)
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
     def refuse(self) -> None:
@@ -73,7 +73,7 @@ class HttpServer:
     async def untaken(self) -> frozenset[str]:
         """Names of the connections whose clients have yet to take something of their answers; also after `close`.
 
-        The kernel is asked last, for what this process gives it meanwhile is seen there.
+        The kernel is asked last, since bytes that this process writes meanwhile are seen there.
         """
         answering = {name for connection in self._answering() if (name := connection.name) is not None}
         return frozenset(answering) | await self._unsent.connections()

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import Serving
-from pdcluster_worker.server.generation.planning import check_servable, respond
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.openai.chat import Prepared, prepare
@@ -92,7 +92,7 @@ async def _answer(serving: Serving, store: ResponseStore, body: ResponsesRequest
 
 
 def _is_whole(item: dict[str, Any]) -> bool:
-    """Whether a conversation can go on after it: not after a call that was cut off in its arguments."""
+    """Return whether a conversation can continue after it: not after a call that was cut off in its arguments."""
     return item["type"] != "function_call" or object_of(item["arguments"]) is not None
 
 
