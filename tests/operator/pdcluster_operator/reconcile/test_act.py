@@ -20,7 +20,7 @@ from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.tls import TlsStep
 from tests.operator.bodies import child, cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
-from tests.operator.pdcluster_operator.reconcile.test_session import KEY, Etcd, sessions_with
+from tests.operator.pdcluster_operator.reconcile.sessions import KEY, Etcd, sessions_with
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")

@@ -25,10 +25,11 @@ from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
-from tests.operator.bodies import NAME, NAMESPACE, child, cluster, pod
+from tests.operator.bodies import NAME, NAMESPACE, child, cluster
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, make_cluster
-from tests.operator.pdcluster_operator.scrape.pages import WorkerPages
 from tests.operator.pdcluster_operator.scrape.worker_servers import WorkerServer, http, serves
+from tests.operator.pods import worker_body
+from tests.worker_pages import WorkerPages
 
 KEY = Key(NAMESPACE, NAME)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -47,11 +48,9 @@ WORKED = worked_by(ON)
 def worker(role: str, revision: str, ordinal: int = 0, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
     """A pod of a worker, at loopback."""
     identity = WorkloadId(NAME, role, "cpu", revision)
-    owner = [{"kind": "StatefulSet", "name": identity.name, "uid": "x", "controller": True}]
-    marks = workload_labels(NAME, role, "cpu", revision)
     conditions = [{"type": "Ready", "status": str(ready)}]
-    metadata = {"labels": marks, "ownerReferences": owner, **metadata}
-    return pod(f"{identity.name}-{ordinal}", metadata=metadata, status={"podIP": "127.0.0.1", "conditions": conditions})
+    status = {"podIP": "127.0.0.1", "conditions": conditions}
+    return worker_body(identity, ordinal, status=status, **metadata)
 
 
 class Scene:
@@ -143,7 +142,7 @@ async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_onc
     assert follow(scene) is None
     await scene.until(lambda: scene.due)
     record = follow(scene)
-    assert dict(record.decision.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
+    assert dict(record.replicas) == {("prefill", "cpu"): 1, ("decode", "cpu"): 2}
     assert record.at == NOW
     assert follow(scene) is None
     await scene.until(lambda: len(scene.due) == 2)
@@ -157,7 +156,7 @@ async def test_a_round_decides_once_and_no_reconcile_does(scene: Scene, monkeypa
     follow(scene)
     await scene.until(lambda: scene.due)
 
-    assert follow(scene).decision is outcomes[0].decision
+    assert follow(scene) is outcomes[0].decision
     assert follow(scene) is None
     assert len(outcomes) == 1
 
@@ -265,10 +264,10 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
     worked = worked_by(spec)
     follow(scene, worked)
     await scene.until(lambda: scene.due)
-    assert dict(follow(scene, worked).decision.replicas)["decode", "cpu"] == 2
+    assert dict(follow(scene, worked).replicas)["decode", "cpu"] == 2
     times[0] += 61.0
     follow(scene, worked_by(spec.model_copy(update={"stale_after": 4})))
     await scene.until(lambda: len(scene.due) > 1)
     record = follow(scene, worked)
-    assert dict(record.decision.replicas)["decode", "cpu"] == 1
+    assert dict(record.replicas)["decode", "cpu"] == 1
     assert [problem.reason for problem in record.problems] == ["CapacityShort"]
