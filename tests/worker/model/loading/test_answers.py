@@ -110,8 +110,8 @@ def test_an_engine_with_a_kept_answer_imports_nothing_of_transformers(question):
     put(question, answer(question))
     program = f"""
 import sys
-from pdcluster_worker.config import EngineConfig
-from pdcluster_worker.model_config import ModelConfig
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.model.runner import open_runner
 model = ModelConfig(name="m", path={str(question.path)!r}, dtype="float32")
 runner, _, _ = open_runner(model, EngineConfig(num_blocks=8, threads=1))
