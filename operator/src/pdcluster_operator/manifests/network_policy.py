@@ -2,6 +2,7 @@
 
 from pdcluster_operator.api.engine import MAX_ENGINES
 from pdcluster_operator.api.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_operator.api.ranks import MAX_RANKS
 from pdcluster_operator.manifests.child_names import etcd_policy_name, policy_name
 from pdcluster_operator.manifests.objects import (
     ETCD_CLIENT_PORT,
@@ -15,7 +16,7 @@ from pdcluster_operator.manifests.objects import (
     workers_selector,
 )
 
-_KV_PORTS: Manifest = {"port": KV_PORT, "endPort": KV_PORT + MAX_ENGINES - 1, "protocol": "TCP"}
+_KV_PORTS: Manifest = {"port": KV_PORT, "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS - 1, "protocol": "TCP"}
 """Of all engines of a worker, as many as any revision may have."""
 
 _KIND = "networking.k8s.io/v1/NetworkPolicy"
